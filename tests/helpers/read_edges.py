@@ -152,6 +152,8 @@ READ_EDGES = [
     reads("a host is a worker", table(hosts=[2, 0]), table(hosts=[3, 0]),
         f"{TABLE}.hosts: names workers, each once"),
     reads("each host once", table(hosts=[0, 1]), table(hosts=[1, 1]), f"{TABLE}.hosts: names workers, each once"),
+    reads("a dense way has no codec of its own", table(way="gather", codec="int8"), table(way="dense", codec="int8"),
+        f"{TABLE}.codec: way dense has the strategy's own codec"),
     reads("one route a parameter", tables("a", "b"), tables("a", "a"),
         "strategy.payload.tables: a parameter has one"),
     *(reads(f"steps that all share: {case}", tables("a"),

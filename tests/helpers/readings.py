@@ -20,7 +20,7 @@ NOT_ASKED = (
     r"sync: strategy '\w+' has no merging|sync\.merge: has steps 0 and alpha 0, which is synchronous",
     r"sync\.pipeline\.width: is 1; a pipeline is 2 wide",  # nothing is late
     r"iteration_gap\.weights: is iteration; without staleness|skip\.limit: is",  # the weights are asked; never skips
-    r"tables\[\d\](\.partitions|\.gradient|\.codec)?: (is|way \w+ has no)",  # other ways have none of them
+    r"tables\[\d\](\.partitions|\.gradient)?: (is|way \w+ has no)",  # other ways have none of them
     r"payload\.(average|average_dense|local_aggregation): is false",
     r"outer\.(outer_params: is per_worker; plain|nesterov: is true)",  # it is the same without
     r"failure_plan: expected at most|failure_plan\.rule: expected groups that share no worker",  # conflict-free asks it

@@ -466,6 +466,8 @@ def _read_table(table: dict[str, Any], n: int, place: str) -> Table:
     named = table["hosts"]
     require(max(named, default=0) < n and len(set(named)) == len(named), f"{place}.hosts", "names workers, each once")
     require(table["codec"] in ELEMENT, f"{place}.codec", f"must be one of {list(ELEMENT)}")  # the bytes of a row
+    may_round = table["way"] != "dense" or table["codec"] == "none"  # `row-error` speaks of rows that go their own way
+    require(may_round, f"{place}.codec", "way dense has the strategy's own codec")
     hosts: Sequence[int] = named or range(n)  # a range: there may be 2**31 of them
     rest = table["way"], hosts, table["partitions"] or len(hosts), table["codec"]
     return Table(table["parameter"], table["rows"], table["columns"], *rest)

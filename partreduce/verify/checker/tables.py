@@ -94,7 +94,7 @@ def nic_bytes(schedule: Schedule, _: Work) -> Numbers | None:
 
 def row_error(schedule: Schedule, _: Work) -> Numbers | None:
     """`rows` and `gradients`: [parameter, relative, absolute] of tables with a codec, the first of sharded ones."""
-    coded = [table for table in schedule.tables if table.codec != "none" and table.way != "dense"]
+    coded = [table for table in schedule.tables if table.codec != "none"]
     if not coded:
         return None
     aggregates = _aggregates(schedule)
