@@ -1,6 +1,7 @@
 """JSON Schemas of the formats, generated from the models that read them.
 
 `python -m partreduce.topo.document.schema` writes them into `schemas/`; `--check` only says whether they are current.
+That of schedules is a link into the folder of the checker, which reads files by it.
 """
 
 from __future__ import annotations
