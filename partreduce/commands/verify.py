@@ -54,7 +54,7 @@ def command(
     cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
     period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
     export: Annotated[
-        Path | None, typer.Option(help="For FILE.py:NAME: write the proved expansion here.", metavar="FILE")
+        Path | None, typer.Option(help="Write the schedule here, canonical and certified.", metavar="FILE")
     ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
     model_bytes: options.ModelBytes = None,
@@ -64,7 +64,7 @@ def command(
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
     claim_stdout(certificate, export, as_json=as_json)
-    loaded, proof = _proved(schedule, cluster, period, export, quantity("--max-bytes", parse_size, max_bytes))
+    loaded, proof = _proved(schedule, cluster, period, quantity("--max-bytes", parse_size, max_bytes))
     sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
@@ -111,13 +111,11 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     )
 
 
-def _proved(
-    place: Path, cluster: str | None, period: int | None, export: Path | None, max_bytes: int
-) -> tuple[Schedule | None, Proof]:
+def _proved(place: Path, cluster: str | None, period: int | None, max_bytes: int) -> tuple[Schedule | None, Proof]:
     """The schedule and its proof; no schedule where a function's answers make none."""
     if place.stem.endswith(".py") or ".py:" in place.name:
         return _of_function(str(place), cluster, period)
-    if cluster is not None or period is not None or export is not None:
+    if cluster is not None or period is not None:
         raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
     loaded = load_schedule(place, max_bytes=max_bytes)
     return loaded, prove(loaded)

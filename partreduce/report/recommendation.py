@@ -17,7 +17,7 @@ from partreduce.report.reasons import lost, why_not
 from partreduce.report.terminal import switch_levels
 from partreduce.topo.describe import describe
 from partreduce.topo.errors import PartreduceError
-from partreduce.verify.stated import Stated
+from partreduce.verify.facts import ScheduleFacts
 
 WIDTH = 80
 LABEL = 13
@@ -119,7 +119,7 @@ def _memory(chosen: CandidateSchedule, job: PlanRequest) -> str:
         held = chosen.facts.memory_bytes
     else:
         try:
-            held = float(Stated(chosen.schedule).numbers("memory").get("arrays", math.nan)) * model
+            held = float(ScheduleFacts(chosen.schedule).numbers("memory").get("arrays", math.nan)) * model
         except PartreduceError:
             held = math.nan
     if math.isnan(held):

@@ -20,9 +20,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.verify import checker
 from partreduce.verify.base import Claim, Status, not_proved
 from partreduce.verify.checker.certificate import AFTER_FAILURE_TOO, ASSUMED
-from partreduce.verify.checker.facts import GAP, MAX_WORK, Fact
-from partreduce.verify.checker.facts import fact as checker_fact
-from partreduce.verify.checker.facts.codec_error import (
+from partreduce.verify.checker.codec_error import (
     FIRST_ROUNDINGS,
     ROUNDING,
     SINGLE,
@@ -30,8 +28,10 @@ from partreduce.verify.checker.facts.codec_error import (
     FollowedSum,
     rounded_up,
 )
-from partreduce.verify.checker.facts.conflict_free import conflict
-from partreduce.verify.checker.facts.without_backup import two_closed_sets
+from partreduce.verify.checker.facts import GAP, MAX_WORK, Fact
+from partreduce.verify.checker.facts import fact as checker_fact
+from partreduce.verify.checker.gaps import two_closed_sets
+from partreduce.verify.checker.groups import conflict
 from partreduce.verify.checker.refusal import Work
 
 Numbers = dict[str, Any]

@@ -1,7 +1,7 @@
 """Failures that a plan covers: `survives`, that survivors agree; `mean-moved`, how far the mean moves.
 
 One failure of each class is looked at, on the cells that the checker makes of what its survivors run
-(verify/checker/claims/survives.py has the proof); here bounds are found that its pivots confirm.
+(verify/checker/survives.py has the proof); here bounds are found that its pivots confirm.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, semidefinite_
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some, upper
-from partreduce.verify.checker.claims.consensus import lengthens_nothing
-from partreduce.verify.checker.claims.survives import ASKED, Cells, Confirmed, cells_of, off_mean, parts_left
-from partreduce.verify.checker.failure_classes import classes_of_plan, runs_after, values_on
+from partreduce.verify.checker.consensus import lengthens_nothing
+from partreduce.verify.checker.failure_classes import Cells, cells_of, classes_of_plan, runs_after, values_on
 from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE, classes, distance_from_mean
 from partreduce.verify.checker.refusal import TooLarge, Work
+from partreduce.verify.checker.survives import ASKED, Confirmed, off_mean, parts_left
 from partreduce.verify.contraction import candidates, least_square
 from partreduce.verify.facts import ScheduleFacts, fact
 

@@ -2,8 +2,8 @@
 
 Where every reduce takes all updates of its step, rounds are D-PSGD's recursion, and what holds of matrices holds. With
 staleness, backup workers or skips a reduce takes what is there, and these claims are all there is. In both cases who
-waits for whom is the event graph's matter. The theorems and numbers stand in `verify/checker/facts/kept_gap.py`,
-`verify/checker/facts/without_backup.py` and `verify/checker/events.py`.
+waits for whom is the event graph's matter. The theorems and numbers stand in `verify/checker/gaps.py`
+and `verify/checker/events.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who is in which group: `conflict-free`, in at most one of a phase; `membership`, every member finds the same one.
 
-Who stands in two groups, the checker says (`verify/checker/facts/conflict_free.py`, with the proof). For membership
+Who stands in two groups, the checker says (`verify/checker/groups.py`, with the proof). For membership
 `Schedule.group_of` is asked, the function that a worker evaluates at run time. Where all answers of a period together
 are small enough, every worker is asked in every phase, and that proves the claim for this cluster. Beyond that workers
 drawn at random are asked, which proves nothing: the claim stays open, and says how many answered as their blocks do.

@@ -1,6 +1,6 @@
 """What payload costs and how exactly it arrives: memory, bytes, errors of codecs, and tables that go their own way.
 
-The theorems and the numbers are the checker's (`verify/checker/facts/`). That the code which says who owns a row says
+The theorems and the numbers are the checker's (`verify/checker/`). That the code which says who owns a row says
 the same is shown here by asking it: for all rows, or for rows drawn at random where there are many.
 """
 

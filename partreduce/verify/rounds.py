@@ -1,6 +1,6 @@
 """What a run of rounds can rely on: order, ages, queues, its end and equal workers, of fixed rounds and by quorum.
 
-The theorems and the numbers are the checker's (`verify/checker/facts/`). What a round that a quorum starts takes along
+The theorems and the numbers are the checker's (`verify/checker/`). What a round that a quorum starts takes along
 is decided while the job runs: theirs are theorems about the protocol, whose object is explored in small systems.
 """
 

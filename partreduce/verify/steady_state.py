@@ -9,7 +9,7 @@ for each class of characters with c²·P − MᵀPM positive semidefinite, M bei
 together (`topo.metrics.outer_steps`).
 
 What is computed here is not trusted: it is rounded to integers, which the checker puts through one period itself
-(`verify/checker/claims/`).
+(`verify/checker/`).
 """
 
 from __future__ import annotations

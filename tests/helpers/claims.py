@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
+from helpers.readings import read
 from partreduce.topo.schedule import Schedule
 from partreduce.verify import checker
 from partreduce.verify.base import Claim
@@ -14,7 +13,7 @@ from partreduce.verify.prove import RUNS
 
 def facts_of(raw: dict) -> dict[str, dict | None]:
     """The numbers of every fact, by its name."""
-    return {fact.name: fact.numbers for fact in checker.facts(checker.read_schedule(json.loads(json.dumps(raw))))}
+    return {fact.name: fact.numbers for fact in checker.facts(read(raw))}
 
 
 def claims_of_runs(schedule: Schedule) -> dict[str, Claim]:

@@ -29,7 +29,7 @@ from partreduce.topo.timing.cost import communication
 from partreduce.verify import Status, prove
 from partreduce.verify import facts as facts_module
 from partreduce.verify.base import Claim, Proof
-from partreduce.verify.checker.facts.codec_error import FollowedSum, rounded_up
+from partreduce.verify.checker.codec_error import FollowedSum, rounded_up
 from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.payload import in_bytes
 

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.forgery.schedules import explicit, graph
 from helpers.golden import GOLDEN
+from helpers.readings import written
 from helpers.warm_checker import run_checker
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
@@ -289,8 +290,11 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
         },
         "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "partreduce.schedule",
     }  # fmt: skip
-    result = program(tmp_path, certificate_bytes(prove(schedule).certificate), json.dumps(raw, indent=3).encode())
-    assert result.returncode == 0, result.stdout
+    certificate = certificate_bytes(prove(schedule).certificate)
+    result = program(tmp_path, certificate, json.dumps(raw, indent=3).encode())
+    assert (result.returncode, result.stdout.count("\n")) == (65, 1)
+    assert "--export NEW` writes a file in the one form" in result.stdout
+    assert program(tmp_path, certificate, json.dumps(written(raw), indent=3).encode()).returncode == 0
 
 
 def test_the_checker_imports_nothing_but_the_standard_library_and_itself():

@@ -16,8 +16,8 @@ factor of at most c a period in the norm √V.
 the mean over its local ranks, or zero. Only the class of the empty set holds the mean. `weights` lists P for every
 class, in the order of `period.classes`.
 
-*The check is sound because* it computes M itself, in integers, and P may come from anywhere. *It assumes* that groups
-are disjoint, which `conflict-free` confirms. It says nothing of where gradients take the models.
+*The check is sound because* it computes M itself, in integers, and P may come from anywhere. It says nothing of where
+gradients take the models.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from itertools import chain
 from math import lcm
 from typing import Any
 
-from ..definite import confirm_semidefinite
-from ..linear_algebra import IntegerMatrix, inner_product
-from ..period import MAX_ENTRY_BITS, MAX_SIZE, averages_on_class, classes
-from ..refusal import Work, confirm, require
-from ..schedule import Schedule
-from ..strict_json import as_fraction, as_integers, as_list
+from .linear_algebra import IntegerMatrix, confirm_semidefinite, inner_product
+from .period import MAX_ENTRY_BITS, MAX_SIZE, averages_on_class, classes
+from .refusal import Work, confirm, require
+from .schedule import Schedule
+from .strict_json import as_fraction, as_integers, as_list
 
 MAX_WEIGHT = 2**64
 
@@ -86,7 +85,7 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> tuple
 
 def _after_round(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> tuple[IntegerMatrix, int]:
     """The rows of (a, b) after round t on one class, times a factor, and the factor: it makes all entries integers."""
-    outer, half = schedule.tables.outer, len(rows) // 2
+    outer, half = schedule.outer, len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
     averages = averages_on_class(schedule.phases[t], digits)
     k = lcm(*(len(members) for members, _, _ in averages))

@@ -54,9 +54,8 @@ from itertools import chain, count
 from math import ceil
 from typing import Any
 
-from ..axes import BLOCKS
-from ..refusal import Work
-from ..schedule import Numbers, Schedule
+from .refusal import Work
+from .schedule import BLOCKS, Numbers, Schedule
 
 SINGLE, SMALLEST_SINGLE = Fraction(1, 2**24), Fraction(1, 2**150)
 """e and t of a float32."""
@@ -73,7 +72,7 @@ ROUNDING = {
 """e and t of every codec."""
 
 
-def numbers(schedule: Schedule, _: Work) -> Numbers | None:
+def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
     """`relative`, `absolute`, `roundings`."""
     if schedule.transport["codec"] == "none":
         return None

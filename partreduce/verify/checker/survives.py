@@ -45,7 +45,7 @@ as the file says is assumed then.
 
 *The check is sound because* it finds the classes, cells and matrices by itself; only c² is taken from the entry, and c²
 = 1 holds of all that lengthens nothing. Rounds go on in order after a failure, so that `deadlock-free` holds of
-survivors as of all. *It assumes* that groups are disjoint, which `conflict-free` confirms.
+survivors as of all.
 """
 
 from __future__ import annotations
@@ -53,31 +53,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import product
-from math import lcm, prod
 from typing import Any, NamedTuple
 
-from ..averages import Average
-from ..failure_classes import (
+from .consensus import ZERO, Components, lengthens_nothing
+from .failure_classes import (
+    Cells,
     all_failures,
     all_nodes,
+    cells_of,
     classes_of_plan,
-    node_of,
+    hash_answers,
     number_of_failures,
     runs_after,
     values_on,
-    with_another,
 )
-from ..failure_plans import Failure, FailurePlan
-from ..linear_algebra import bound_minus_gram, pivots
-from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
-from ..refusal import UNREADABLE, TooLarge, Work, confirm, confirm_equal
-from ..schedule import Schedule
-from ..strict_json import as_fraction, as_list, as_object
-from .consensus import ZERO, Components, lengthens_nothing
+from .linear_algebra import bound_minus_gram, pivots
+from .period import MAX_SIZE, after_averages, averages_on_class, classes, distance_from_mean, factor_of
+from .refusal import Work, confirm, confirm_equal
+from .schedule import FailurePlan, Numbers, Schedule
+from .strict_json import as_fraction, as_list, as_object
 
-MAX_CELLS = 2**23
-"""Cells of what the survivors of one failure run, in all phases."""
 ASKED = 2**20
 """Lines of all answers, up to which every failure was asked about."""
 
@@ -158,69 +153,16 @@ def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices:
     return parts
 
 
-class Cells(NamedTuple):
-    """`sizes`: workers of a cell; a group of `phases` is (cells, relaxation); `free`: digits with other functions."""
-
-    sizes: list[int]
-    phases: list[list[tuple[list[int], Fraction]]]
-    free: list[int]
-
-
-def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]], work: Work) -> Cells:
-    """The survivors by the values of digits that are told apart, in the order of ranks; of listed groups one a cell."""
-    size, radices = schedule.width, schedule.radices
-    left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
-    choices = with_another(used, radices)
-    count = prod(map(len, choices)) * size
-    if count * (1 + schedule.period) > MAX_CELLS:
-        raise TooLarge(f"{work.place}: over {MAX_CELLS} cells of survivors in all phases", UNREADABLE)
-    work.spend(20 * count * (1 + schedule.period))
-    sizes: list[int] = []
-    gone = frozenset(failed)
-    rows: list[tuple[tuple[int, ...], list[int]]] = []  # digits, and the cell of each local rank, -1 of a failed one
-    for digits in product(*choices):
-        alike = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
-        first = node_of(digits, radices) * size
-        row = []
-        for worker in range(first, first + size):
-            row.append(-1 if worker in gone else len(sizes))
-            sizes += [alike] * (worker not in gone)
-        rows.append((digits, row))
-    phases = [[group for block in phase for group in _groups_of_cells(block, rows)] for phase in schedule.phases]
-    return Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])
-
-
-def _groups_of_cells(
-    block: Average, rows: Sequence[tuple[tuple[int, ...], list[int]]]
-) -> list[tuple[list[int], Fraction]]:
-    kept = [digit for digit in range(len(rows[0][0])) if digit not in block.across]
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for digits, row in rows:
-        found = groups.setdefault(tuple([digits[digit] for digit in kept]), [])
-        found += [row[rank] for rank in block.members if row[rank] >= 0]
-    return [(members, block.relaxation) for members in groups.values() if len(members) > 1]
-
-
 def off_mean(cells: Cells, work: Work) -> tuple[list[list[int]], int]:
     """P − J for the period P of the cells and the mean J over all their workers: integers, and their denominator."""
     sizes = cells.sizes
     count, everybody = len(sizes), sum(sizes)
-    rows = [[int(i == j) for j in range(count)] for i in range(count)]
-    scale = 1
+    rows, scale = [[int(i == j) for j in range(count)] for i in range(count)], 1
     for phase in cells.phases:
-        totals = [sum(sizes[member] for member in members) for members, _ in phase]
-        factor = lcm(*(relaxation.denominator * total for (_, relaxation), total in zip(phase, totals, strict=True)))
-        bits = scale.bit_length() + factor.bit_length()
-        work.spend(count * count * (32 + bits // 16))
-        result = [[factor * entry for entry in row] for row in rows]
-        for (members, relaxation), total in zip(phase, totals, strict=True):
-            keep, share = int(factor * (1 - relaxation)), int(factor * relaxation / total)
-            columns = zip(*(rows[member] for member in members), strict=True)
-            weights = [sizes[member] for member in members]
-            mean = [share * sum(w * x for w, x in zip(weights, column, strict=True)) for column in columns]
-            for member in members:
-                result[member] = [keep * entry + pulled for entry, pulled in zip(rows[member], mean, strict=True)]
-        rows, scale = result, scale * factor
+        groups = [(members, False, relaxation) for members, relaxation in phase]
+        work.spend(count * count * (32 + (scale * factor_of(groups, sizes)).bit_length() // 16))
+        rows, factor = after_averages(rows, groups, sizes)
+        scale *= factor
     off = [[everybody * entry - scale * size for entry, size in zip(row, sizes, strict=True)] for row in rows]
     return off, scale * everybody
 
@@ -250,8 +192,44 @@ def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any
         return
     text = hashlib.sha256()
     for failed in all_failures(n, all_nodes(schedule), plan.failures):
-        runs, missing = runs_after(schedule, plan, failed)
-        for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
-            home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
-            text.update("".join(home.get(worker, "-\n") for worker in range(n - len(failed))).encode())
+        hash_answers(text, *runs_after(schedule, plan, failed), work)
     confirm_equal(place, entry["answers"], text.hexdigest())
+
+
+def mean_moved(schedule: Schedule, work: Work) -> Numbers | None:
+    """Fact `mean-moved`, of schedules with a failure plan: how far a loss moves the workers' mean, and a join.
+
+    Let n workers have the models x_i and the mean m, and d² = Σ ‖x_i − m‖²/n, their squared disagreement at one
+    instant.
+
+    *Theorem 1.* Without the k workers in S the mean is m + Σ_S (m − x_i)/(n − k); for one worker m + (m − x_i)/(n − 1).
+    With one more, a copy of worker j, it is m + (x_j − m)/(n + 1). The x_i − m sum to 0, which is all of it.
+
+    *Theorem 2.* A loss of k moves the mean by at most the root of k/(n − k)·d², `at_most`; a join by at most the root
+    of (n − 1)/(n + 1)²·d², `joined_at_most`. Let s be the sum of x_i − m over S, and A that of their squared lengths;
+    over all others the sum is −s, and the squared lengths sum to n·d² − A. So ‖s‖² ≤ k·A and ‖s‖² ≤ (n − k)·(n·d² − A),
+    by Cauchy and Schwarz. The smaller of the two is largest where they are equal, A = (n − k)·d², hence ‖s‖² ≤ k·(n −
+    k)·d². For one worker ‖x_j − m‖² ≤ (n − 1)·d².
+
+    *Theorem 3.* In the mean over all failures of k workers the square of the way is k/((n − 1)·(n − k))·d², `usual`;
+    over all donors it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d², so that each is
+    −d²/(n − 1) in the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
+
+    All are attained: theorem 2 where the k that failed are at one point and all others at another. `failed` lists the
+    sizes of failures that the plan covers. Where gradients are averaged all models are equal, and d is 0. How large d²
+    usually is, `consensus-distance` bounds.
+    Numbers: `failed`, and for each of these sizes `usual` and `at_most`; `joined`, `joined_at_most`.
+    """
+    plan, n = schedule.failure_plan, schedule.num_workers
+    if plan is None:
+        return None
+    work.spend(len(schedule.nodes) + plan.failures)
+    nodes = set(map(len, schedule.nodes)) or {schedule.node_size}
+    sizes = sorted({*range(1, plan.failures + 1), *(size for size in nodes if n - size >= 2)})
+    return {
+        "failed": sizes,
+        "usual": [str(Fraction(k, (n - 1) * (n - k))) for k in sizes],
+        "at_most": [str(Fraction(k, n - k)) for k in sizes],
+        "joined": str(Fraction(1, (n + 1) ** 2)),
+        "joined_at_most": str(Fraction(n - 1, (n + 1) ** 2)),
+    }

@@ -2,7 +2,7 @@
 
 It is the mean where `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is
 connected and doubly stochastic, and never converges. There are three ways to prove it
-(and a fact, facts/without_backup.py, where workers do without some of their in-neighbors).
+(and a fact, `gaps.py`, where workers do without some of their in-neighbors).
 
 **Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
 of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
@@ -40,8 +40,7 @@ P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q
 ‖Q·x‖ by the factor ‖M‖₂ or more.
 
 *The checks are sound because* each witness is looked up in the schedule itself, and the counting of a tree (one edge
-for each vertex but one, each joining two parts that were apart) leaves nothing out. *They assume* that groups are
-disjoint, which `conflict-free` confirms.
+for each vertex but one, each joining two parts that were apart) leaves nothing out.
 """
 
 from __future__ import annotations
@@ -50,11 +49,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..averages import keeps_something
-from ..period import averages_on_class, confirm_norm
-from ..refusal import confirm
-from ..schedule import Schedule
-from ..strict_json import as_integer, as_integers
+from .period import averages_on_class, confirm_norm
+from .refusal import confirm
+from .schedule import Schedule, keeps_something
+from .strict_json import as_integer, as_integers
 
 ZERO = -1
 """The vertex of a tree that stands for the value 0."""
