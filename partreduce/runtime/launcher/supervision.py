@@ -66,10 +66,10 @@ class Shutdown:
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
-    def begin(self, code: int, grace: float) -> None:
+    def begin(self, code: int, grace: float, cause: str = "") -> None:
         """Note the first failure; later ones change nothing, unless they are what the first was a consequence of."""
         if not self.knows_cause and not self.has_signalled:
-            self.code = shell_exit_code(code)
+            self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def asked(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
@@ -100,9 +100,8 @@ class Shutdown:
         is_failed = _is_lost(worker)
         if not self.has_signalled and rule.continue_without(worker, is_failed=is_failed):
             return True
-        if not self.knows_cause and not self.has_signalled:
-            self.cause = f"worker {worker.rank} {worker.lost or format_end(worker.code)}"
-        self.begin(worker.code, float("inf") if rule.patient and is_failed else grace)
+        cause = f"worker {worker.rank} {worker.lost or format_end(worker.code)}"
+        self.begin(worker.code, float("inf") if rule.patient and is_failed else grace, cause)
         return False
 
     def escalate(self, workers: Sequence[Worker], outlet: LogMultiplexer | None = None) -> None:
