@@ -143,7 +143,7 @@ def test_every_axis_has_a_label_and_what_is_measured_has_a_unit():
 def test_series_and_colors_have_a_legend():
     made = pictures()
     assert [text.get_text() for text in made["curves"].legends[0].get_texts()] == ["run", "target: loss 1"]
-    timeline = made["timeline"].axes[0].get_legend().get_texts()
+    timeline = made["timeline"].legends[0].get_texts()
     assert [text.get_text() for text in timeline] == ["compute", "group operation", "wait"]
     graph = draw_rounds(partreduce.design("4x2", build="ring"))
     assert [text.get_text() for text in graph.legends[0].get_texts()] == [f"node {node}" for node in range(4)]
