@@ -26,7 +26,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
 from partreduce.topo.switches import regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.compute import ComputeTimes
-from partreduce.topo.timing.cost import phase_loads, segment_seconds
+from partreduce.topo.timing.cost import first_equal, phase_loads, segment_seconds
 from partreduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
 
 MAX_ITERATIONS = 10_000
@@ -152,8 +152,11 @@ def _one_node(
     assert rule is not None, "nodes that are all alike have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
-    stages = []
-    for index, phase in enumerate(rule.phases):
+    stages: list[Stage] = []
+    for index, (first, phase) in enumerate(zip(first_equal(schedule), rule.phases, strict=True)):
+        if first < index:
+            stages.append(stages[first])
+            continue
         every = segment_seconds(phase_loads(schedule, index, hardware, model_bytes=sent, travel=travel))
         cell_of = np.full(size, -1, dtype=np.int64)
         members: list[int] = []
@@ -168,8 +171,8 @@ def _one_node(
         # The costs hold one group of each block, or all of them, block by block; all of one block are equal.
         count = every.shape[1]
         counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
-        first = np.cumsum([0, *counts])[:-1]
-        parts = in_segments(every[:, first], travel)
+        ones = np.cumsum([0, *counts])[:-1]
+        parts = in_segments(every[:, ones], travel)
         stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), parts.seconds, cell_of, *parts[1:]))
     return stages
 
