@@ -104,9 +104,9 @@ Most = Annotated[
 Effort = Annotated[
     str | None,
     typer.Option(
-        help="How much to compute: quick, normal (unless --time-limit is given), thorough, or a number of nominal "
-        "seconds. Counted, so the same answer each time.",
-        autocompletion=options.members("quick", "normal", "thorough"),
+        help="How much to compute: quick (the default, without a search unless limits ask for it), thorough, or a "
+        "number of nominal seconds. Counted, so the same answer each time.",
+        autocompletion=options.members("quick", "thorough"),
         metavar="EFFORT",
         rich_help_panel=options.LIMITED,
     ),
@@ -114,7 +114,9 @@ Effort = Annotated[
 TimeLimit = Annotated[
     str | None,
     typer.Option(
-        help="Stop after this long, whatever the effort; such as 30s.", metavar="TIME", rich_help_panel=options.LIMITED
+        help="Stop after this long, such as 30s; without --effort search as long.",
+        metavar="TIME",
+        rich_help_panel=options.LIMITED,
     ),
 ]
 Output = Annotated[

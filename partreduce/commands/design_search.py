@@ -82,6 +82,8 @@ def search(
 
 def _how_long(job: PlanRequest) -> str:
     """What the planner was given, in words."""
+    if not job.searches:
+        return "a quick answer; --effort thorough searches for better ones"
     return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
 
 

@@ -140,7 +140,7 @@ class Axes:
         goal, limits = self.job.objective, self.job.limits
         bounds = [(self.costs(setting, timing, timing.least_step(setting), model), setting) for setting in settings]
         ordered = sorted((preference(costs, goal), setting) for costs, setting in bounds if costs.keep(limits))
-        if not self.job.compute_times().is_fixed:
+        if not timing.times.is_fixed:
             ordered = ordered[:MOST_SAMPLED]
         chosen: tuple[tuple[float, ...], Setting] | None = None
         for least, setting in ordered:
@@ -177,10 +177,16 @@ class Axes:
                 noise,
                 pushed,
                 late=metrics.late_distance,
-                delayed=self.job.delayed(setting.sync.sync),
+                delayed=self._delayed(setting.sync),
                 gradients=self._averages_gradients(setting),
             ),
         )
+
+    def _delayed(self, sync: Delay) -> float:
+        """What it costs that gradients come late."""
+        if sync is not Delay.PIPELINE:
+            return 0.0
+        return self.job.delayed(sync.sync)
 
     def _averages_gradients(self, setting: Setting) -> bool:
         """All-Reduce does, in every step, unless its parameters come late."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import inf
+from math import gcd, inf
 
 from partreduce.planner.axes import Axes
 from partreduce.planner.front import PUBLISHED
@@ -16,25 +16,39 @@ from partreduce.planner.travel import timed
 from partreduce.planner.work import payer, work_of, work_of_setting
 from partreduce.schedulers import registry
 from partreduce.schedulers.entry import Entry
+from partreduce.schedulers.rules.algebra import all_digits, local_ranks, static
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.topo.errors import PartreduceError
+from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm
 from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.static import RulePhases
 
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
+
+RESTS = "all-and-rests"
+"""The name of averages over all workers with rests between them."""
+
+FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
+"""Measured before anything else: what nearly always is among the best, and what users compare with."""
 
 RULES_FIRST = ("rule", "allreduce")
 """Kinds whose metrics cost milliseconds at any size; they also are the strongest competitors."""
 
 VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "local-sgd": [],  # the same schedules as allreduce
-    "node-then-all": [{"node_rounds": rounds} for rounds in (1, 2, 3, 5, 7, 11, 15, 23)],
+    "node-then-all": [{"node_rounds": rounds} for rounds in (*range(1, 12), *range(13, 24, 2))],
     "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
+
+REST_ROUNDS = (*range(1, 8), 9, 11, 13, 15, 19, 23)
+"""Rounds without any average before one over all workers: where that comes late it is late by one of these only."""
+DENSITIES = tuple((m, n) for n in range(3, 13) for m in range(2, n) if gcd(m, n) == 1)
+"""Averages over all workers in so many of so many rounds, spread evenly, where not only the time decides."""
 
 PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
 """Steps of a round for which All-Reduce is always shown, in addition to those that suit the job best."""
@@ -64,18 +78,12 @@ def competitors(
         return pay(work_of(schedule, job)) or not options
 
     options: list[CandidateSchedule] = []
-    kinds = {name: registry.entry(name).kind for name in names or registry.names()}
-    seen: set[object] = set()
-    order = sorted(kinds, key=lambda name: (name != "allreduce", kinds[name] not in RULES_FIRST, name not in PUBLISHED))
-    for name in order:
-        entry = registry.entry(name)
-        if not _offered(entry, job):
-            continue
-        if options and clock.passed(until if entry.kind not in RULES_FIRST else stop):
+    for name, is_rule, schedules in _sources(job, names or registry.names()):
+        if options and clock.passed(stop if is_rule else until):
             if left_out is not None:
                 left_out(name)
             continue
-        for label, schedule in _schedules(entry, job, seen):
+        for label, schedule in schedules:
             if not fits(schedule):
                 if left_out is not None:
                     left_out(label)
@@ -94,6 +102,19 @@ def competitors(
     return options
 
 
+def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[tuple[str, Schedule]]]]:
+    """What is measured, in this order: a name, whether its metrics cost little at any size, and its schedules."""
+    seen: set[object] = set()
+    kinds = {name: registry.entry(name).kind for name in names}
+    ordered = sorted(names, key=lambda one: (*(one != first for first in FIRST), one not in PUBLISHED))
+    for is_rule in (True, False):
+        for name in ordered:
+            if (kinds[name] in RULES_FIRST) is is_rule and _offered(entry := registry.entry(name), job):
+                yield name, is_rule, _schedules(entry, job, seen)
+        if is_rule and FIRST[-1] in names:
+            yield RESTS, True, _with_rests(job, seen)
+
+
 def _schedules(entry: Entry, job: PlanRequest, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
     for parameters in VARIANTS.get(entry.name, [{}]):
         try:
@@ -106,6 +127,22 @@ def _schedules(entry: Entry, job: PlanRequest, seen: set[object]) -> Iterator[tu
             continue
         seen.add(schedule.strategy)
         yield schedule.name, schedule
+
+
+def _with_rests(job: PlanRequest, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
+    """Averages over all workers, and rounds without any between them."""
+    cluster = job.cluster
+    ranks, radices = local_ranks(cluster), all_digits(cluster.num_nodes)
+    everyone = (Block(ranks, tuple(range(len(radices)))),)
+    rounds = [(f"rest_rounds={rests}", 1, rests + 1) for rests in REST_ROUNDS]
+    if job.is_limited:
+        rounds += [(f"averages={m}, rounds={n}", m, n) for m, n in DENSITIES]
+    for words, averages, period in rounds:
+        phases = tuple(everyone if t * averages % period < averages else () for t in range(period))
+        schedule = Schedule(f"{RESTS}({words})", cluster, static(cluster, RulePhases(radices, phases)))
+        if schedule.strategy not in seen and within_limits(schedule, job.limits):
+            seen.add(schedule.strategy)
+            yield schedule.name, schedule
 
 
 def _paced(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:

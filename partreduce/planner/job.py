@@ -9,7 +9,7 @@ from typing import Literal
 from partreduce.planner.calibration import steps_model
 from partreduce.planner.delay import Delay
 from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
-from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
@@ -22,8 +22,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline, Sync
 from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
-EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
-"""Efforts by name, in nominal seconds: about what one quiet core takes."""
+EFFORTS = {"quick": 2.0, "thorough": 20.0}
+"""Efforts by name, in nominal seconds: about what one quiet core takes. Only the quick one does not search."""
 PIPELINE_WIDTH = Pipeline().width
 """Iterations side by side in a pipeline that the planner weighs."""
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
@@ -65,7 +65,7 @@ class PlanRequest:
 
     `disturbance` is what the step times are sampled with. `effort` is how much to compute, in nominal seconds
     (`EFFORTS` names some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the
-    planning where no effort is given, and caps the effort otherwise; without either the effort is normal. `algorithm`
+    planning where no effort is given, and caps the effort otherwise; without either the effort is quick. `algorithm`
     and `sync` restrict how sums of every candidate may travel and whether they may come late; None lets the planner
     take the best for each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
     default changes no number, and None allows float16 and int8. `optimizer` says which tasks
@@ -119,7 +119,7 @@ class PlanRequest:
         if self.time_limit == float("inf"):
             raise InputError(f"time_limit: is {self.time_limit}; it is a finite number > 0")
         if self.effort is not None and not 0 < self.effort < float("inf"):
-            raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
+            raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['thorough']:g}")
         if self.codec is Codec.INT4:
             raise InputError(
                 "codec: is int4, whose price in steps was never measured; plan without it and set transport.codec in "
@@ -258,9 +258,21 @@ class PlanRequest:
         """A clock that starts now, with the effort and the time limit that hold."""
         if self.effort is None and self.time_limit is not None:
             return Clock(seconds=self.time_limit)
-        effort = EFFORTS["normal"] if self.effort is None else self.effort
-        cap = max(LEAST_CAP, CAP_PER_EFFORT * effort) if self.time_limit is None else self.time_limit
-        return Clock(seconds=cap, effort=effort)
+        effort = EFFORTS["quick"] if self.effort is None else self.effort
+        if self.time_limit is not None:
+            return Clock(seconds=self.time_limit, effort=effort)
+        return Clock(seconds=max(LEAST_CAP, CAP_PER_EFFORT * effort) if self.searches else MANY_SECONDS, effort=effort)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether not only the time decides: limits on what is sent, how or with whom, or another objective."""
+        shape = Limits(min_period=self.limits.min_period, max_period=self.limits.max_period)
+        return self.objective is not Objective.BALANCED or self.limits != shape
+
+    @property
+    def searches(self) -> bool:
+        """Whether schedules are searched for, too: with a time limit alone, or any effort but the quick one."""
+        return self.effort != EFFORTS["quick"] and (self.effort is not None or self.time_limit is not None)
 
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
         """What the search is asked: little consensus distance at every cost, whatever the objective.

@@ -24,6 +24,8 @@ from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Of the time, after which the catalogue's graphs, and then its rules, are no longer measured."""
+QUICK_SHARE, BRIEF_SHARE = 0.5, 0.35
+"""Of a quick answer's time, kept for the catalogue at the least, and for a brief search where a job has limits."""
 MEASURE_SHARE = 0.2
 """Of the time, kept at the most for measuring what the search found."""
 
@@ -33,9 +35,9 @@ NOT_SEARCHED = Front(
     status=Status.UNKNOWN,
     seconds=0.0,
     seed=0,
-    reason="graphs, gaps and quorums are not searched for",
+    reason="it was not searched",
 )
-"""What the search says where only one kind that is run in virtual time is asked for."""
+"""What the search says in a quick answer, and where only one kind that is run in virtual time is asked for."""
 
 
 @dataclass
@@ -51,18 +53,24 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     """Weigh every kind until the clock's position `until`, each with its share of the time."""
     kinds, alone = [kind for kind in KINDS if kind.weighs(job)], bool(job.gap or job.quorum)
     weighed, missed = Weighed(), list[str]()
+    first, rules = CATALOGUE_SHARE * clock.limit, RULES_SHARE * clock.limit
+    searched = until - clock.limit * sum(kind.share for kind in kinds)
+    brief = BRIEF_SHARE * clock.limit * (job.is_limited and not alone)
+    if not job.searches:
+        rules = max(QUICK_SHARE * clock.limit, searched) - brief
+        searched = rules + brief if brief else 0.0
     say("measuring the catalogue")
     weighed.options += competitors(
         job,
-        until=CATALOGUE_SHARE * clock.limit,
-        stop=RULES_SHARE * clock.limit,
+        until=first,
+        stop=rules,
         clock=clock,
         left_out=missed.append,
         names=("allreduce",) if alone else None,
     )
     weighed.left_out["the catalogue"] = missed
-    if not alone:
-        _search(weighed, job, clock, until - clock.limit * sum(kind.share for kind in kinds), say)
+    if not alone and searched:
+        _search(weighed, job, clock, searched if job.searches else min(searched, clock.position() + brief), say)
     for index, kind in enumerate(kinds):
         say(f"running {kind.name} in virtual time")
         later = clock.limit * sum(one.share for one in kinds[index + 1 :])
@@ -83,7 +91,14 @@ def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say:
     # The search looks for synchronous schedules; of late ones it takes the phases.
     spoken = (timed(option.schedule, SYNCHRONOUS, option.steps_per_round) for option in front(weighed.options))
     hints = tuple({hint.strategy: hint for hint in spoken}.values())
-    found = search(job.problem(hints), clock, until - kept, seed=job.seed, progress=lambda news: say(_line(news)))
+    found = search(
+        job.problem(hints),
+        clock,
+        until - kept,
+        seed=job.seed,
+        decides=job.searches,
+        progress=lambda news: say(_line(news)),
+    )
     weighed.searched, pay = found, payer(clock, until)
     for index, candidate in enumerate(found.candidates):
         if not pay(work_of(candidate.schedule, job, SETTINGS)) and index:

@@ -12,7 +12,7 @@ from partreduce.planner.answer import Answer, answer_of, why_infeasible
 from partreduce.planner.failure_plans import survival
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
-from partreduce.planner.job import PlanRequest
+from partreduce.planner.job import EFFORTS, PlanRequest
 from partreduce.planner.left_out import not_reached, not_weighed
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import CandidateSchedule
@@ -88,7 +88,7 @@ class Plan:
 
 @check_arguments
 def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> Plan:
-    """Measure the catalogue, search for better schedules, keep the front, recommend one and prove it.
+    """Measure the catalogue, search for better schedules if asked to, keep the front, recommend one and prove it.
 
     The job's effort and time limit are kept: the clock starts when everything is imported, nothing begins that is not
     likely to end in time, and only the proof of the recommendation is never cut short.
@@ -98,8 +98,10 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
         UndecidedError: nothing within the limits was found in the time.
     """
-    load_searchers()
     say = progress or (lambda _: None)
+    gained = _over_quick(job, say)
+    if job.searches:
+        load_searchers()
     clock = job.clock()
     until = clock.limit - min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
     longer = STEADY_SHARE * clock.limit if kinds.sample_distances(job) else 0.0
@@ -124,9 +126,10 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
             *kinds.reasons(chosen, options, job),
             *late_and_small(chosen, options, job),
             *([] if goes is None else [goes.words]),
+            *gained(chosen),
         ],
         cautions=[
-            *cautions(chosen, job, answer.ended),
+            *cautions(chosen, job, answer.ended if job.searches else "its effort is quick"),
             *kinds.cautions(chosen, job),
             *steady.words(),
             *not_reached(weighed.left_out, answer),
@@ -140,6 +143,25 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         search_status=str(searched.status),
         pilot=job.pilot,
     )
+
+
+def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], list[str]]:
+    """What says how much a thorough answer gained over the quick one; nothing of other answers."""
+    is_thorough = job.searches and job.effort is not None and job.effort >= EFFORTS["thorough"]
+    if not is_thorough or job.take is not None or job.time_limit is not None or job.gap or job.quorum:
+        return lambda _: []
+    say("finding the quick answer")
+    try:
+        quick = plan(replace(job, effort=EFFORTS["quick"])).recommendation
+    except (InfeasibleError, UndecidedError):
+        return lambda _: ["the quick answer found nothing within the limits"]
+
+    def gained(chosen: CandidateSchedule) -> list[str]:
+        if quick.name == chosen.name or chosen.time <= 0:
+            return ["the quick answer is the same: searching found nothing better"]
+        return [f"the quick answer, {quick.name}, is predicted to take {quick.time / chosen.time:.3g} times as long"]
+
+    return gained
 
 
 def load_searchers() -> None:

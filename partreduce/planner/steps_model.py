@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from partreduce.topo.metrics.pipeline import noise_factor
@@ -287,6 +288,7 @@ LOST_RATIO = 5.0
 """At so many times its steps such a schedule has to win: those that failed had been given as many."""
 
 
+@lru_cache
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
     """The model of an optimizer, or of whatever it may be, for so many workers."""
     synchronous, late = ERRORS[optimizer]

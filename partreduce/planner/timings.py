@@ -11,6 +11,7 @@ from partreduce.planner.measuring import Seconds, Sent, seconds_of
 from partreduce.planner.travel import CostedTransport, cost_of, timed, traveling
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import GradientBuckets, Transport
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import TimedPeriod
 
 
@@ -41,6 +42,7 @@ class Timings:
     schedule: Schedule
     job: PlanRequest
     costed: CostedTransport
+    times: ComputeTimes
     period: TimedPeriod
     _seconds: dict[Setting, Seconds] = field(default_factory=dict)
     _first: dict[Delay, float] = field(default_factory=dict)
@@ -48,9 +50,9 @@ class Timings:
     @classmethod
     def of(cls, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> Timings:
         """Cost the stages of a synchronous schedule."""
-        runs = traveling(schedule, costed.transport)
-        period = TimedPeriod.of(runs, job.hardware, job.compute_times(), algorithm=costed.transport.algorithm)
-        return cls(schedule=schedule, job=job, costed=costed, period=period)
+        runs, times = traveling(schedule, costed.transport), job.compute_times()
+        period = TimedPeriod.of(runs, job.hardware, times, algorithm=costed.transport.algorithm)
+        return cls(schedule=schedule, job=job, costed=costed, times=times, period=period)
 
     def transport(self, setting: Setting) -> Transport:
         """How the sums of a setting travel."""
@@ -69,7 +71,7 @@ class Timings:
         return self._seconds[setting]
 
     def _timed(self, setting: Setting) -> Seconds:
-        times, steps_per_round = self.job.compute_times(), setting.steps_per_round
+        times, steps_per_round = self.times, setting.steps_per_round
         if not times.is_fixed or setting.gradient_buckets is GradientBuckets.PER_LAYER:
             runs = traveling(setting.of(self.schedule), self.transport(setting))
             return seconds_of(runs, self.job, self.costed.transport.algorithm)

@@ -21,7 +21,7 @@ and PER_RANK of each local rank and phase, for the classes and the seconds of a 
 PER_RANK = 1.5e-5
 PER_SETTING = 5e-4
 """Another number of steps per round, or delay, of a schedule whose metrics are known, at fixed speeds."""
-PER_SAMPLE = 2e-2
+PER_SAMPLE = 6e-3
 """Sampled waiting of one setting, and PER_WORKER of it for each worker."""
 PER_WORKER = 2e-4
 SETTINGS = 4
