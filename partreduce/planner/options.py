@@ -70,7 +70,7 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     )
     weighed.left_out["the catalogue"] = missed
     if not alone and searched:
-        _search(weighed, job, clock, searched if job.searches else min(searched, clock.position() + brief), say)
+        _search(weighed, job, clock, searched, say)
     for index, kind in enumerate(kinds):
         say(f"running {kind.name} in virtual time")
         later = clock.limit * sum(one.share for one in kinds[index + 1 :])
@@ -96,7 +96,6 @@ def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say:
         clock,
         until - kept,
         seed=job.seed,
-        decides=job.searches,
         progress=lambda news: say(_line(news)),
     )
     weighed.searched, pay = found, payer(clock, until)

@@ -50,7 +50,6 @@ def search(
     until: float,
     *,
     seed: int,
-    decides: bool = True,
     progress: Callable[[SearchStage], None] | None = None,
 ) -> Front:
     """Search for the schedules of a cluster that trade communication against consensus distance best.
@@ -65,7 +64,6 @@ def search(
             seconds do not end the search; without one how much is tried depends on the machine.
         until: the position of the clock at which the search ends.
         seed: the same seed tries the same candidates in the same order.
-        decides: whether CP-SAT decides schedules, too, where groups or phases are limited.
         progress: called now and then; nothing is ever printed.
 
     Returns:
@@ -77,7 +75,7 @@ def search(
     begun = clock.elapsed
     if reason := impossible(problem):
         return _without_search(Status.INFEASIBLE, reason, clock.elapsed - begun, seed)
-    hints = [] if not decides or clock.passed(until) else _decided(problem, clock, until, seed)
+    hints = [] if clock.passed(until) else _decided(problem, clock, until, seed)
     problem = replace(problem, hints=(*problem.hints, *hints))
     last = clock.position() + ALPHABET_SHARE * (until - clock.position())
     alphabets = [] if clock.passed(until) else alphabets_of(problem, seed, lambda: clock.passed(last), clock)
