@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from partreduce.planner.delay import Delay
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import Seconds, Sent, seconds_of
@@ -46,12 +49,13 @@ class Timings:
     period: TimedPeriod
     _seconds: dict[Setting, Seconds] = field(default_factory=dict)
     _first: dict[Delay, float] = field(default_factory=dict)
+    _own: list[npt.NDArray[np.float64]] = field(default_factory=list)
 
     @classmethod
     def of(cls, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> Timings:
         """Cost the stages of a synchronous schedule."""
         runs, times = traveling(schedule, costed.transport), job.compute_times()
-        period = TimedPeriod.of(runs, job.hardware, times, algorithm=costed.transport.algorithm)
+        period = TimedPeriod.of(runs, job.hardware, times, algorithm=costed.transport.algorithm).merged()
         return cls(schedule=schedule, job=job, costed=costed, times=times, period=period)
 
     def transport(self, setting: Setting) -> Transport:
@@ -98,7 +102,7 @@ class Timings:
         return self._first[sync]
 
     def least_step(self, setting: Setting) -> float:
-        """No step is shorter, at fixed speeds: the slowest worker computes, and longer rounds take longer.
+        """No step is shorter, at fixed speeds: every worker computes and communicates, and longer rounds take longer.
 
         A longer round adds to every cycle of workers that wait for one another at least the fastest one's computing
         for each step; late, where communication may fill the time, it adds nothing for sure.
@@ -106,5 +110,13 @@ class Timings:
         if not self.is_equal:
             return self.seconds(setting).step
         steps, steps_per_round = self.period.steps, setting.steps_per_round
-        added = 0.0 if setting.is_late else (steps_per_round - 1) * float(steps.min())
-        return max(float(steps.max()), (self.first(setting.sync) + added) / steps_per_round)
+        if setting.sync is Delay.PIPELINE:
+            return max(float(steps.max()), self.first(setting.sync) / steps_per_round)
+        if not self._own:
+            self._own.append(np.array([stage.after() for stage in self.period.stages]))  # (stages, workers)
+        own, computing = self._own[0], steps * steps_per_round
+        if setting.is_late:
+            round_ = np.maximum(own, computing).mean(axis=0).max()
+            return max(float(round_), self.first(setting.sync)) / steps_per_round
+        added = (steps_per_round - 1) * float(steps.min())
+        return max(float((own.mean(axis=0) + computing).max()), self.first(setting.sync) + added) / steps_per_round

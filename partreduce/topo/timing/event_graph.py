@@ -11,10 +11,10 @@ max-plus algebra", 1998).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -123,6 +123,61 @@ class TimedPeriod:
         workers = means / len(self.stages)
         slowest = float(workers.max())
         return CycleTime(slowest, slowest / int(worker_steps.max()), workers, critical)
+
+    def merged(self) -> TimedPeriod:
+        """The same speeds with one worker for all that compute as long and wait for the like in every round.
+
+        They arrive together, so that one stands for all; O(n log n · period), a few times.
+        """
+        distinct = {id(stage): stage for stage in self.stages}
+        if any(stage.turns for stage in distinct.values()):
+            return self
+        kinds, count = _kinds(self.steps, self.worker_steps), 0
+        while count < (count := int(kinds.max()) + 1) < len(kinds):
+            kinds = _kinds(kinds, *(_cell_kinds(stage, kinds) for stage in distinct.values()))
+        if count == len(kinds):
+            return self
+        first = np.unique(kinds, return_index=True)[1]
+        fewer = {key: _of_kinds(stage, kinds, first) for key, stage in distinct.items()}
+        stages = [fewer[id(stage)] for stage in self.stages]
+        return TimedPeriod(stages, self.steps[first], self.worker_steps[first], self.sync)
+
+
+def _kinds(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """For every row the number of its kind: rows that agree in all columns are of one."""
+    found = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        found = np.unique(found * len(values) + place, return_inverse=True)[1]
+    return found
+
+
+def _cell_kinds(stage: Stage, kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For every worker the kind of its cell: which kinds of workers it waits for, and how long it takes; -1 for none.
+
+    A set of kinds is known by the sum of 62 random bits of each.
+    """
+    if not len(stage.seconds):
+        return np.full(len(kinds), -1, dtype=np.int64)
+    cell, number = np.repeat(np.arange(len(stage.seconds)), np.diff(stage.offsets)), int(kinds.max()) + 1
+    pairs = np.unique(cell * number + kinds[stage.sources])
+    bits = np.random.default_rng(0).integers(1 << 62, size=number)
+    sums = np.zeros(len(stage.seconds), dtype=np.int64)
+    np.add.at(sums, pairs // number, bits[pairs % number])
+    left = () if stage.segments is None else tuple(stage.segments.left)
+    return np.where(stage.cell_of >= 0, _kinds(sums, stage.seconds, *left)[stage.cell_of], -1)
+
+
+def _of_kinds(stage: Stage, kinds: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> Stage:
+    """The stage of the first worker of each kind."""
+    own = stage.cell_of[first]
+    cells = np.unique(own[own >= 0])
+    sources = [np.unique(kinds[stage.sources[stage.offsets[c] : stage.offsets[c + 1]]]) for c in cells.tolist()]
+    cell_of = np.where(own >= 0, np.searchsorted(cells, own), -1)
+    offsets = np.cumsum([0, *map(len, sources)])
+    segments = None if stage.segments is None else replace(stage.segments, left=stage.segments.left[:, cells])
+    listed = np.concatenate(sources) if sources else np.zeros(0, dtype=np.int64)
+    return Stage(listed, offsets, stage.seconds[cells], cell_of, segments)
 
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
