@@ -33,9 +33,6 @@ from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets
 ALWAYS, MOST = 24, 48
 """Steps of a round that are considered in any case, and at most; between them as far as the steps model was fitted."""
 
-MOST_SAMPLED = 1
-"""Settings of one candidate that are sampled for the best, where step times are random: that at steady speeds."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
@@ -140,8 +137,6 @@ class Axes:
         goal, limits = self.job.objective, self.job.limits
         bounds = [(self.costs(setting, timing, timing.least_step(setting), model), setting) for setting in settings]
         ordered = sorted((preference(costs, goal), setting) for costs, setting in bounds if costs.keep(limits))
-        if not timing.times.is_fixed:
-            ordered = ordered[:MOST_SAMPLED]
         chosen: tuple[tuple[float, ...], Setting] | None = None
         for least, setting in ordered:
             if chosen is not None and least >= chosen[0]:

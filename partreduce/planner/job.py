@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
+import numpy as np
+
 from partreduce.planner.calibration import steps_model
 from partreduce.planner.delay import Delay
 from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
@@ -28,6 +30,8 @@ PIPELINE_WIDTH = Pipeline().width
 """Iterations side by side in a pipeline that the planner weighs."""
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
 """On data that differ between workers: with more, networks did not reach their loss."""
+SAMPLED_STEPS, MOST_SAMPLED = 64, 2**18
+"""Steps that a mean is taken over, and step times at most."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 """The time limit where only an effort is given: so many seconds, and so many times the effort."""
 
@@ -253,6 +257,21 @@ class PlanRequest:
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""
         return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
+
+    @property
+    def at_mean_speeds(self) -> PlanRequest:
+        """The same job where every step takes what it takes on average, so that no schedule is slower there."""
+        times, count = self.compute_times(), self.cluster.num_workers
+        if times.is_fixed:
+            return self
+        base = times.base
+        if self.disturbance is not None:
+            rng, fixed = np.random.default_rng(self.seed), float(times.fixed(count).mean())
+            steps = range(max(4, min(SAMPLED_STEPS, MOST_SAMPLED // count)))
+            mean = float(np.mean([times.step_seconds(count, step, rng).mean() for step in steps]))
+            base = base * mean / fixed if fixed > 0 else mean
+        hardware = replace(self.hardware, jitter=0.0, compute=base)
+        return replace(self, cluster=replace(self.cluster, hardware=hardware), disturbance=None)
 
     def clock(self) -> Clock:
         """A clock that starts now, with the effort and the time limit that hold."""

@@ -54,6 +54,8 @@ def not_weighed(job: PlanRequest) -> list[str]:
         )
     elif count > most:
         said.append(f"{what} weighed for at most {most} workers, not {count}")
+    elif not job.searches:
+        said.append("groups on request and servers are weighed with --effort thorough")
     if (why := outer_steps.why_not_weighed(job)) and outer_steps.is_thin(job):
         said.append(f"outer steps (DiLoCo) are not weighed: {why}; --build diloco builds them")
     return said

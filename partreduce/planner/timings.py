@@ -76,7 +76,7 @@ class Timings:
 
     def _timed(self, setting: Setting) -> Seconds:
         times, steps_per_round = self.times, setting.steps_per_round
-        if not times.is_fixed or setting.gradient_buckets is GradientBuckets.PER_LAYER:
+        if setting.gradient_buckets is GradientBuckets.PER_LAYER:
             runs = traveling(setting.of(self.schedule), self.transport(setting))
             return seconds_of(runs, self.job, self.costed.transport.algorithm)
         if not self.is_equal:

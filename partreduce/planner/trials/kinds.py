@@ -16,9 +16,14 @@ KINDS: tuple[Kind, ...] = (OuterSteps(), Gaps(), Quorums(), *ON_REQUEST)
 """In the order in which they are tried."""
 
 
+def weighed_kinds(job: PlanRequest) -> list[Kind]:
+    """Those that this job weighs; quickly only those that have ever cost a job its best schedule."""
+    return [kind for kind in KINDS if (job.searches or kind.is_quick) and kind.weighs(job)]
+
+
 def sample_distances(job: PlanRequest) -> bool:
     """Whether the consensus distance of a candidate for this job may come from a run."""
-    return any(kind.samples_distance and kind.weighs(job) for kind in KINDS)
+    return any(kind.samples_distance for kind in weighed_kinds(job))
 
 
 def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:

@@ -96,6 +96,8 @@ class Kind(ABC):
     """In sentences, without an article."""
     share: float = 0.15
     """Of the time, where it is one kind among others."""
+    is_quick: bool = True
+    """Whether a quick answer weighs it: where leaving it out cost some job its best schedule."""
     samples_distance: bool = True
     """Whether the consensus distance of one may come from a run, so that `trials.steady` looks at it."""
 

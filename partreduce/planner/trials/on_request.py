@@ -136,6 +136,7 @@ class OnRequest(Kind):
 
     def __init__(self, word: str, name: str, strategies: Callable[[Cluster], Iterator[tuple[str, Strategy]]]) -> None:
         self.word, self.name, self._strategies = word, name, strategies
+        self.is_quick = word == Pairwise.kind
 
     def weighs(self, job: PlanRequest) -> bool:
         return is_open(job) and job.cluster.num_workers <= MOST_WORKERS and not Slowdown.of(job).is_even

@@ -36,7 +36,7 @@ FRAGMENTS = (2, 4, 8)
 class OuterSteps(Kind):
     """DiLoCo's kind, whole or streamed, over everybody or above nodes that average in each step."""
 
-    word, name, share, samples_distance = "outer", "outer steps", 0.04, False
+    word, name, share, samples_distance = "outer", "outer steps", 0.1, False
 
     def weighs(self, job: PlanRequest) -> bool:
         return not why_not_weighed(job) and is_thin(job)

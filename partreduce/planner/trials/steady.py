@@ -4,7 +4,8 @@ A run that is too short hides that workers drift apart without end: updates that
 So every option whose consensus distance comes from a run is run for longer before it is recommended or shown: n, 2n
 and 4n rounds, under all that the job says of its step times, have to show the same consensus distance. Such a run costs
 some times as much as the first one, so it is made only for what would be recommended, is on the front, or is the best
-of its kind; what fails is taken out, and the rest is looked at again.
+of its kind; what fails is taken out, and the rest is looked at again. A quick answer makes it for the first of these
+alone, and shows no other.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class SteadyCheck:
             chosen = recommend(options, self.job)
             if chosen.longer is not None:
                 return chosen
+        if not self.job.searches:  # a quick answer drops what would not be recommended
+            return None
         able = {id(option) for option in permitted(options, self.job)}
         kinds = dict.fromkeys(option.facts.kind for option in unsure if option.facts is not None)
         for kind in sorted(kinds, key=lambda one: self._tries[one]):  # so that no kind uses up the time of the others
