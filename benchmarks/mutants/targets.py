@@ -124,10 +124,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     "partreduce/verify/tables.py": ((TABLE_CLAIMS,),),
     "partreduce/verify/quorum.py": ((QUORUM_CLAIMS,),),
-    **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
+    "partreduce/planner/tables.py": ROUTES,
     **{
-        f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
-        for name in ("quorums", "quorum_runs")
+        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
+        for name in ("candidates", "trials")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
     **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "rounds")},

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from benchmarks.kit import command, machine, parser, table, write
 from partreduce import PlanRequest
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors
 from partreduce.planner.front import front
 from partreduce.schedulers.synthesis import Problem, search
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock

@@ -14,8 +14,8 @@ from partreduce.commands.simulate_tables import touched_of
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
 from partreduce.planner.delay import Delay
 from partreduce.planner.job import Data, PlanRequest, effort_of
-from partreduce.planner.model_tables import ModelFacts, read_model
 from partreduce.planner.steps_model import Optimizer
+from partreduce.planner.tables import ModelFacts, read_model
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.closed_model import dumped

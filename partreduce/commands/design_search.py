@@ -10,11 +10,10 @@ from rich.markup import escape
 
 from partreduce.commands.verify import in_plain_words, verdict_words
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size, suggest_verify
-from partreduce.planner.hybrid import Hybrid, plan_hybrid
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.model_tables import ModelFacts
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan, plan
+from partreduce.planner.tables import Hybrid, ModelFacts, plan_hybrid
 from partreduce.report.front import draw_front
 from partreduce.report.picture import check, save
 from partreduce.report.table import Column, table

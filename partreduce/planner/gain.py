@@ -113,13 +113,16 @@ def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
 
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Delay
     that nobody asked for is different: what it costs depends on the task, and what waits for its averages does not pay
-    it. Coded sums took longer in the lab than predicted, plain ones did not (`travel.WORTH`). And what a calibrated
-    task was lost under has to win at `LOST_RATIO` times its steps: no time saved makes up for a loss never reached.
+    it; nor what comes from a run, whose seconds vary. Coded sums took longer in the lab than predicted, plain ones did
+    not (`travel.WORTH`). And what a calibrated task was lost under has to win at `LOST_RATIO` times its steps: no time
+    saved makes up for a loss never reached.
     """
     if job.fastest:
         return option.time
     is_doubtful = (option.late or option.facts) and not _is_asked_for(option, job)
     time = option.time_at_worst if is_doubtful else option.time
+    if is_doubtful and option.facts:  # of a run, whose seconds vary
+        time *= 1 + NINE_OF_TEN * option.step_error
     return time * (LOST_RATIO if option.may_fail else 1.0) / (1 - worth(option.schedule))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from partreduce.planner.axes import Axes
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors, weighed_kinds
 from partreduce.planner.failure_plans import has_plan
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import WORTH, decisive_time
@@ -17,8 +17,7 @@ from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.preference import preference
 from partreduce.planner.recommend import permitted
 from partreduce.planner.travel import timed
-from partreduce.planner.trials.kinds import weighed_kinds
-from partreduce.planner.trials.kit import Trials
+from partreduce.planner.trials import try_all
 from partreduce.planner.work import SETTINGS, payer, work_of, work_of_setting
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
@@ -61,7 +60,7 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighed(), list[str]()
     first, rules = CATALOGUE_SHARE * clock.limit, RULES_SHARE * clock.limit
-    searched = until - clock.limit * sum(kind.share for kind in kinds)
+    searched = until - clock.limit * sum(kind.share for kind in kinds.values())
     brief = BRIEF_SHARE * clock.limit * (job.is_limited and not alone)
     if not job.searches:
         rules = max(QUICK_SHARE * clock.limit, searched) - brief
@@ -84,16 +83,17 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     if sampling:
         say("sampling step times")
         weighed.options = _sampled(weighed, job, payer(clock, max(searched, rules + sampling)))
-    each, all_shares = clock.limit, sum(kind.share for kind in kinds)
+    each, all_shares = clock.limit, sum(kind.share for kind in kinds.values())
     if not job.searches and not alone:
         left = QUICK_KINDS * max(0.0, until - clock.position())
         until, each = clock.position() + left, left / max(all_shares, 1e-9)
-    for index, kind in enumerate(kinds):
+    for word, kind in kinds.items():
         say(f"running {kind.name} in virtual time")
-        later = each * sum(one.share for one in kinds[index + 1 :])
-        trials = Trials(job, clock, until - later)
-        weighed.options += kind.options(trials)
-        weighed.left_out[kind.name] = trials.left_out
+        all_shares -= kind.share
+        pay, asked = payer(clock, until - each * all_shares), {"iteration_gap": job.gap, "partial": job.quorum}
+        tried = try_all(kind.candidates(job, pay), job, pay, in_any_case=bool(asked.get(word)))
+        weighed.options += tried.options
+        weighed.left_out[kind.name] = tried.left_out
     if job.tolerate_failures:
         weighed.options = [option for option in weighed.options if has_plan(option.schedule)]
     if job.tables:

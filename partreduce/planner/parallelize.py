@@ -15,9 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from partreduce.planner.model_tables import tables_of
-from partreduce.planner.routes import check_unpriced, choose_routes
-from partreduce.planner.table_prices import APPLYING
+from partreduce.planner.tables import APPLYING, check_unpriced, choose_routes, tables_of
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
 from partreduce.runtime.liveness.awaited_texts import decided

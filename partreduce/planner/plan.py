@@ -9,18 +9,19 @@ from importlib import import_module
 from typing import Any
 
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
+from partreduce.planner.candidates import weighed_kinds
 from partreduce.planner.failure_plans import survival
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import EFFORTS, PlanRequest
-from partreduce.planner.left_out import not_reached, not_weighed
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import weigh
-from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
-from partreduce.planner.trials import kinds
-from partreduce.planner.trials.steady import STEADY_SHARE, SteadyCheck
+from partreduce.planner.trials import STEADY_SHARE, SteadyCheck
+from partreduce.report import kinds
+from partreduce.report.kinds import not_reached, not_weighed
+from partreduce.report.payoff import late_and_small
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Front
 from partreduce.topo.argument_types import check_arguments
@@ -104,13 +105,17 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         load_searchers()
     clock = job.clock()
     until = clock.limit - min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
-    longer = STEADY_SHARE * clock.limit if kinds.sample_distances(job) else 0.0
+    longer = STEADY_SHARE * clock.limit if set(weighed_kinds(job)) - {"outer"} else 0.0
     # An effort is for what is weighed, and longer runs come on top of it; seconds are for both.
     weighed = weigh(job, clock, until if clock.effort else until - longer, say)
     searched, steady = weighed.searched, SteadyCheck(job, clock, clock.limit + longer if clock.effort else until)
     say("running for longer what has to be steady")
     options = steady.settled(as_ran(weighed.options, job))
-    chosen = _recommend(options, job, searched, clock, steady)
+    chosen, lost = _recommend(options, job, searched, clock, steady), list[str]()
+    while why := steady.lost(chosen, options):
+        lost.append(why)
+        options = [option for option in options if option is not chosen]
+        chosen = _recommend(options, job, searched, clock, steady)
     goes = survival(chosen.schedule, job, say=say) if job.tolerate_failures else None
     going = chosen if goes is None else replace(chosen, schedule=goes.schedule)
     shown = [going if option is chosen else option for option in options]
@@ -132,6 +137,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
             *cautions(chosen, job, answer.ended if job.searches else "its effort is quick"),
             *kinds.cautions(chosen, job),
             *steady.words(),
+            *([f"left out, because it wins only if workers are as slow as said: {', '.join(lost)}"] if lost else []),
             *not_reached(weighed.left_out, answer),
             *not_weighed(job),
         ],

@@ -8,7 +8,6 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
-from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import (
     TIE,
@@ -29,6 +28,7 @@ from partreduce.planner.outer_prices import FRAGMENTS
 from partreduce.planner.preference import preference
 from partreduce.planner.steps_model import BORNE, LOST, LOST_RATIO, MANY, Optimizer
 from partreduce.planner.travel import worth
+from partreduce.planner.work import MAX_GRAPH_WORKERS
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import InputError, PartreduceError, UndecidedError

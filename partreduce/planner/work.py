@@ -11,6 +11,8 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.metrics.classes import num_entries
 from partreduce.topo.schedule import Schedule
 
+MAX_GRAPH_WORKERS = 256
+"""Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
 PER_OPTION = 1e-2
 """Figures of a rule, or of few workers; half of that again for each codec beyond the first."""
 PER_ENTRY = 1e-8

@@ -17,7 +17,7 @@ from benchmarks.papers.tables.models import BATCH, Language, LanguageData
 from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS_CUT
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from benchmarks.papers.tables.worker import READY, SHAPED
-from partreduce.planner.routes import Chosen
+from partreduce.planner.tables import Chosen
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware, Link
@@ -113,8 +113,7 @@ class Known:
 
     def chosen(self, schedule: Schedule, codecs: tuple[Codec, ...] = (Codec.NONE,)) -> Chosen:
         """The planner's routes beside a strategy for everything else, rows in one of these codecs."""
-        from partreduce.planner.routes import choose_routes
-        from partreduce.planner.table_prices import Table
+        from partreduce.planner.tables import Table, choose_routes
 
         tables = [
             Table(parameter=name, rows=rows, columns=columns, touched=self.shares[name], gradient="sparse")

@@ -8,10 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from partreduce.commands import build_app
-from partreduce.planner.hybrid import plan_hybrid
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.model_tables import ModelFacts, measure_touched, read_model, tables_of
-from partreduce.planner.table_prices import Table
+from partreduce.planner.tables import ModelFacts, Table, measure_touched, plan_hybrid, read_model, tables_of
 from partreduce.runtime.sharding.touched import OtherUses
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule

@@ -7,13 +7,16 @@ from dataclasses import replace
 import pytest
 
 from partreduce import Limits, Objective, PlanRequest
-from partreduce.planner.competitors import RESTS
+from partreduce.planner.candidates import RESTS
 from partreduce.planner.job import EFFORTS
+from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InfeasibleError
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.timing.compute import RandomDelay, RotatingDelay
+from partreduce.topo.timing.quorum import sampled
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(25e6), model_bytes=500_000_000, compute=0.05)
 
@@ -67,3 +70,18 @@ def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch: p
             ratio = quick.recommendation.time / found.recommendation.time
             name = quick.recommendation.name
             assert said == f"the quick answer, {name}, is predicted to take {ratio:.3g} times as long"
+
+
+@pytest.mark.parametrize("disturbance", [None, RandomDelay(1, 0.2), RotatingDelay(0.0, 0.1)], ids=str)
+def test_step_times_that_vary_are_sampled_of_what_is_good_at_mean_speeds(disturbance) -> None:
+    asked = job("2x2", disturbance=disturbance)
+    asked = replace(asked, cluster=replace(asked.cluster, hardware=replace(HARDWARE, jitter=0.2)), gap=False)
+    even = asked.at_mean_speeds
+    assert even.compute_times().is_fixed
+    drawn = sampled(asked.compute_times(), 4, seed=1)
+    assert even.compute_times().base == pytest.approx(drawn.mean(), rel=0.1)
+    found = plan(replace(asked, quorum=False))
+    assert found.recommendation.step_error > 0, "it is sampled"
+    for option in (one for one in found.options if one.facts is None):
+        once = measure(option.schedule, even, algorithm=option.algorithm).step_seconds
+        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "no step is shorter than on average"

@@ -8,8 +8,7 @@ import pytest
 
 from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
-from partreduce.planner.routes import choose_routes
-from partreduce.planner.table_prices import Pricing, Table
+from partreduce.planner.tables import Pricing, Table, choose_routes
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware, Link
