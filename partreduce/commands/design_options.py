@@ -80,8 +80,13 @@ TolerateFailures = Annotated[
 ]
 DataName = Annotated[Data, typer.Option(help="How samples are spread.", rich_help_panel=options.MODEL)]
 OptimizerName = Annotated[
-    OptimizerChoice,
-    typer.Option("--optimizer", help="Predict steps for this optimizer; AdamW is adam.", rich_help_panel=options.MODEL),
+    OptimizerChoice | None,
+    typer.Option(
+        "--optimizer",
+        help="Predict steps for this optimizer; AdamW is adam, which is assumed where neither --model nor --pilot says "
+        "it.",
+        rich_help_panel=options.MODEL,
+    ),
 ]
 PilotFile = Annotated[
     Path | None,

@@ -22,6 +22,7 @@ from partreduce.console import size as in_bytes
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.plan import Plan, plan
 from partreduce.planner.predict import predict
+from partreduce.planner.steps_model import Optimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError, ScheduleError
 from partreduce.topo.hardware import Hardware
@@ -417,18 +418,23 @@ def _local_reason(seconds: float, other: float, *, is_local: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The tables of a model, the bytes of everything else that is trained, and from how many steps α was measured."""
+    """The tables of a model, the bytes of everything else that is trained, and from how many steps α was measured.
+
+    `optimizer` is the one that comes with the model, if one does and it is of a kind that was measured.
+    """
 
     tables: tuple[Table, ...]
     dense_bytes: int
     num_steps: int = 0
+    optimizer: Optimizer | None = None
 
 
 def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] | None = None) -> ModelFacts:
-    """Call the function of `FILE.py:NAME`, and look at the model that it returns, alone or as (model, batches).
+    """Call the function of `FILE.py:NAME`, and look at the model that it returns, or (model, batches).
 
-    Of each batch the model's forward() takes the leading parts; batches are dealt to the workers of the `cluster` in
-    turn. What is known of tables already (`touched`, by the names of their parameters) is not measured.
+    An optimizer may stand behind the model. Of each batch the model's forward() takes the leading parts; batches are
+    dealt to the workers of the `cluster` in turn. What is known of tables already (`touched`, by the names of their
+    parameters) is not measured.
 
     Raises:
         FileError: there is no such file.
@@ -439,11 +445,12 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
     from partreduce.runtime.sharding.touched import OtherUses
 
     built = _call(text)
-    model, batches = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(
-            f"--model {text}: returned what is no model ({type(model).__name__}); it returns one, or (model, batches)"
-        )
+    model, *rest = built if isinstance(built, tuple) and 1 < len(built) <= 3 else (built,)
+    optimizer = rest.pop(0) if rest and isinstance(rest[0], torch.optim.Optimizer) else None
+    batches = rest.pop(0) if rest else None
+    if not isinstance(model, torch.nn.Module) or rest:
+        found = type(built if rest else model).__name__
+        raise InputError(f"--model {text}: returned what is no model ({found}); it returns one, or (model, batches)")
     known, num_steps, uses = dict(touched or {}), 0, OtherUses(model)
     _check_unknown(known, model)
     if batches is not None:
@@ -453,8 +460,18 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
         except PartreduceError as error:
             raise InputError(f"--model {text}: {error}") from None
         known = measured | known
-    tables, dense_bytes = tables_of(model, known, other_uses=uses.found)
-    return ModelFacts(tables=tables, dense_bytes=dense_bytes, num_steps=num_steps)
+    tables, dense_bytes = tables_of(model, known, optimizer, other_uses=uses.found)
+    kind = None if optimizer is None else kind_of(optimizer)
+    return ModelFacts(tables=tables, dense_bytes=dense_bytes, num_steps=num_steps, optimizer=kind)
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> Optimizer | None:
+    """Which of the optimizers that were measured it is like; None if it is like none."""
+    if "Adam" in type(optimizer).__name__:
+        return Optimizer.ADAM
+    if type(optimizer).__name__ != "SGD":
+        return None
+    return Optimizer.MOMENTUM if any(group["momentum"] for group in optimizer.param_groups) else Optimizer.SGD
 
 
 def tables_of(
