@@ -80,9 +80,14 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     weighed.left_out["the catalogue"] = missed
     if not alone and searched:
         _search(weighed, even, clock, searched - sampling, say)
+    if outer := kinds.pop("outer", None):  # they have formulas, too
+        pay = payer(clock, clock.position() + outer.share * clock.limit)
+        tried = try_all(outer.candidates(even, pay), even, pay, in_any_case=False)
+        weighed.options += tried.options
+        weighed.left_out[outer.name] = tried.left_out
     if sampling:
         say("sampling step times")
-        weighed.options = _sampled(weighed, job, payer(clock, max(searched, rules + sampling)))
+        weighed.options = _sampled(weighed, job, payer(clock, max(searched, clock.position() + sampling)))
     each, all_shares = clock.limit, sum(kind.share for kind in kinds.values())
     if not job.searches and not alone:
         left = QUICK_KINDS * max(0.0, until - clock.position())
@@ -136,7 +141,8 @@ def _sampled(weighed: Weighed, job: PlanRequest, pay: Callable[[float], bool]) -
     able = {id(one) for one in permitted(weighed.options, job)}
     ordered = sorted(weighed.options, key=lambda one: (id(one) not in able, merit(one)))
     by_seconds = [one for one in ordered if id(one) in able]
-    shown = [*baselines(ordered), *_least(by_seconds), *_least([one for one in by_seconds if not one.late])]
+    prompt, outer = ([one for one in by_seconds if not one.late], [one for one in by_seconds if one.facts])
+    shown = [*baselines(ordered), *_least(by_seconds), *_least(prompt), *_least(outer)]
     always = {id(one) for one in shown}
     listed = list({id(one): one for one in [*shown, *ordered]}.values())
     kept = list[CandidateSchedule]()
