@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.planner.brute_force import all_schedules
 from partreduce import Objective
-from partreduce.planner.limits import within_gap
+from partreduce.planner.axes import within_gap
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.planner.travel import traveling

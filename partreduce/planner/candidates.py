@@ -18,11 +18,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.axes import Axes
+from partreduce.planner.axes import Axes, within_limits
 from partreduce.planner.delay import Delay
 from partreduce.planner.front import PUBLISHED
 from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.outer_prices import ERRORS, MEASURED, Measured

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
+from partreduce.planner import kinds
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
 from partreduce.planner.candidates import weighed_kinds
 from partreduce.planner.failure_plans import survival
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import EFFORTS, PlanRequest
+from partreduce.planner.kinds import not_reached, not_weighed
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import weigh
+from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
 from partreduce.planner.trials import STEADY_SHARE, SteadyCheck
-from partreduce.report import kinds
-from partreduce.report.kinds import not_reached, not_weighed
-from partreduce.report.payoff import late_and_small
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Front
 from partreduce.topo.argument_types import check_arguments

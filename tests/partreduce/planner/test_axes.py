@@ -10,14 +10,13 @@ import pytest
 
 from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.__main__ import main
-from partreduce.planner.axes import Axes
+from partreduce.planner.axes import Axes, Setting
 from partreduce.planner.candidates import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import decisive_time
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.plan import plan
 from partreduce.planner.preference import preference
-from partreduce.planner.timings import Setting
 from partreduce.planner.travel import timed
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster

@@ -15,12 +15,12 @@ from partreduce.__main__ import main
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE, simplicity
+from partreduce.planner.kinds import WORDS
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import try_all
 from partreduce.planner.work import payer
-from partreduce.report.kinds import WORDS
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock

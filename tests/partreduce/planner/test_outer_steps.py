@@ -14,11 +14,11 @@ from partreduce import Limits, PlanRequest
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import counted, regrets, times_by_case
 from partreduce.planner.job import Data
+from partreduce.planner.kinds import WORDS, not_weighed
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import cautions, recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
-from partreduce.report.kinds import WORDS, not_weighed
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.compute import ComputeTimes

@@ -11,11 +11,11 @@ from partreduce import PlanRequest, load_schedule
 from partreduce.__main__ import main
 from partreduce.planner.candidates import all_reduce, quorum_settings
 from partreduce.planner.delay import Delay
+from partreduce.planner.kinds import not_weighed
 from partreduce.planner.plan import plan
 from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
 from partreduce.planner.trials import price_of
-from partreduce.report.kinds import not_weighed
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster
