@@ -154,12 +154,9 @@ class Pricing:
     applying: float = APPLYING
     handling: float = HANDLING
     codecs: tuple[Codec, ...] = (Codec.NONE,)
-    _own: dict[tuple[str, Placement, bool, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
+    local_aggregation: bool = True
+    _own: dict[tuple[str, Placement, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.schedule.cluster
 
     def by_strategy(self, ways: Ways) -> int:
         """Bytes that the strategy averages: everything else, and the tables that go as everything else does."""
@@ -174,64 +171,76 @@ class Pricing:
             self._averaging[num_bytes] = cost
         return self._averaging[num_bytes]
 
-    def codecs_of(self, ways: Ways, *, local_aggregation: bool) -> list[Codec]:
-        """The codecs in which the tables' rows travel if they go these ways."""
-        gathers = Placement.GATHER in ways
-        return [
-            self.own(table, way, local_aggregation=local_aggregation, beside_gathered=gathers)[0]
-            for table, way in zip(self.tables, ways, strict=True)
-        ]
+    def own(self, table: Table, way: Placement, *, gathers: bool) -> tuple[Codec, Exchange]:
+        """The codec that pays, and what the table takes in it beside the strategy, rows visited as gradients; kept.
 
-    def own(
-        self, table: Table, way: Placement, *, local_aggregation: bool, beside_gathered: bool
-    ) -> tuple[Codec, Exchange]:
-        """The codec that pays, and what the table takes in it beside the strategy, rows visited as gradients; kept."""
-        key = table.parameter, way, local_aggregation, beside_gathered
+        With `gathers` other tables are gathered in the same step.
+        """
+        key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
             kept: tuple[Codec, Exchange] | None = None
             for codec in self.codecs if way is not Placement.DENSE else (Codec.NONE,):
-                sent = self._sent(table, way, codec, local_aggregation, beside_gathered)
+                sent = self._sent(table, way, codec, gathers)
                 if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
                     kept = codec, sent
             assert kept is not None, "there is a codec, if only none"
-            visits = self.applying * table.visited(way, self.cluster.num_workers)
-            visits += self.handling * table.handled(way, self.cluster, local_aggregation=local_aggregation)
+            visits = self.applying * table.visited(way, cluster.num_workers)
+            visits += self.handling * table.handled(way, cluster, local_aggregation=self.local_aggregation)
             self._own[key] = kept[0], Exchange(gradients=visits) + kept[1]
         return self._own[key]
 
-    def _sent(
-        self, table: Table, way: Placement, codec: Codec, local_aggregation: bool, beside_gathered: bool
-    ) -> Exchange:
+    def _sent(self, table: Table, way: Placement, codec: Codec, gathers: bool) -> Exchange:
         return exchange(
-            table.route(way, codec),
-            table.shares,
-            self.cluster,
-            self.hardware,
-            local_aggregation=local_aggregation,
-            element_bytes=table.element_bytes,
-            beside_gathered=beside_gathered,
-        )
+            table.route(way, codec), table.shares, self.schedule.cluster, self.hardware,
+            local_aggregation=self.local_aggregation, element_bytes=table.element_bytes, beside_gathered=gathers,
+        )  # fmt: skip
 
-    def saved(self, table: Table, route: TablePlacement, *, local_aggregation: bool, beside_gathered: bool) -> Cost:
+    def saved(self, table: Table, route: TablePlacement, *, gathers: bool) -> Cost:
         """What a table's codec saves of a step."""
-        exact, coded = (
-            self._sent(table, route.way, codec, local_aggregation, beside_gathered)
-            for codec in (Codec.NONE, route.codec)
-        )
+        exact, coded = (self._sent(table, route.way, codec, gathers) for codec in (Codec.NONE, route.codec))
         return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
-    def cost(self, ways: Sequence[Placement | None], *, local_aggregation: bool) -> Cost:
+    def cost(self, ways: Sequence[Placement | None]) -> Cost:
         """Of a step's exchanges, averages and visits, if the tables go these ways; None leaves a table out."""
         going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
         dense = sum(table.num_bytes for table, way in going if way is Placement.DENSE)
         averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
-        gathers = any(way is Placement.GATHER for _, way in going)
         for table, way in going:
-            apart += self.own(table, way, local_aggregation=local_aggregation, beside_gathered=gathers)[1]
+            apart += self.own(table, way, gathers=Placement.GATHER in ways)[1]
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
-    def seconds(self, ways: Ways, *, local_aggregation: bool) -> float:
-        return self.cost(ways, local_aggregation=local_aggregation).seconds
+    def best(self) -> tuple[float, tuple[Placement, ...]]:
+        """The least seconds, and the ways that take them."""
+        allowed = [table.allowed for table in self.tables]
+        if prod(map(len, allowed)) <= MAX_COMBINATIONS:
+            return min(((self.cost(ways).seconds, ways) for ways in product(*allowed)), key=lambda one: one[0])
+        ends = []
+        for first in IN_ORDER:
+            ways = tuple(first if first in own else own[0] for own in allowed)
+            now, changed = self.cost(ways).seconds, True
+            while changed:  # one table's way at a time while that takes less
+                changed = False
+                for place, own in enumerate(allowed):
+                    for way in own:
+                        other = (*ways[:place], way, *ways[place + 1 :])
+                        if (then := self.cost(other).seconds) < now * (1 - 1e-12):
+                            now, ways, changed = then, other, True
+            ends.append((now, ways))
+        return min(ends, key=lambda one: one[0])
+
+    def alternatives(self, ways: Ways) -> dict[str, dict[Placement, Cost]]:
+        """What each way of a table adds to a step, all others going as they do."""
+        result: dict[str, dict[Placement, Cost]] = {}
+        for place, table in enumerate(self.tables):
+            others: list[Placement | None] = list(ways)
+            others[place] = None
+            without = self.cost(others)
+            for way in table.allowed:
+                others[place] = way
+                cost = self.cost(others)
+                added = Cost(cost.seconds - without.seconds, cost.nic_bytes - without.nic_bytes)
+                result.setdefault(table.parameter, {})[way] = added
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,36 +307,31 @@ def choose_routes(
         raise InputError("tables: no codec is allowed, not even none")
     if listed:
         check_unpriced(schedule)
-    pricing = Pricing(
-        tables=listed,
-        schedule=schedule,
-        hardware=hardware,
-        dense_bytes=dense_bytes,
-        applying=applying,
-        handling=handling,
-        codecs=tuple(map(Codec, codecs)),
-    )
     flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
-    found = [(*_best(pricing, local_aggregation=flag), flag) for flag in flags]
-    seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
-    coded = pricing.codecs_of(ways, local_aggregation=local)
-    tables_ = tuple(table.route(way, codec) for table, way, codec in zip(listed, ways, coded, strict=True))
+    pricings = [
+        Pricing(
+            tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying,
+            handling=handling, codecs=tuple(map(Codec, codecs)), local_aggregation=flag,
+        )
+        for flag in flags
+    ]  # fmt: skip
+    found = [(*pricing.best(), pricing) for pricing in pricings]
+    seconds, ways, pricing = min(found, key=lambda one: (one[0], one[2].local_aggregation))
+    local, gathers = pricing.local_aggregation, Placement.GATHER in ways
+    tables_ = tuple(
+        table.route(way, pricing.own(table, way, gathers=gathers)[0]) for table, way in zip(listed, ways, strict=True)
+    )
     routes = Payload(tables=tables_, local_aggregation=local, average=average) if tables_ else Payload()
     replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # refuses what cannot be
-    costs = _alternatives(pricing, ways, local_aggregation=local)
-    reasons = []
-    for table, route in zip(listed, tables_, strict=True):
-        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=Placement.GATHER in ways)
-        reasons.append(_reason(table, route, costs[table.parameter], saved))
-    if len(flags) > 1 and any(way is not Placement.DENSE for way in ways):
-        other = pricing.seconds(ways, local_aggregation=not local)
-        reasons.append(_local_reason(seconds, other, is_local=local))
+    costs = pricing.alternatives(ways)
+    reasons = [
+        _reason(table, route, costs[table.parameter], pricing.saved(table, route, gathers=gathers))
+        for table, route in zip(listed, tables_, strict=True)
+    ]
+    others = [one for one in pricings if one is not pricing and any(way is not Placement.DENSE for way in ways)]
+    reasons += [_local_reason(seconds, other.cost(ways).seconds, is_local=local) for other in others]
     return Chosen(
-        routes=routes,
-        seconds=seconds,
-        dense_bytes=pricing.by_strategy(ways),
-        costs=costs,
-        reasons=tuple(reasons),
+        routes=routes, seconds=seconds, dense_bytes=pricing.by_strategy(ways), costs=costs, reasons=tuple(reasons)
     )
 
 
@@ -342,47 +346,6 @@ def check_unpriced(schedule: Schedule) -> None:
             "can be chosen for it; name each table's way in the schedule file (payload.tables), or take allreduce, "
             "static or neighbor"
         )
-
-
-def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Placement, ...]]:
-    """The least seconds, and the ways that take them."""
-    allowed = [table.allowed for table in pricing.tables]
-
-    def priced(ways: tuple[Placement, ...]) -> float:
-        return pricing.seconds(ways, local_aggregation=local_aggregation)
-
-    if prod(map(len, allowed)) <= MAX_COMBINATIONS:
-        best = min(product(*allowed), key=priced)
-        return priced(best), best
-    ends = []
-    for first in IN_ORDER:
-        ways = tuple(first if first in own else own[0] for own in allowed)
-        now, changed = priced(ways), True
-        while changed:  # one table's way at a time while that takes less
-            changed = False
-            for place, own in enumerate(allowed):
-                for way in own:
-                    other = (*ways[:place], way, *ways[place + 1 :])
-                    if (then := priced(other)) < now * (1 - 1e-12):
-                        now, ways, changed = then, other, True
-        ends.append((now, ways))
-    return min(ends, key=lambda one: one[0])
-
-
-def _alternatives(pricing: Pricing, ways: Ways, *, local_aggregation: bool) -> dict[str, dict[Placement, Cost]]:
-    """What each way of a table adds to a step, all others going as they do."""
-    result: dict[str, dict[Placement, Cost]] = {}
-    for place, table in enumerate(pricing.tables):
-
-        def priced(way: Placement | None, place: int = place) -> Cost:
-            return pricing.cost([*ways[:place], way, *ways[place + 1 :]], local_aggregation=local_aggregation)
-
-        without = priced(None)
-        found = {way: priced(way) for way in table.allowed}
-        result[table.parameter] = {
-            way: Cost(cost.seconds - without.seconds, cost.nic_bytes - without.nic_bytes) for way, cost in found.items()
-        }
-    return result
 
 
 def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], saved: Cost) -> str:

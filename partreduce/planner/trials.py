@@ -132,12 +132,10 @@ class Outcome:
     synchronous round gives 1. Gradients come `delay` whole steps late on average, in `age` rounds. `noise` is the
     number of workers whose gradients would leave as much noise in the mean, `shares` (num_workers,) what each one's
     count where an even share is 1, `active` how many are in a round, and `computed` the part of all steps that were
-    computed.
-    `distances` are the consensus distances of the first quarter, the first half and the whole of the run, which
-    `is_sampled` says come from it.
+    computed. `distances` are the consensus distances of the first quarter, the first half and the whole of the run,
+    which `is_sampled` says come from it.
     """
 
-    num_rounds: int
     seconds: float
     error: float
     communication: float
@@ -188,7 +186,6 @@ def trial(
     zero = Metric(0.0, MetricKind.EXACT, "one copy of the parameters, or averages over all workers")
     decided = absent("what is averaged is decided while the job runs")
     outcome = Outcome(
-        num_rounds=num_rounds,
         seconds=seconds,
         error=_error(timeline, first) / seconds if seconds else 0.0,
         communication=float(timeline.communicating().mean()) / steps,
