@@ -325,9 +325,11 @@ class Axes:
         return ScheduleMetrics(spread, pushed, self.metrics.contraction, apart)
 
     def _may_fail(self, setting: Setting) -> bool:
-        """As `CandidateSchedule.may_fail`, or by its drift."""
+        """As `CandidateSchedule.may_fail`, by its drift, or because nobody measured what averages as little."""
         if self.job.fastest or self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
             return False
+        if self.usual.is_unpriced_beyond and self.extrapolates(setting):
+            return True
         metrics = self.at(setting)
         if not self.job.bears_drift(metrics.drift.value or 0.0):
             return True

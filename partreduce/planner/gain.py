@@ -193,11 +193,13 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
 
     What is late, and was not asked for, has to be fastest where delay costs most; what a calibrated task was lost
     under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted. What lets workers drift
-    apart on data of their own needs a price of that (`PlanRequest.bears_drift`), where anything else is allowed.
+    apart on data of their own needs a price of that (`PlanRequest.bears_drift`), and what averages less than anything
+    that was measured a price of what lies beyond, where anything else is allowed.
     """
     if job.fastest:
         return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
+    options = [one for one in options if not (one.extrapolated and one.model.is_unpriced_beyond)] or options
     for is_doubtful in (lambda one: one.may_fail, _is_coded, lambda one: one.late or one.facts):
         times = counted(options, job)
         sure = min((time for one, time in zip(options, times, strict=True) if not is_doubtful(one)), default=math.inf)

@@ -27,7 +27,7 @@ from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Of the time, after which the catalogue's graphs, and then its rules, are no longer measured."""
-QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.6
+QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.45
 """Of a quick answer's time, kept for the catalogue at the least, and for a brief search where a job has limits; of the
 time that is left then, what runs in virtual time may take."""
 SAMPLING_SHARE = 0.1

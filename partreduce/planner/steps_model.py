@@ -202,6 +202,11 @@ class StepsModel:
         """The relative error that 9 of 10 schedules, or 9 of 10 overlapped ones, kept on data placed like this."""
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
+    @property
+    def is_unpriced_beyond(self) -> bool:
+        """Whether nothing is known of what lies outside of the measured: no price of it, and no pilot's interval."""
+        return self.a_beyond is None
+
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
         """Whether the metrics lie outside what was measured."""
         return consensus_distance > self.max_consensus_distance or drift > self.max_drift
