@@ -143,6 +143,7 @@ def _sampled(weighed: Weighed, job: PlanRequest, pay: Callable[[float], bool]) -
     by_seconds = [one for one in ordered if id(one) in able]
     prompt, outer = ([one for one in by_seconds if not one.late], [one for one in by_seconds if one.facts])
     shown = [*baselines(ordered), *_least(by_seconds), *_least(prompt), *_least(outer)]
+    shown += [one for one in ordered if one.name == job.take]
     always = {id(one) for one in shown}
     listed = list({id(one): one for one in [*shown, *ordered]}.values())
     kept = list[CandidateSchedule]()

@@ -417,7 +417,10 @@ class SteadyCheck:
         again = Candidate(facts.kind, chosen.name, facts.words, chosen.schedule, chosen.algorithm)
         if not self._has_time(again.nominal(rounds)):
             return f"{chosen.name} (there was no time to run it with less slow workers)"
-        there = decisive_time(priced(again, trial(again.schedule, eased, rounds, again.algorithm), eased), eased)
+        try:
+            there = decisive_time(priced(again, trial(again.schedule, eased, rounds, again.algorithm), eased), eased)
+        except PartreduceError as error:
+            return f"{chosen.name} ({error})"
         seconds = seconds_of(rival.schedule, eased, rival.algorithm).step
         ratio = there / max(decisive_time(replace(rival, step_seconds=seconds), eased), 1e-300)
         if ratio <= 1 + TIE:
