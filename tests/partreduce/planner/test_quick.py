@@ -11,6 +11,8 @@ from partreduce.planner.candidates import RESTS
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
+from partreduce.planner.recommend import recommend
+from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InfeasibleError
@@ -85,3 +87,11 @@ def test_step_times_that_vary_are_sampled_of_what_is_good_at_mean_speeds(disturb
     for option in (one for one in found.options if one.facts is None):
         once = measure(option.schedule, even, algorithm=option.algorithm).step_seconds
         assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "no step is shorter than on average"
+
+
+def test_what_averages_less_than_was_measured_is_recommended_only_as_the_fastest() -> None:
+    asked = job("4x4", optimizer=Optimizer.ADAM)
+    found = plan(asked)
+    assert not found.recommendation.extrapolated
+    assert any(one.extrapolated and one.time < found.recommendation.time for one in found.options)
+    assert recommend(found.options, replace(asked, fastest=True)).extrapolated
