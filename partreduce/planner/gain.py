@@ -199,12 +199,18 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
     if job.fastest:
         return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
-    options = [one for one in options if not (one.extrapolated and one.model.is_unpriced_beyond)] or options
+    options = [one for one in options if not _is_unpriced(one)] or options
     for is_doubtful in (lambda one: one.may_fail, _is_coded, lambda one: one.late or one.facts):
         times = counted(options, job)
         sure = min((time for one, time in zip(options, times, strict=True) if not is_doubtful(one)), default=math.inf)
         options = [one for one, time in zip(options, times, strict=True) if not is_doubtful(one) or time <= sure]
     return list(options)
+
+
+def _is_unpriced(option: CandidateSchedule) -> bool:
+    """Whether it averages less than anything that was measured; outer steps have the price of the nearest setting."""
+    has_own_price = option.facts is not None and bool(option.facts.by_task)
+    return option.extrapolated and option.model.is_unpriced_beyond and not has_own_price
 
 
 def _is_coded(option: CandidateSchedule) -> bool:
