@@ -471,5 +471,6 @@ KINDS: dict[str, Kind] = {
 
 
 def weighed_kinds(job: PlanRequest) -> dict[str, Kind]:
-    """Those that this job weighs."""
-    return {word: kind for word, kind in KINDS.items() if (job.searches or kind.is_quick) and kind.weighs(job)}
+    """Those that this job weighs; one may be selected by its name."""
+    is_open_to_all = job.searches or job.take is not None
+    return {word: kind for word, kind in KINDS.items() if (is_open_to_all or kind.is_quick) and kind.weighs(job)}

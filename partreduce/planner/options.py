@@ -96,7 +96,8 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
         say(f"running {kind.name} in virtual time")
         all_shares -= kind.share
         pay, asked = payer(clock, until - each * all_shares), {"iteration_gap": job.gap, "partial": job.quorum}
-        tried = try_all(kind.candidates(job, pay), job, pay, in_any_case=bool(asked.get(word)))
+        candidates = kind.candidates(job, pay if job.take is None else lambda _: True)
+        tried = try_all(candidates, job, pay, in_any_case=bool(asked.get(word)))
         weighed.options += tried.options
         weighed.left_out[kind.name] = tried.left_out
     if job.tolerate_failures:

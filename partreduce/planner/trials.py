@@ -338,7 +338,7 @@ def try_all(
     """Try those that there is time for; the cheapest one if nothing was tried and one is needed `in_any_case`."""
     tried, missed = Tried([], []), list[Candidate]()
     for candidate in candidates:
-        if not pay(candidate.nominal()):
+        if not pay(candidate.nominal()) and candidate.name != job.take:
             missed.append(candidate)
         elif (option := candidate.option(job)) is not None:
             tried.options.append(option)
