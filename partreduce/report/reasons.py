@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partreduce.planner.delay import Delay
-from partreduce.planner.gain import TIE, contenders, counted, regrets, times_by_case
+from partreduce.planner.gain import TIE, contenders, counted, is_unpriced, regrets, times_by_case
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.outer_prices import FRAGMENTS
@@ -22,11 +22,11 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 def explained(planned: Plan, job: PlanRequest) -> Plan:
     """The plan with all reasons and cautions, the general ones before those of single kinds."""
-    chosen = planned.recommendation
+    chosen, ended = planned.recommendation, planned.answer.ended if job.searches else "its effort is quick"
     return replace(
         planned,
         reasons=[*reasons(chosen, planned.options, job), *planned.reasons],
-        cautions=[*cautions(chosen, job, planned.answer.ended), *planned.cautions],
+        cautions=[*cautions(chosen, job, ended), *planned.cautions],
     )
 
 
@@ -169,6 +169,11 @@ def _why_not(
         return (
             f"workers drift apart on {job.data} data, and under {job.optimizer} test networks did not reach their loss "
             "so; `partreduce measure` tries it on your job"
+        )
+    if is_unpriced(fastest) and not is_unpriced(chosen):
+        return (
+            "it averages less often than any schedule that was measured, so its steps are a guess; `partreduce "
+            "measure` tries it on your job"
         )
     if fastest.may_fail:
         return f"{lost(fastest, job)}; `partreduce measure` tries it on your job"

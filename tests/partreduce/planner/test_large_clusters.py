@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from partreduce import PlanRequest
-from partreduce.planner.left_out import not_weighed
+from partreduce.planner.kinds import not_weighed
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import PER_OPTION, work_of
 from partreduce.schedulers import registry

@@ -8,8 +8,8 @@ import pytest
 
 from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe
 from partreduce.__main__ import main
+from partreduce.planner.candidates import competitors
 from partreduce.planner.comparison import compare, family, repriced, variants
-from partreduce.planner.competitors import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import gain
 from partreduce.planner.measuring import measure
