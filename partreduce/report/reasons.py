@@ -170,13 +170,13 @@ def _why_not(
             f"workers drift apart on {job.data} data, and under {job.optimizer} test networks did not reach their loss "
             "so; `partreduce measure` tries it on your job"
         )
+    if fastest.may_fail:
+        return f"{lost(fastest, job)}; `partreduce measure` tries it on your job"
     if is_unpriced(fastest) and not is_unpriced(chosen):
         return (
             "it averages less often than any schedule that was measured, so its steps are a guess; `partreduce "
             "measure` tries it on your job"
         )
-    if fastest.may_fail:
-        return f"{lost(fastest, job)}; `partreduce measure` tries it on your job"
     of = dict(zip(map(id, both := [*allowed, fastest, chosen]), counted(both, job), strict=True))
     worst = of[id(fastest)] / of[id(chosen)]
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
