@@ -25,6 +25,7 @@ from partreduce.planner.trials import STEADY_SHARE, SteadyCheck
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Front
 from partreduce.topo.argument_types import check_arguments
+from partreduce.topo.describe import describe
 from partreduce.topo.document.pilot import dump_pilot
 from partreduce.topo.errors import InfeasibleError, UndecidedError
 from partreduce.topo.metrics.base import Kind
@@ -46,7 +47,8 @@ class Plan:
     `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps by its best algorithm, late
     or not. `reasons` and `cautions` are those of single kinds; `report.reasons.explained` adds the general ones.
     `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
-    synthesizer's word about its own problem, which minimizes a metric where the objective is none.
+    synthesizer's word about its own problem, which minimizes a metric where the objective is none. `over_quick` says
+    what a thorough answer gained over the quick one.
     """
 
     recommendation: CandidateSchedule
@@ -60,6 +62,7 @@ class Plan:
     answer: Answer
     search_status: str
     pilot: Pilot | None = None
+    over_quick: str = ""
 
     @property
     def consensus(self) -> str:
@@ -123,7 +126,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
     say(f"proving {going.name}")
     proof = prove(going.schedule)
     best = front(shown)
-    answer = answer_of(chosen, job, clock)
+    answer, over_quick = answer_of(chosen, job, clock), gained(chosen)
     return Plan(
         recommendation=going,
         proof=proof,
@@ -131,7 +134,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
             *kinds.reasons(chosen, options, job),
             *late_and_small(chosen, options, job),
             *([] if goes is None else [goes.words]),
-            *gained(chosen),
+            *([over_quick] if over_quick else []),
         ],
         cautions=[
             *kinds.cautions(chosen, job),
@@ -147,24 +150,26 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         answer=answer,
         search_status=str(searched.status),
         pilot=job.pilot,
+        over_quick=over_quick,
     )
 
 
-def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], list[str]]:
+def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], str]:
     """What says how much a thorough answer gained over the quick one; nothing of other answers."""
     is_thorough = job.searches and job.effort is not None and job.effort >= EFFORTS["thorough"]
     if not is_thorough or job.take is not None or job.time_limit is not None or job.gap or job.quorum:
-        return lambda _: []
+        return lambda _: ""
     say("finding the quick answer")
     try:
         quick = plan(replace(job, effort=EFFORTS["quick"])).recommendation
     except (InfeasibleError, UndecidedError):
-        return lambda _: ["the quick answer found nothing within the limits"]
+        return lambda _: "the quick answer found nothing within the limits"
 
-    def gained(chosen: CandidateSchedule) -> list[str]:
+    def gained(chosen: CandidateSchedule) -> str:
         if quick.name == chosen.name or chosen.time <= 0:
-            return ["the quick answer is the same: searching found nothing better"]
-        return [f"the quick answer, {quick.name}, is predicted to take {quick.time / chosen.time:.3g} times as long"]
+            return "the quick answer is the same: searching found nothing better"
+        ratio = quick.time / chosen.time
+        return f"the quick answer is predicted to take {ratio:.3g} times as long: {describe(quick.schedule)}"
 
     return gained
 

@@ -54,6 +54,8 @@ def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], 
     lines += _facts(compared, job, proved[:1].upper() + proved[1:], capped=planned.answer.capped)
     lines += _table(compared)
     lines += _bullets(three_reasons(compared, planned.options, job))
+    if planned.over_quick:
+        lines += _labeled("searched", planned.over_quick)
     if assumed:
         lines += _labeled("assumed", ", ".join(f"{option}={value}" for option, value in assumed.items()))
     if changes := sensitivity(compared, planned.options, job):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce import Limits, Objective, PlanRequest
+from partreduce import Limits, Objective, PlanRequest, describe
 from partreduce.planner.candidates import RESTS
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure
@@ -70,8 +70,10 @@ def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch: p
             assert said == "the quick answer is the same: searching found nothing better"
         else:
             ratio = quick.recommendation.time / found.recommendation.time
-            name = quick.recommendation.name
-            assert said == f"the quick answer, {name}, is predicted to take {ratio:.3g} times as long"
+            words = describe(quick.recommendation.schedule)
+            assert said == f"the quick answer is predicted to take {ratio:.3g} times as long: {words}"
+        assert said == found.over_quick
+        assert not quick.over_quick
 
 
 @pytest.mark.parametrize("disturbance", [None, RandomDelay(1, 0.2), RotatingDelay(0.0, 0.1)], ids=str)
