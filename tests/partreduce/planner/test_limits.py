@@ -21,6 +21,7 @@ from partreduce.__main__ import main
 from partreduce.planner.delay import Delay
 from partreduce.planner.plan import plan
 from partreduce.planner.steps_model import Optimizer
+from partreduce.report.reasons import explained
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo import metrics
@@ -70,7 +71,8 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # half a second passes from look to look
     told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
-    quiet = plan(job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, **told))
+    asked = job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, **told)
+    quiet = explained(plan(asked), asked)
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
     assert document["answer"]["capped"] is False
