@@ -9,8 +9,8 @@
   late (`delay`), steps of a round; each an `option` with its metrics (`measuring`);
 * steps: how many more than All-Reduce needs, by one model (`steps_model`), with a pilot's prices (`calibration`);
 * the rule: least worst-case regret within the limits (`recommend`, `gain`, `preference`);
-* words: why, and what to know (`recommend`, `kinds`, `payoff`, `answer`).
+* how good that is known to be (`answer`), and what it is compared with (`comparison`).
 
-Around it: `run_off` trains the finalists, `failure_plans`
-plans for failures, `tables` for tables by rows.
+Around it: `run_off` trains the finalists, `failure_plans` plans for failures, `tables` for tables by rows. The words,
+why and what to know, are `report`'s.
 """

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-from partreduce.planner import kinds
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
 from partreduce.planner.candidates import weighed_kinds
 from partreduce.planner.failure_plans import survival
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
 from partreduce.planner.job import EFFORTS, PlanRequest
-from partreduce.planner.kinds import not_reached, not_weighed
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import weigh
-from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import gain_of, recommend
 from partreduce.planner.trials import STEADY_SHARE, SteadyCheck
 from partreduce.schedulers.synthesis.clock import Clock
@@ -45,7 +42,8 @@ class Plan:
     """The answer: the recommendation with its proof, the front, the baselines, and all competitors that were measured.
 
     `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps by its best algorithm, late
-    or not. `reasons` and `cautions` are those of single kinds; `report.reasons.explained` adds the general ones.
+    or not. `reasons` and `cautions` are those of this planning; `report.reasons.explained` adds those of schedules.
+    `left_out` names by kind what the time did not reach.
     `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
     synthesizer's word about its own problem, which minimizes a metric where the objective is none. `over_quick` says
     what a thorough answer gained over the quick one.
@@ -63,6 +61,7 @@ class Plan:
     search_status: str
     pilot: Pilot | None = None
     over_quick: str = ""
+    left_out: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def consensus(self) -> str:
@@ -130,18 +129,10 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
     return Plan(
         recommendation=going,
         proof=proof,
-        reasons=[
-            *kinds.reasons(chosen, options, job),
-            *late_and_small(chosen, options, job),
-            *([] if goes is None else [goes.words]),
-            *([over_quick] if over_quick else []),
-        ],
+        reasons=[*([] if goes is None else [goes.words]), *([over_quick] if over_quick else [])],
         cautions=[
-            *kinds.cautions(chosen, job),
             *steady.words(),
             *([f"left out, because it wins only if workers are as slow as said: {', '.join(lost)}"] if lost else []),
-            *not_reached(weighed.left_out, answer),
-            *not_weighed(job),
         ],
         front=best if any(option is going for option in best) else sorted([*best, going], key=_by_communication),
         baselines=baselines(shown),
@@ -151,6 +142,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         search_status=str(searched.status),
         pilot=job.pilot,
         over_quick=over_quick,
+        left_out=weighed.left_out,
     )
 
 

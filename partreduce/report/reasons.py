@@ -15,18 +15,31 @@ from partreduce.planner.plan import Plan
 from partreduce.planner.recommend import gain_of, ms, permitted, recommend
 from partreduce.planner.steps_model import BORNE, LOST, MANY, Optimizer
 from partreduce.planner.travel import worth
+from partreduce.report import kinds
+from partreduce.report.payoff import late_and_small
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 
 def explained(planned: Plan, job: PlanRequest) -> Plan:
-    """The plan with all reasons and cautions, the general ones before those of single kinds."""
+    """The plan with all reasons and cautions: the general ones, those of single kinds, and its own."""
     chosen, ended = planned.recommendation, planned.answer.ended if job.searches else "its effort is quick"
     return replace(
         planned,
-        reasons=[*reasons(chosen, planned.options, job), *planned.reasons],
-        cautions=[*cautions(chosen, job, ended), *planned.cautions],
+        reasons=[
+            *reasons(chosen, planned.options, job),
+            *kinds.reasons(chosen, planned.options, job),
+            *late_and_small(chosen, planned.options, job),
+            *planned.reasons,
+        ],
+        cautions=[
+            *cautions(chosen, job, ended),
+            *kinds.cautions(chosen, job),
+            *planned.cautions,
+            *kinds.not_reached(planned.left_out, planned.answer),
+            *kinds.not_weighed(job),
+        ],
     )
 
 

@@ -11,8 +11,8 @@ from partreduce.planner.comparison import Comparison, compare, variants
 from partreduce.planner.gain import TIE, Gain
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.option import CandidateSchedule
-from partreduce.planner.payoff import best_with_codec
 from partreduce.planner.plan import Plan
+from partreduce.report.payoff import best_with_codec
 from partreduce.report.reasons import lost, why_not
 from partreduce.report.terminal import switch_levels
 from partreduce.topo.describe import describe

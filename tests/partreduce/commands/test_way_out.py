@@ -10,7 +10,7 @@ import pytest
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.planner.answer import Answer
-from partreduce.planner.kinds import not_reached
+from partreduce.report.kinds import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.document.schedule import load_schedule

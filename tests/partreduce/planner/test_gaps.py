@@ -15,12 +15,13 @@ from partreduce.__main__ import main
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE, simplicity
-from partreduce.planner.kinds import WORDS
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import try_all
 from partreduce.planner.work import payer
+from partreduce.report.kinds import WORDS
+from partreduce.report.reasons import explained
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
@@ -220,7 +221,8 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
 
 
 def test_a_job_without_the_wish_still_hears_of_gaps() -> None:
-    planned = plan(replace(job("2x3", disturbance=LONG_STEPS), effort=3.0))
+    asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
+    planned = explained(plan(asked), asked)
     assert any(option.gap for option in planned.options)
     assert any("gap" in sentence for sentence in planned.reasons)
     assert all(math.isfinite(option.time) for option in planned.front)

@@ -90,7 +90,8 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
     """A clock on which every look takes a second: ten looks and the time is over, whatever is being done."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
-    answer = plan(job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE))
+    asked = job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE)
+    answer = explained(plan(asked), asked)
     assert answer.answer.capped
     assert "its time limit of 10 s" in answer.answer.ended
     assert len(answer.options) < 12
@@ -230,7 +231,8 @@ def test_what_is_taken_by_name_need_not_keep_limits_that_nothing_keeps():
 
 def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
-    answer = plan(job("300x2", hardware=hardware, effort=0.3))
+    asked = job("300x2", hardware=hardware, effort=0.3)
+    answer = explained(plan(asked), asked)
     assert answer.recommendation.status == "catalogue"
     not_weighed = (
         "weighted graphs, unequal steps per round, neighbors that keep a gap and quorums are weighed for at most 256"

@@ -11,12 +11,12 @@ import pytest
 from partreduce import PlanRequest
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import WORTH, decisive_time
-from partreduce.planner.kinds import not_weighed
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import PAIRS_AT_WORST, try_all
 from partreduce.planner.work import payer
+from partreduce.report.kinds import not_weighed
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.cluster import Cluster

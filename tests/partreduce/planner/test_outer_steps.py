@@ -14,12 +14,12 @@ from partreduce import Limits, PlanRequest
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import counted, regrets, times_by_case
 from partreduce.planner.job import Data
-from partreduce.planner.kinds import WORDS, not_weighed
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
-from partreduce.report.reasons import cautions
+from partreduce.report.kinds import WORDS, not_weighed
+from partreduce.report.reasons import cautions, explained
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.compute import ComputeTimes
@@ -44,7 +44,8 @@ def job(cluster="4x2", hardware=THIN, **options):
 def planned():
     """With one of them taken by its name, which changes no option."""
     (taken, *_) = KINDS["outer"].candidates(job(), lambda _: True)
-    return plan(job(take=taken.name))
+    asked = job(take=taken.name)
+    return explained(plan(asked), asked)
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ from partreduce import PlanRequest, load_schedule
 from partreduce.__main__ import main
 from partreduce.planner.candidates import all_reduce, quorum_settings
 from partreduce.planner.delay import Delay
-from partreduce.planner.kinds import not_weighed
 from partreduce.planner.plan import plan
 from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
 from partreduce.planner.trials import price_of
+from partreduce.report.kinds import not_weighed
+from partreduce.report.reasons import explained
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster
@@ -36,7 +37,8 @@ def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) 
 
 @pytest.fixture(scope="module")
 def planned():
-    return plan(job(hardware=ONE_SLOW, effort=3.0))
+    asked = job(hardware=ONE_SLOW, effort=3.0)
+    return explained(plan(asked), asked)
 
 
 def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
@@ -76,7 +78,8 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
 
 
 def test_equal_workers_need_no_quorum():
-    found = plan(job(effort=2.0))
+    asked = job(effort=2.0)
+    found = explained(plan(asked), asked)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
 
