@@ -17,7 +17,7 @@ from partreduce.report.palette import ALARM, GRAY, INK, PALE, style
 from partreduce.report.picture import legend_below, new_figure
 from partreduce.topo.describe import describe
 
-TIME = "predicted time to a loss (ms per step of All-Reduce)"
+TIME = "predicted time to a loss\n(ms per step of All-Reduce)"
 PLACES = tuple(
     (across * sign, up, side)
     for up in (0, 14, -14, 28, -28, 42, -42)

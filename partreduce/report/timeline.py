@@ -95,7 +95,7 @@ def _legend(axis: Axes) -> None:
         Patch(facecolor=COMMUNICATE, edgecolor="white", hatch=COMMUNICATE_HATCH, label="group operation"),
         Patch(color=WAIT, label="wait"),
     ]
-    axis.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.0), ncols=3, fontsize=8, frameon=False)
+    axis.legend(handles=handles, loc="upper right", bbox_to_anchor=(1, -0.06), ncols=3, fontsize=8, frameon=False)
 
 
 def perfetto(timeline: Timeline, cluster: Cluster) -> str:
