@@ -110,10 +110,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("classic", "directed", "hop")
     },
-    **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
+    "partreduce/planner/tables.py": ROUTES,
     **{
-        f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
-        for name in ("quorums", "quorum_runs")
+        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
+        for name in ("candidates", "trials")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
     **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "rounds")},

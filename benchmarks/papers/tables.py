@@ -30,7 +30,7 @@ from benchmarks.papers.tables_worker import (
     Language,
     LanguageData,
 )
-from partreduce.planner.routes import Chosen
+from partreduce.planner.tables import Chosen
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware, Link
@@ -185,8 +185,7 @@ class Known:
 
     def chosen(self, schedule: Schedule, codecs: tuple[Codec, ...] = (Codec.NONE,)) -> Chosen:
         """The planner's routes beside a strategy for everything else, rows in one of these codecs."""
-        from partreduce.planner.routes import choose_routes
-        from partreduce.planner.table_prices import Table
+        from partreduce.planner.tables import Table, choose_routes
 
         tables = [
             Table(parameter=name, rows=rows, columns=columns, touched=self.shares[name], gradient="sparse")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce import Objective
-from partreduce.planner.limits import within_gap
+from partreduce.planner.axes import within_gap
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.planner.travel import traveling

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from partreduce.commands.verify import verdict_line
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size, suggest_verify
-from partreduce.planner.hybrid import Hybrid, plan_hybrid
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.model_tables import ModelFacts
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan, plan
+from partreduce.planner.tables import Hybrid, ModelFacts, plan_hybrid
 from partreduce.report.front import draw_front
 from partreduce.report.picture import check, save
 from partreduce.report.reasons import explained
@@ -111,6 +110,8 @@ def _print(
 
 def _how_long(job: PlanRequest) -> str:
     """What the planner was given, in words."""
+    if not job.searches:
+        return "a quick answer; --effort thorough searches for better ones"
     return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
 
 

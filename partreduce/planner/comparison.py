@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors
 from partreduce.planner.gain import Gain, contenders, counted, gain, least_time
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.measuring import pushed_by

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
 
-from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import Gain, best_plain, gain, least_time, simplicity, unbeaten
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.preference import preference
+from partreduce.planner.work import MAX_GRAPH_WORKERS
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import InputError, PartreduceError, UndecidedError

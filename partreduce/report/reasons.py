@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partreduce.planner.delay import Delay
-from partreduce.planner.gain import TIE, contenders, counted, regrets, times_by_case
+from partreduce.planner.gain import TIE, contenders, counted, is_unpriced, regrets, times_by_case
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.outer_prices import FRAGMENTS
@@ -15,18 +15,31 @@ from partreduce.planner.plan import Plan
 from partreduce.planner.recommend import gain_of, ms, permitted, recommend
 from partreduce.planner.steps_model import BORNE, LOST, MANY, Optimizer
 from partreduce.planner.travel import worth
+from partreduce.report import kinds
+from partreduce.report.payoff import late_and_small
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 
 def explained(planned: Plan, job: PlanRequest) -> Plan:
-    """The plan with all reasons and cautions, the general ones before those of single kinds."""
-    chosen = planned.recommendation
+    """The plan with all reasons and cautions: the general ones, those of single kinds, and its own."""
+    chosen, ended = planned.recommendation, planned.answer.ended if job.searches else "its effort is quick"
     return replace(
         planned,
-        reasons=[*reasons(chosen, planned.options, job), *planned.reasons],
-        cautions=[*cautions(chosen, job, planned.answer.ended), *planned.cautions],
+        reasons=[
+            *reasons(chosen, planned.options, job),
+            *kinds.reasons(chosen, planned.options, job),
+            *late_and_small(chosen, planned.options, job),
+            *planned.reasons,
+        ],
+        cautions=[
+            *cautions(chosen, job, ended),
+            *kinds.cautions(chosen, job),
+            *planned.cautions,
+            *kinds.not_reached(planned.left_out, planned.answer),
+            *kinds.not_weighed(job),
+        ],
     )
 
 
@@ -172,6 +185,11 @@ def _why_not(
         )
     if fastest.may_fail:
         return f"{lost(fastest, job)}; `partreduce measure` tries it on your job"
+    if is_unpriced(fastest) and not is_unpriced(chosen):
+        return (
+            "it averages less often than any schedule that was measured, so its steps are a guess; `partreduce "
+            "measure` tries it on your job"
+        )
     of = dict(zip(map(id, both := [*allowed, fastest, chosen]), counted(both, job), strict=True))
     worst = of[id(fastest)] / of[id(chosen)]
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))

@@ -11,8 +11,8 @@ from partreduce.planner.comparison import Comparison, compare, variants
 from partreduce.planner.gain import TIE, Gain
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.option import CandidateSchedule
-from partreduce.planner.payoff import best_with_codec
 from partreduce.planner.plan import Plan
+from partreduce.report.payoff import best_with_codec
 from partreduce.report.reasons import lost, why_not
 from partreduce.report.terminal import switch_levels
 from partreduce.topo.describe import describe
@@ -54,6 +54,8 @@ def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], 
     lines += _facts(compared, job, proved[:1].upper() + proved[1:], capped=planned.answer.capped)
     lines += _table(compared)
     lines += _bullets(three_reasons(compared, planned.options, job))
+    if planned.over_quick:
+        lines += _labeled("searched", planned.over_quick)
     if assumed:
         lines += _labeled("assumed", ", ".join(f"{option}={value}" for option, value in assumed.items()))
     if changes := sensitivity(compared, planned.options, job):

@@ -393,13 +393,13 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
 def test_design_says_in_one_line_what_nobody_stated(capsys, tmp_path):
     assert main(["design", "2x2", "--effort", "0.1", "--set", "nic=1GB/s"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=any " in said
+    assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=adam " in said
     place = tmp_path / "cluster.yaml"
     place.write_text("num_nodes: 2\nworkers_per_node: 2\nhardware: {nic: {bandwidth: 1GB/s}, model_bytes: 8MB}\n")
     assert answer(capsys, "design", place, "--effort", "0.1", "--json")["assumed"] == {
         "--set inside": "free",
         "--set compute": "50ms",
-        "--optimizer": "any",
+        "--optimizer": "adam",
     }
     options = ["--set", "compute=1ms", "--set", "inside=10GB/s", "--optimizer", "sgd"]
     assert main(["design", str(place), "--effort", "0.1", *options]) == 0

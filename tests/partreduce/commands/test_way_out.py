@@ -10,7 +10,7 @@ import pytest
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.planner.answer import Answer
-from partreduce.planner.left_out import not_reached
+from partreduce.report.kinds import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.document.schedule import load_schedule
@@ -138,7 +138,9 @@ SLOW = [
     "--set",
     "slow=5:3",
     "--effort",
-    "2",
+    "8",
+    "--optimizer",
+    "any",
     "--explain",
 ]
 

@@ -79,7 +79,7 @@ WAYS = [
     ),
     (
         "design 4x4 --effort wrong",
-        "write quick, normal, thorough or a number such as 20",
+        "write quick, thorough or a number such as 20",
         ["design 2x2 --effort quick", "design 2x2 --effort 2"],
     ),
     (

@@ -18,7 +18,7 @@ from partreduce.planner.calibration import (
     steps_model,
     steps_ratio_between,
 )
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.plan import plan

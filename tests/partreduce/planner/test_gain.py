@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from partreduce import Data, Objective, PlanRequest
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from partreduce import Data, Limits, Objective, PlanRequest
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE

@@ -8,10 +8,11 @@ import pytest
 
 from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe
 from partreduce.__main__ import main
+from partreduce.planner.candidates import competitors
 from partreduce.planner.comparison import compare, family, repriced, variants
-from partreduce.planner.competitors import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import gain
+from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
@@ -55,10 +56,13 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text(TABLES)
 
 
-@pytest.mark.parametrize("job", JOBS)
+QUICK = ("slow links", "many", "slow worker", "codecs", "random steps")
+
+
+@pytest.mark.parametrize(("job", "effort"), [*((job, FAST) for job in JOBS), *((job, []) for job in QUICK)])
 @pytest.mark.usefixtures("folder")
-def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, capsys):
-    assert main(["design", *JOBS[job], *FAST]) == 0
+def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys):
+    assert main(["design", *JOBS[job], *effort]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40, "\n".join(lines)
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
@@ -67,6 +71,17 @@ def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, capsys):
     for start in starts:
         assert any(lines[place].startswith(start) for place in places), (start, lines)
     assert sum(line.startswith("• ") for line in lines) == 3
+
+
+def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
+    monkeypatch.setitem(EFFORTS, "thorough", 0.5)
+    asked = ["design", *JOBS["slow links"], "--effort", "thorough"]
+    assert main([*asked, "--json"]) == 0
+    (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("the quick answer"))
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert f"searched {told}" in " ".join(" ".join(lines).split())
 
 
 def test_all_and_explain_print_the_rest(capsys):
@@ -167,6 +182,13 @@ def test_the_third_reason_says_why_the_fastest_is_not_taken(weighed):
     assert compared.fastest.may_fail
     assert third.startswith(f"The fastest ({chosen.time / compared.fastest.time:.2f}x over this) is not taken: under ")
     assert "five test networks did not reach its loss" in third
+    rare = replace(job, optimizer=Optimizer.ADAM)
+    others = competitors(rare, until=0.0)
+    among = compare(recommend(others, rare), others, rare)
+    assert among.fastest.extrapolated
+    assert not among.fastest.may_fail
+    *_, third = three_reasons(among, others, rare)
+    assert " is not taken: it averages less often than any schedule that was measured, so its steps are a" in third
     alone = compare(chosen, [chosen, compared.every_step], job)
     *_, third = three_reasons(alone, [chosen, compared.every_step], job)
     assert third == "Nothing else within the job's limits is predicted to be faster by more than 2%."

@@ -9,7 +9,7 @@ from partreduce.planner.axes import Axes
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import best_plain, decisive_time
 from partreduce.planner.job import PIPELINE_WIDTH, PlanRequest
-from partreduce.planner.measuring import Label
+from partreduce.planner.measuring import Label, sampled_option
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.travel import cheapest_transports, coded_words, traveling, worth_of_codec
@@ -79,18 +79,19 @@ def best_with_codec(
     """
     if chosen.facts is not None or job.codec is not Codec.NONE:
         return None
-    allowed = replace(job, codec=None)
-    kept = permitted(options, job)
+    even = job.at_mean_speeds
+    allowed, kept = replace(even, codec=None), permitted(options, job)
     may = [one for one in kept if not one.schedule.strategy.codec_unsupported_reason(one.schedule.cluster)]
     fastest = min(may, key=lambda option: decisive_time(option, job), default=None)
     seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.facts}
     found: list[CandidateSchedule] = []
     for seed in seeds.values():
-        if isinstance(seed.steps_per_round, int) and work_of(seed.schedule, job) <= LITTLE_WORK:
+        if isinstance(seed.steps_per_round, int) and work_of(seed.schedule, even) <= LITTLE_WORK:
             found += Axes.of(seed.schedule, allowed).options(Label(name=seed.schedule.name.partition("(every=")[0]))
     best = min(permitted(found, allowed), key=lambda option: decisive_time(option, job), default=None)
     if best is None or best.transport.codec is Codec.NONE:
         return None
+    best = sampled_option(best, job)
     ratio = decisive_time(chosen, job) / decisive_time(best, job) if decisive_time(best, job) else 1.0
     return (best, ratio) if ratio * (1 - TOLD) > 1 else None
 
