@@ -15,15 +15,13 @@ TARGET = Path(__file__).with_name("catalogue.md")
 
 HEAD = """# Catalogue
 
-Every schedule that `partreduce design CLUSTER --build NAME` builds, written from the registry by `python
-docs/make_catalogue.py`.
-`partreduce design [CLUSTER] --list --build NAME` explains an entry and its parameters, and says whether it fits a
-cluster.
+Every schedule that `partreduce design CLUSTER --build NAME` builds; `python docs/make_catalogue.py` writes this page
+from the registry. `partreduce design [CLUSTER] --list --build NAME` explains an entry and its parameters, and says
+whether it fits a cluster.
 
 n is the number of workers. *Degree* is the most messages that a worker sends in a round, *period* the rounds until
-the schedule repeats.
-Rules hold for any number of equal nodes; on unequal nodes they become explicit groups. Random constructions take a
-seed.
+the schedule repeats. Rules hold for any number of equal nodes; on unequal nodes they become explicit groups. Random
+constructions take a seed.
 
 ## All entries
 
@@ -34,14 +32,14 @@ seed.
 IMPORTS = """
 ## Schedules from elsewhere
 
-`partreduce.import_schedule(path, format=None, cluster=None, weights="metropolis")`
-reads {formats}; `from_networkx`, beside it, takes any networkx graph. `verify` judges them like our own.
+`partreduce.import_schedule(path, format=None, cluster=None, weights="metropolis")` reads {formats};
+`partreduce.schedulers.imports.from_networkx` takes a networkx graph. `verify` treats them like our own.
 
 * A node-link, GraphML or networkx edge u→v of weight w: v takes the share w from u. Entry [i, j] of a matrix: i
   takes from j.
-* A NumPy file of shape (rounds, n, n), or JSON with such a list under `w_list`, is taken round by round.
+* A NumPy file of shape (rounds, n, n), or JSON with such a list under `w_list`, has one matrix per round.
 * Decimal weights become fractions (0.333333333 is 1/3). Weights that balance up to 1e-7 are balanced exactly.
-  `partreduce import` prints what was changed.
+  `partreduce import` prints every change.
 """
 
 

@@ -10,39 +10,59 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 HEAD = """# Conformance
 
-What people's training loops do, under every strategy kind, compared with plain torch. `tests/runtime/conformance` runs
-each cell on three workers against a reference of plain torch models that exchange vectors over a barrier. It compares
-every worker's parameters after each step and at the end (float64, relative 1e-9). This page is generated from the suite
-by `python docs/make_conformance.py`.
+Training loops under every strategy kind, compared with plain torch. `tests/runtime/conformance` runs each cell on three
+workers against plain torch models that exchange vectors over a barrier, and compares every worker's parameters after
+each step and at the end (float64, relative 1e-9). `python docs/make_conformance.py` writes this page from the suite.
 
-* **equal**: what the kind promises, by the book. With averaged gradients that is plain training on all batches (DDP);
-  otherwise each worker's own training with the means of its rounds, x ← W x. In a pipeline each step takes the mean
-  gradient of the step before, the first one a gradient of zero, and the last one is applied at the end.
-* **refused**: an `InputError` of one line, before anything is changed.
-* **warned**: a Python warning, once; the numbers differ from DDP's, workers have parted, or something was dropped.
+* **equal**: the kind's definition holds. With averaged gradients that is training on all batches (DDP); otherwise each
+  worker's own training with the averages of its rounds; in a pipeline each step applies the mean gradient of the step
+  before.
+* **refused**: an `InputError` of one line, before anything changes.
+* **warned**: one Python warning; the numbers differ from DDP's, models differ, or something was dropped.
 
-Kinds whose workers run freely (an asynchronous server, pairs) step in turn here, so that their results are exact; the
-groups of a generated schedule are those that ran. `server` averages gradients at steps_per_round 1, as `allreduce`
-does. A gap is kept with tokens (`max_ig` 2), and a quorum waits for everybody's gradient (`grace`); with backup,
-staleness, skips or less patience the results depend on who is late. Running statistics of BatchNorm follow the option
-`buffers` and are left out here.
+Asynchronous servers and pairs take turns here, so that results are exact. Iteration gaps use tokens (`max_ig` 2), and a
+quorum waits for all gradients (`grace`): with backup, staleness or skips, results depend on timing.
 
 """
 
 
+def named(kinds: list[str], gradients: list[str], parameters: list[str]) -> str:
+    """Which kinds, in few words: those that average gradients, or parameters, go by that name if all are there."""
+    if set(kinds) == {*gradients, *parameters}:
+        return "all"
+    parts = []
+    for group, name in ((gradients, "gradient kinds"), (parameters, "parameter kinds")):
+        here = [kind for kind in kinds if kind in group]
+        others = [kind for kind in group if kind not in here]
+        if len(here) > len(others):
+            parts.append(f"{name} (not {'; '.join(others)})" if others else name)
+        else:
+            parts += here
+    return "; ".join(parts)
+
+
 def text() -> str:
-    """The page."""
+    """The page: a row for each idiom that some kind refuses or warns of, and a list of the others."""
     from helpers.conformance.idioms import IDIOMS
     from helpers.conformance.kinds import KINDS
 
-    lines = [f"| idiom | {' | '.join(KINDS)} |", "|---" * (len(KINDS) + 1) + "|"]
-    notes = []
+    gradients = [name for name, kind in KINDS.items() if kind.gradients]
+    parameters = [name for name in KINDS if name not in gradients]
+    lines, equal = ["| idiom | outcome | under | why |", "|---|---|---|---|"], []
     for name, idiom in IDIOMS.items():
-        lines.append(f"| {name} | {' | '.join(idiom.outcome(kind).verdict for kind in KINDS)} |")
-        others = dict.fromkeys(idiom.outcome(kind) for kind in KINDS if idiom.outcome(kind).verdict != "equal")
-        reasons = "".join(f" {one.verdict.capitalize()}: {one.why} (“… {one.words} …”)." for one in others)
-        notes.append(f"* **{name}**: {idiom.says}.{reasons}")
-    return HEAD + "\n".join(lines) + "\n\n## The idioms\n\n" + "\n".join(notes) + "\n"
+        found: dict[tuple[str, str], list[str]] = {}
+        for kind in KINDS:
+            found.setdefault((idiom.outcome(kind).verdict, idiom.outcome(kind).why), []).append(kind)
+        odd = {outcome: kinds for outcome, kinds in found.items() if outcome[0] != "equal"}
+        if not odd:
+            equal.append(f"* **{name}**: {idiom.says}.")
+        lines += [
+            f"| **{name}**: {idiom.says} | {verdict} | {named(kinds, gradients, parameters)} | {why} |"
+            for (verdict, why), kinds in odd.items()
+        ]
+    groups = f"* **gradient kinds**: {'; '.join(gradients)}.\n* **parameter kinds**: {'; '.join(parameters)}.\n"
+    table = "\n".join(lines)
+    return f"{HEAD}{groups}\n## Refused or warned\n\n{table}\n\n## Equal under every kind\n\n" + "\n".join(equal) + "\n"
 
 
 def main() -> int:

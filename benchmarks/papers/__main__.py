@@ -4,10 +4,10 @@
     python -m benchmarks.papers pipe-sgd --only lab       # one part, as its module names them
     python -m benchmarks.papers prague --stored           # rows from results that are kept, without running anything
     python -m benchmarks.papers --list
-    python -m benchmarks.papers --write                   # docs/papers.md and all tables again
+    python -m benchmarks.papers --write                   # results/papers/README.md and all tables again
 
 Rows go to benchmarks/results/papers/NAME.json, where those that were run replace their older ones, then into
-docs/papers.md. `make papers PAPER=pipe-sgd MINUTES=40` does the same.
+results/papers/README.md. `make papers PAPER=pipe-sgd MINUTES=40` does the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/papers.md, each paper's full tables and its pictures, from benchmarks/results/papers/*.json and nothing else."""
+"""The page of all papers, each paper's full tables and its pictures, from benchmarks/results/papers/*.json and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """`module` holds its experiments as `PAPER`; `headlines` are (figure, setting) of rows that docs/papers.md shows.
+    """`module` holds its experiments as `PAPER`; `headlines` are (figure, setting) of rows that the page shows.
 
     `regime` says where it was measured here, `why` what made our figures differ, `picture` what is shown of them.
     """
@@ -49,7 +49,7 @@ def _of(fields: dict[str, Any]) -> Paper:
 PAPERS = tuple(map(_of, tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))["paper"]))
 
 
-PAGE = kit.ROOT / "docs/papers.md"
+PAGE = RESULTS / "README.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
 SHORT = {
     "times": "×",
@@ -92,8 +92,8 @@ def short(paper: Paper, found: Results) -> str:
     parts += [kit.table(["figure", "paper", "measured [low–high]", "runs"], lines)]
     parts += [f"**Why they differ.** {paper.why}", ""]
     if paper.picture is not None:
-        parts += [f"![{paper.title}](../benchmarks/results/papers/{paper.picture})", ""]
-    parts += [f"[All {len(found.rows)} rows and pictures](../benchmarks/results/papers/{paper.name}.md)", ""]
+        parts += [f"![{paper.title}]({paper.picture})", ""]
+    parts += [f"[All {len(found.rows)} rows and pictures]({paper.name}.md)", ""]
     return "\n".join(parts)
 
 

@@ -109,7 +109,7 @@ def _gap_cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
     if job.data is not Data.SHUFFLED:
         said.append(
             "on data that differs between workers, neighbors that kept a gap needed up to 1.7 times the predicted "
-            "steps (docs/gaps.md)"
+            "steps (docs/strategies/iteration-gap.md)"
         )
     said.append(
         "which updates are averaged is decided while the job runs: its consensus distance, drift and steps are "
@@ -145,7 +145,7 @@ def _momentum(chosen: CandidateSchedule) -> list[str]:
     way_out = "" if gap.lag else ", or take the parallel order"
     said = (
         f"with momentum {USUAL_MOMENTUM:g} it bears a rate times curvature of {borne:.2f} only, where All-Reduce bears "
-        f"{usual:.1f}: beyond that workers drift apart (docs/strategies.md); lower the rate or the momentum{way_out}"
+        f"{usual:.1f}: beyond that workers drift apart (docs/strategies/README.md); lower the rate or the momentum{way_out}"
     )
     return [said]
 

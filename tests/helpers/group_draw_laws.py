@@ -68,7 +68,7 @@ def problem_of(setting, now, groups):
 
 
 def _node_then_all(setting, now, groups, passed):
-    """Written from docs/group-generator.md: all that pass if due; else the idle ones of the node; else the node."""
+    """Written from docs/strategies/groups.md: all that pass if due; else the idle ones of the node; else the node."""
     local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.initiator]}
     if now.due:
         right = passed

@@ -60,7 +60,7 @@ OPTIMIZERS = {
 
 
 class Several(torch.optim.Optimizer):
-    """Several optimizers as one, as docs/hybrid.md has it."""
+    """Several optimizers as one, as docs/strategies/embeddings.md has it."""
 
     def __init__(self, *parts):
         self.parts = parts

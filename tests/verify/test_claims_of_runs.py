@@ -96,7 +96,7 @@ def test_of_a_weighted_graph_operations_in_flight_are_counted_once_and_the_bytes
 
 
 def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
-    """`docs/timing.md` says that the bytes of real runs are the priced ones."""
+    """`docs/metrics.md` says that the bytes of real runs are the priced ones."""
     draw, seen = random.Random("sent bytes"), 0
     while seen < 60:
         schedule = random_schedule(draw)

@@ -3,7 +3,7 @@
 `@check(...)` registers a plain function. It gets what there is to look at and returns None where all is well, and
 otherwise the values that the message names. All checks run at wrapping and in the first steps. A later step runs only
 those that cost next to nothing, or that say why they must run (`why`); `PARTREDUCE_CHECK=always` runs all in each step.
-`docs/refusals.md` is printed from this table.
+The tables of `docs/errors.md` are printed from it.
 """
 
 from __future__ import annotations

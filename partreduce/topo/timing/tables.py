@@ -19,10 +19,10 @@ lookup the numbers travel in that message where no worker asks another for more 
 for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
 tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
 sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's. Long messages that go in rounds of
-pairs (docs/hybrid.md) are priced as all others, by their bytes and a latency for each.
+pairs (docs/strategies/embeddings.md) are priced as all others, by their bytes and a latency for each.
 
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
-links nor aggregation, stand in docs/hybrid.md.
+links nor aggregation, stand in docs/strategies/embeddings.md.
 """
 
 from __future__ import annotations

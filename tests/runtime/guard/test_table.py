@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from docs.make_refusals import TARGET, page
+from docs.make_errors import TARGET, page
 from partreduce.runtime.data.sketches import note_dealt, take_dealt
 from partreduce.runtime.environment import CHECK, RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
@@ -520,5 +520,5 @@ def test_another_word_than_always_is_refused(ranks, monkeypatch):
 
 
 def test_the_page_is_that_of_the_table():
-    """Written by `python docs/make_refusals.py`."""
+    """Written by `python docs/make_errors.py`."""
     assert TARGET.read_text(encoding="utf-8") == page()
