@@ -1,6 +1,6 @@
 """What a schedule says: one value for each kind of strategy, the values of its axes, and groups, rules and rounds.
 
-`import partreduce` does not load them; `partreduce.strategies.StaticGroups` does. docs/strategies/README.md says what each
+`import partreduce` does not load them; `partreduce.strategies.StaticGroups` does. docs/strategies/ says what each
 means, docs/file-format.md how it is written in a file.
 """
 

@@ -1,4 +1,4 @@
-"""The page of all papers, each paper's full tables and its pictures, from benchmarks/results/papers/*.json and nothing else."""
+"""The papers' page, each paper's full tables and pictures, from benchmarks/results/papers/*.json and nothing else."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _momentum(chosen: CandidateSchedule) -> list[str]:
     way_out = "" if gap.lag else ", or take the parallel order"
     said = (
         f"with momentum {USUAL_MOMENTUM:g} it bears a rate times curvature of {borne:.2f} only, where All-Reduce bears "
-        f"{usual:.1f}: beyond that workers drift apart (docs/strategies/README.md); lower the rate or the momentum{way_out}"
+        f"{usual:.1f}: beyond that workers drift apart (docs/strategies/); lower the rate or the momentum{way_out}"
     )
     return [said]
 

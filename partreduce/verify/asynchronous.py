@@ -244,8 +244,8 @@ DYNAMIC_GROUPS = (
             "all its members and starts. A worker that ends is taken out of groups that have not started and meets the "
             "one that runs first, so neither unequal data nor unequal steps per round leave anybody waiting. This is a "
             "theorem about the protocol: that its code follows it was explored for small configurations "
-            "(docs/strategies/groups.md). Assumed: the service lives or is started again, messages arrive when repeated, "
-            "and who dies is given up by its lease.",
+            "(docs/strategies/groups.md). Assumed: the service lives or is started again, messages arrive when "
+            "repeated, and who dies is given up by its lease.",
         ),
         essential=always,
     ),

@@ -64,8 +64,8 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
 def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
     """The name of a parameter's optimizer if it is one of torch's that takes another step of rows than of their table.
 
-    Empty if it is none. Of several optimizers as one (docs/strategies/embeddings.md), which it holds in attributes or in lists of
-    them, each counts for what it trains.
+    Empty if it is none. Of several optimizers as one (docs/strategies/embeddings.md), which it holds in attributes or
+    in lists of them, each counts for what it trains.
     """
     held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
     parts = [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
