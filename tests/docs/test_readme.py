@@ -216,6 +216,6 @@ def test_outer_steps_between_regions_take_the_seconds_that_the_guide_says(capsys
 def test_the_refusals_of_sharded_models_are_the_words_that_the_runtime_says():
     guide = (ROOT / "docs/how-to/sharded-models.md").read_text(encoding="utf-8")
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "partreduce" / "runtime").rglob("*.py")]
-    quoted = re.findall(r"^\|[^|]*\| `([^|`]*)` \|$", guide.partition("## What is refused")[2], re.MULTILINE)
+    quoted = re.findall(r"^\|[^|]*\| `([^|`]*)` \|$", guide.partition("## Errors")[2], re.MULTILINE)
     assert len(quoted) == 15
     assert [words for words in quoted if not any(words in source for source in sources)] == []
