@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -208,43 +208,48 @@ def listed(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
     return found
 
 
-CELLS = ROOT / "benchmarks/results/lab-nodes.json"
+FRONT = ("lab-peers", "lab-peers-ours")
+"""Result files of the README's picture: one evening, one machine, the same task, rates and seeds."""
 PICTURE = ROOT / "docs/pictures/loss-over-seconds.svg"
-SETTING = "40mbit homogeneous"
 SHOWN = (
-    ("DDP", "PyTorch DDP", OKABE_ITO[6], ":", (10.4, 0.113)),
-    ("hierarchical", "All-Reduce, hierarchical", OKABE_ITO[5], "--", (16.5, 2.75)),
-    ("planner's recommendation", "recommendation", OKABE_ITO[2], "-", (15.3, 0.045)),
+    ("DDP", "PyTorch DDP", OKABE_ITO[6], ":", (20.5, 1.02)),
+    ("DDP, float16", "PyTorch DDP, fp16 hook", INK, "-.", (21.0, 0.0565)),
+    ("torch averager 1/16", "PyTorch hierarchical averager", OKABE_ITO[1], "--", (16.6, 0.043)),
+    ("torch post-local SGD 16", "PyTorch post-local SGD", OKABE_ITO[5], "--", (16.6, 0.034)),
+    ("node-then-all 23, hierarchical", "partreduce, node-then-all", OKABE_ITO[2], "-", (16.6, 0.027)),
 )
-"""Contestant, the label beside its lines, how they are drawn, and where the label stands."""
+"""Contestant, its label, how its lines are drawn, and where the label stands."""
 
 
 def shown() -> list[Row]:
-    """What is drawn, in the order of `SHOWN`."""
-    (rows,) = (rows for setting, rows in listed(json.loads(CELLS.read_text())) if setting.name == SETTING)
-    by_name = {row.contestant: row for row in rows}
-    return [by_name[contestant] for contestant, *_ in SHOWN]
+    """Return what is drawn, in the order of `SHOWN`; a contestant of both files has the runs of both."""
+    found: dict[str, Row] = {}
+    for name in FRONT:
+        ((_, rows),) = listed(json.loads((RESULTS / f"{name}.json").read_text()))
+        for row in rows:
+            found.setdefault(row.contestant, replace(row, cells=[])).cells.extend(row.cells)
+    return [found[contestant] for contestant, *_ in SHOWN]
 
 
 def draw_front(path: Path) -> None:
-    """Every run of each contestant is a line of its own, so the spread is what the picture shows."""
+    """Draw every run of each contestant as a line of its own, with a mark where the averaged model was evaluated."""
     plt = pyplot()
     plt.rcParams["svg.hashsalt"] = "partreduce"  # the same bytes each time
-    figure, axis = plt.subplots(figsize=(6.2, 3.9), layout="constrained")
+    figure, axis = plt.subplots(figsize=(6.2, 4.1), layout="constrained")
     rows = shown()
     for row, (_, label, color, dash, place) in zip(rows, SHOWN, strict=True):
         for cell in row.cells:
-            axis.plot([at for _, at, _ in cell.curve], [loss for _, _, loss in cell.curve], dash, color=color)
-        reached, runs = len(row.all_seconds), len(row.cells)
-        of = "1 run" if runs == 1 else f"{runs} runs" if reached == runs else f"{reached} of {runs} runs"
-        axis.text(*place, f"{label}: {row.seconds:.1f} s ({of})", color=color, weight="bold", fontsize=9.5)
+            seconds, losses = ([point[which] for point in cell.curve] for which in (1, 2))
+            axis.plot(seconds, losses, dash, color=color, marker="o", markersize=2.5, linewidth=1.4)
+        runs = "1 run" if len(row.cells) == 1 else f"{len(row.cells)} runs"
+        axis.text(*place, f"{label}: {row.seconds:.1f} s ({runs})", color=color, weight="bold", fontsize=9.5)
     axis.axhline(rows[0].target, color=INK, linewidth=0.8)
-    axis.text(50.5, rows[0].target * 1.05, f"loss {rows[0].target:g}", color=INK, ha="right")
-    axis.set(yscale="log", xlim=(0, 51), ylim=(0.03, 3.5))
+    axis.text(50.5, rows[0].target * 1.05, f"target {rows[0].target:g}", color=INK, ha="right")
+    axis.set(yscale="log", xlim=(0, 51), ylim=(0.022, 3.0))
     axis.set_yticks([0.05, 0.1, 0.2, 0.5, 1, 2], ["0.05", "0.1", "0.2", "0.5", "1", "2"])
     axis.minorticks_off()
-    quiet(axis, across="seconds of training", up="loss of the mean model")
-    axis.set_title("16 workers on 4 nodes, 40 Mbit/s links, 160 ms of computing a step", color=INK, fontsize=11)
+    quiet(axis, across="seconds of training", up="training loss of the averaged model")
+    axis.set_title("16 workers, 4 emulated nodes, 40 Mbit/s, 160 ms compute per step", color=INK, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
     plt.close(figure)
