@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.in_flight import FixedMembership, State
+from partreduce.runtime.averaging.optimizer_step import Applier
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.strategies.traits import Traits, traits_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import base_graph, moshpit, shifts, sizes
+from partreduce.schedulers.constructions import base_graph, moshpit, preconditions, shifts
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import grids
 
@@ -15,7 +15,7 @@ PER_ROUND = (
         source="Shi, Li, Johansson, Johansson, Finite-time convergent gossiping, IEEE/ACM ToN 2016",
         kind="groups",
         make=grids.one_peer_hypercube,
-        refuse=sizes.power_of_two(", or use base-k-plus-1"),
+        refuse=preconditions.power_of_two(", or use base-k-plus-1"),
         condition="n = 2^d",
         degree="1",
         period="log₂ n",

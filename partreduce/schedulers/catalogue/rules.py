@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import sizes
+from partreduce.schedulers.constructions import preconditions
 from partreduce.schedulers.entry import Entry, Parameter
 from partreduce.schedulers.rules import grids, nested, prague
 from partreduce.topo.cluster import Cluster
@@ -22,7 +22,7 @@ RULES = (
         source="Luo et al., Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020, Figure 10",
         kind="rule",
         make=prague.figure_10,
-        refuse=sizes.shared_nodes("Figure 10 averages inside nodes; use allreduce or hyper-cuboid"),
+        refuse=preconditions.shared_nodes("Figure 10 averages inside nodes; use allreduce or hyper-cuboid"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="4",
@@ -34,7 +34,7 @@ RULES = (
         source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronization, here without randomness",
         kind="rule",
         make=prague.inter_intra,
-        refuse=sizes.shared_nodes("the intra phase averages inside nodes; use allreduce or hyper-cuboid"),
+        refuse=preconditions.shared_nodes("the intra phase averages inside nodes; use allreduce or hyper-cuboid"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from partreduce.schedulers.constructions import sizes
+from partreduce.schedulers.constructions import preconditions
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
@@ -36,7 +36,7 @@ def rectangular(graph_of: Callable[[int, int], Graph], least: int) -> Callable[.
     """A graph of rows and columns for n workers: of the given shape, else as square as possible."""
 
     def of_size(num_workers: int, shape: tuple[int, ...] | None) -> Graph:
-        chosen = shape or sizes.sides(num_workers, least)
+        chosen = shape or preconditions.sides(num_workers, least)
         assert chosen is not None
         return graph_of(chosen[0], chosen[1])
 
@@ -94,8 +94,8 @@ def complete_refusal(cluster: Cluster, **_: object) -> str | None:
 
 def de_bruijn_graph(cluster: Cluster, base: int | None) -> NeighborAveraging:
     """Weight 1/base on every edge i → base·i + a mod n."""
-    chosen = sizes.smallest_base(cluster.num_workers) if base is None else base
-    length = sizes.exponent(cluster.num_workers, chosen)
+    chosen = preconditions.smallest_base(cluster.num_workers) if base is None else base
+    length = preconditions.exponent(cluster.num_workers, chosen)
     assert length is not None
     return NeighborAveraging(rounds=(constant(de_bruijn(chosen, length), Fraction(1, chosen)),))
 

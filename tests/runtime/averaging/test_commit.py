@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partreduce.runtime.averaging.applier import Applier
+from partreduce.runtime.averaging.apply_average import (
+    commit_delayed,
+    commit_mean,
+    only_where,
+    replace_where,
+    rescale_progress,
+)
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
 from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
-from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
+from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, load_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
-from partreduce.runtime.averaging.piggybacked import commit_piggybacked, load_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.optimizer_step import Applier
 from partreduce.topo.errors import InputError
 
 YES, NO = torch.tensor(True), torch.tensor(False)

@@ -11,7 +11,7 @@ from benchmarks.explore.membership import SMALL, SMALLEST
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
-from partreduce.schedulers.protocols.membership.words import (
+from partreduce.schedulers.protocols.membership.messages import (
     Confirmed,
     Connected,
     Left,

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from partreduce.schedulers.protocols.base import Action, Crashed, Note, Outcome, Received, Send, changed
-from partreduce.schedulers.protocols.membership.words import (
+from partreduce.schedulers.protocols.membership.messages import (
     Expire,
     Join,
     Left,

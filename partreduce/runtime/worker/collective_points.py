@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import AVERAGED
-from partreduce.runtime.averaging.roll_call import roll_call
+from partreduce.runtime.averaging.monitored_barrier import roll_call
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.runtime.worker.ending import Ending
+from partreduce.runtime.worker.shutdown import Ending
 from partreduce.topo.errors import UnavailableError
 
 

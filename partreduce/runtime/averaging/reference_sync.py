@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.monitored_barrier import roll_call
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Kept, Reference
-from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import InputError, UnavailableError

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Slot
-from partreduce.runtime.averaging.coded import Given, launch_beside
+from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
+from partreduce.runtime.averaging.compressed_reduce import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
-from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.codecs import Coding, Codings
