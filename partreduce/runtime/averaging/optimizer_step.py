@@ -19,7 +19,7 @@ from partreduce.runtime.averaging.gradients import averaged_are_finite
 from partreduce.topo.errors import InputError
 
 
-class Applier:
+class OptimizerStepper:
     """Takes the wrapped optimizer's steps with mean gradients; `apart` are parameters that others exchange."""
 
     def __init__(

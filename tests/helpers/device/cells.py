@@ -23,7 +23,7 @@ from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.table import Staging, Table
 from partreduce.runtime.strategies import gradient_average
-from partreduce.runtime.transport import hierarchical, updates
+from partreduce.runtime.transport import hierarchical, multistage_allreduce, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase

@@ -33,7 +33,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from partreduce.runtime.transport import array_frames, updates
+from partreduce.runtime.transport import array_frames, server_allreduce, updates
 from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
 
 STUCK_SECONDS = 300.0

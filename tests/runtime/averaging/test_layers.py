@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from partreduce.runtime.averaging import bucketed_gradients
 from partreduce.runtime.averaging.bucketed_gradients import SEGMENT_BYTES, Segment, segments_of
 from partreduce.runtime.checkpoint import save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer

@@ -26,6 +26,7 @@ from helpers.quorum_runs import (
 from partreduce.planner.predict import ARRAYS
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.strategies.quorum import broadcast_tree
 from partreduce.runtime.strategies.quorum.broadcast_tree import children
 from partreduce.runtime.strategies.quorum.driver import Begun
 from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum
