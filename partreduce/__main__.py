@@ -42,9 +42,9 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
     except PartreduceError as error:
         if debug:
             traceback.print_exc()
-        return _say(in_options(str(error)), error.exit_code)
+        return _print_line(in_options(str(error)), error.exit_code)
     except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+        return _print_line("interrupted", INTERRUPTED)
     except (OutputLostError, BrokenPipeError):
         raise
     except ModuleNotFoundError as error:
@@ -54,7 +54,7 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
         if top not in EXTRAS or debug:
             return _internal(error, debug=debug)
         refusal = missing([top], "this")
-        return _say(str(refusal), refusal.exit_code)
+        return _print_line(str(refusal), refusal.exit_code)
     except Exception as error:  # noqa: BLE001 - the last line of defense: a bug of ours ends in one sentence
         return _internal(error, debug=debug)
 
@@ -84,7 +84,7 @@ def _invoke(arguments: list[str]) -> int:
             raise
         path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
         said = in_options(message()).replace(": Value error, ", ": ")  # of pydantic, by which typer reads choices
-        return _say(f"{said} (see `{path} --help`)", int(code)) if message() else int(code)
+        return _print_line(f"{said} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 
 
@@ -100,7 +100,7 @@ def _option(argument: str) -> str:
     return "--" + argument.replace("_", "-")
 
 
-def _say(message: str, code: int) -> int:
+def _print_line(message: str, code: int) -> int:
     sys.stderr.write("partreduce: " + " ".join(message.splitlines()) + "\n")
     return code
 
@@ -109,11 +109,11 @@ def _internal(error: Exception, *, debug: bool) -> int:
     text = "".join(traceback.format_exception(error))
     if debug:
         sys.stderr.write(text)
-        return _say(f"internal error: {type(error).__name__}: {error}", INTERNAL)
+        return _print_line(f"internal error: {type(error).__name__}: {error}", INTERNAL)
     handle, name = tempfile.mkstemp(prefix="partreduce-error-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    return _say(
+    return _print_line(
         f"internal error, a bug of partreduce: {type(error).__name__}: {error}; the traceback is in {name} "
         "(--debug shows it)",
         INTERNAL,

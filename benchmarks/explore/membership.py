@@ -8,7 +8,7 @@ from benchmarks.explore.search import View as Whole
 from partreduce.schedulers.protocols.membership.authority import Authority
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
-from partreduce.schedulers.protocols.membership.words import Groups, Members, Phase
+from partreduce.schedulers.protocols.membership.messages import Groups, Members, Phase
 
 
 def membership_properties(machine: Membership, network: Network) -> tuple[Property, ...]:

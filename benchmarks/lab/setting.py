@@ -125,9 +125,8 @@ SEGMENTS = {
 }
 """Bytes that are sent when a layer's gradient is there, from the last layer to the first, and at the end of the step.
 
-The run-time lets layers below 128 KiB share a segment (`runtime.averaging.layers`), and digits and text have only one
-layer above that: all goes when backward has come to the first layer. The tag follows at the end, beside what is under
-way."""
+Layers below 128 KiB share a segment (`runtime.averaging.bucketed_gradients`), and digits and text have only one layer
+above that: everything is sent when backward reaches the first layer. The tag follows at the end."""
 
 BACKWARD = 2 / 3
 """Share of backward in a step. The lab's gates hold a layer back before its gradient is made, not behind."""

@@ -117,7 +117,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
     **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "rounds")},
-    "partreduce/runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
+    "partreduce/runtime/strategies/quorum/gradient_buffers.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
     "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
         ("tests/schedulers/simulator/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),

@@ -100,17 +100,19 @@ def _report(pilot: Pilot, output: Path, cluster: str, *, as_json: bool) -> None:
     screen = console()
     screen.print(rows)
     prices = pilot.prices
-    screen.print(f"price of a unit of consensus distance: {_words(prices.consensus_distance)}; shipped {FITTED.a:.4f}")
+    screen.print(
+        f"price of a unit of consensus distance: {_format_price(prices.consensus_distance)}; shipped {FITTED.a:.4f}"
+    )
     if prices.drift is not None:
-        screen.print(f"price of drift^{FITTED.p:.3g}: {_words(prices.drift)}; shipped {FITTED.c:.4f}")
-    screen.print(f"price of a unit of late distance: {_words(prices.late)}; shipped {FITTED.late:.4f}")
+        screen.print(f"price of drift^{FITTED.p:.3g}: {_format_price(prices.drift)}; shipped {FITTED.c:.4f}")
+    screen.print(f"price of a unit of late distance: {_format_price(prices.late)}; shipped {FITTED.late:.4f}")
     if prices.later is not None:
-        screen.print(f"price of what exceeds a unit of it, times the whole: {_words(prices.later)}")
+        screen.print(f"price of what exceeds a unit of it, times the whole: {_format_price(prices.later)}")
     if prices.averaging is not None:
-        screen.print(f"price of averaging parameters at all: {_words(prices.averaging)}")
+        screen.print(f"price of averaging parameters at all: {_format_price(prices.averaging)}")
     screen.print(f"Schedules that were left out of the fit were predicted within {prices.error:.0%}.")
     screen.print(f"written to {output}; next: partreduce design {cluster} --data {pilot.data} --pilot {output}")
 
 
-def _words(price: Price) -> str:
+def _format_price(price: Price) -> str:
     return f"{price.value:.4f} [{price.low:.4f}, {price.high:.4f}]"

@@ -90,7 +90,7 @@ def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
             seconds += time.perf_counter() - started
             with optimizer.mean_model():
                 curve.append({"step": step + 1, "seconds": seconds, **_sums(model, digits, rank, count)})
-            _tell(plan, name, rank, turn * plan.steps + step + 1)
+            _write_progress(plan, name, rank, turn * plan.steps + step + 1)
             started = time.perf_counter()
     optimizer.finish()
     result = {"rank": rank, "curve": curve, "losses": losses, "bytes": 4 * sum(p.numel() for p in model.parameters())}
@@ -107,7 +107,7 @@ def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict
     return {"loss_sum": loss.item(), "right": right.item()}
 
 
-def _tell(plan: Plan, name: str, rank: int, step: int) -> None:
+def _write_progress(plan: Plan, name: str, rank: int, step: int) -> None:
     if rank == 0:
         write_file(Path(plan.folder) / "progress.json", json.dumps({"name": name, "step": step}).encode())
 

@@ -18,11 +18,11 @@ import torch
 from partreduce.planner.tables import APPLYING, check_unpriced, choose_routes, tables_of
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
-from partreduce.runtime.liveness.awaited_texts import decided
+from partreduce.runtime.liveness.store_collectives import decided
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.placement import embeddings_of
-from partreduce.runtime.sharding.touched import OtherUses, Seen, gather_texts, message_of, shares, touched_here
+from partreduce.runtime.sharding.row_access import OtherUses, Seen, gather_texts, message_of, shares, touched_here
 from partreduce.runtime.transport.rendezvous import default_world, is_alone
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.registry import build

@@ -405,7 +405,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
     """
     import torch
 
-    from partreduce.runtime.sharding.touched import OtherUses
+    from partreduce.runtime.sharding.row_access import OtherUses
 
     built = _call(text)
     model, *rest = built if isinstance(built, tuple) and 1 < len(built) <= 3 else (built,)
@@ -523,7 +523,7 @@ def measure_touched(
         InputError: too few batches for one step, batches that cannot be iterated over, or one that forward() does not
             take.
     """
-    from partreduce.runtime.sharding.touched import looking, shares_of, sizes_of
+    from partreduce.runtime.sharding.row_access import looking, shares_of, sizes_of
 
     num_workers = cluster.num_workers
     with looking(model, _forward) as look:
@@ -554,7 +554,7 @@ def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
 
 def _forward(model: torch.nn.Module, batch: object) -> None:
     """Call the model with the leading parts of a batch that its forward() has arguments for."""
-    from partreduce.runtime.sharding.touched import inputs_of
+    from partreduce.runtime.sharding.row_access import inputs_of
 
     parts, keywords = inputs_of(model, batch)
     try:
@@ -577,7 +577,7 @@ def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
 
 
 def _check_unknown(touched: Mapping[str, RowAccess], model: torch.nn.Module) -> None:
-    from partreduce.runtime.sharding.touched import sizes_of
+    from partreduce.runtime.sharding.row_access import sizes_of
 
     known = sizes_of(model)
     for name in touched:

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partreduce.runtime.as_usual import usually
 from partreduce.runtime.elastic.support import is_planned
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.sharding.saved import reader, redistribute
+from partreduce.runtime.sharding.table_state import reader, redistribute
 from partreduce.runtime.state import checkpoint_directory, sharded_checkpoint
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
+from partreduce.runtime.torch_defaults import in_default_modes
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
@@ -43,7 +43,7 @@ class Resumed:
     extra: Any
 
 
-@usually
+@in_default_modes
 def save_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, extra: object = None, keep: int = 2
 ) -> Path:
@@ -182,7 +182,7 @@ def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[in
         yield optimizer.ending.guard(lambda: optimizer.runner.membership.gathered(place))
 
 
-@usually
+@in_default_modes
 def load_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, allow_different_run: bool = False
 ) -> Resumed | None:

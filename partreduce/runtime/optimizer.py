@@ -21,15 +21,14 @@ from partreduce.runtime.arguments import (
     checked_timeout,
     checked_world,
 )
-from partreduce.runtime.as_usual import as_usual, in_present_modes, usually
-from partreduce.runtime.averaging.applier import Applier
-from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.dtensor_shards import replica_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.mean_model import restore_local_values, squared_distance
+from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.shards import replica_of
+from partreduce.runtime.averaging.reference_sync import ADVICE
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.member import Member, joins
 from partreduce.runtime.elastic.support import schedule_for_present_nodes, supports_elastic, warn_nodes_missing
@@ -40,21 +39,22 @@ from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
 from partreduce.runtime.sharding.placement import check_other_shapes, find_tables, layout_of, spread
-from partreduce.runtime.sharding.saved import own_states, whole_states
+from partreduce.runtime.sharding.table_state import own_states, whole_states
 from partreduce.runtime.sharding.tables import Tables
-from partreduce.runtime.state.handover import Handover, Stateful
+from partreduce.runtime.state.peer_state import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.torch_defaults import default_modes, in_default_modes, keep_user_modes
 from partreduce.runtime.transport.rendezvous import SingleProcessWorld, forget, is_alone, log_single_process
 from partreduce.runtime.transport.store import publish_stage
 from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.runtime.transport.worlds import World, chosen_algorithm, formed
 from partreduce.runtime.user_warning import warn_user
-from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
-from partreduce.runtime.worker.ending import RUNNING, Ending
+from partreduce.runtime.worker.collective_points import Meeting
+from partreduce.runtime.worker.config_handshake import Policies, agree, facts_of
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.meeting import Meeting
+from partreduce.runtime.worker.shutdown import RUNNING, Ending
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.describe import describe
 from partreduce.topo.errors import InputError, PartreduceError, of_type
@@ -106,7 +106,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         InputError: a model, optimizer or policy that cannot be run as asked.
     """
 
-    @usually
+    @in_default_modes
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -313,7 +313,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PeerFailedError: a member of the group is gone or too late; no parameter was touched by the failed average.
             InputError: the model was moved, changed or finished.
         """
-        return self._step(closure and in_present_modes(closure), skip=False)
+        return self._step(closure and keep_user_modes(closure), skip=False)
 
     def skip(self) -> None:
         """Count a step without applying it: for NaN guards. The worker still takes part in its group's average.
@@ -328,7 +328,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
     @torch_compile_disable
-    @usually
+    @in_default_modes
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
@@ -351,7 +351,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._one_step.release()
 
     @torch_compile_disable
-    @usually
+    @in_default_modes
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
 
@@ -383,7 +383,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         with self.engine.joining(after_averaging):
             yield
-            with as_usual():
+            with default_modes():
                 self.ending.guard(lambda: self.engine.serve(after_averaging))
 
     @contextlib.contextmanager
@@ -403,10 +403,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         self.engine.guard.meeting()
         with self.ending.guarded():
-            with as_usual():
+            with default_modes():
                 self.engine.pause("mean_model")
             with run.reducer.recorder.span("evaluation"), contextlib.ExitStack() as until_after:
-                with as_usual(), run.reducer.heartbeat.gathering("mean_model()", self.round):
+                with default_modes(), run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
                     own = until_after.enter_context(restore_local_values(run.flat, run.rank))
                     membership = self.runner.membership
@@ -462,7 +462,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             write_stats(numbers, writer)
         return numbers
 
-    @usually
+    @in_default_modes
     def finish(self) -> None:
         """End the run: compare rounds, make every worker's model the mean over all, write the trace. All call it.
 
@@ -473,7 +473,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self.ending.is_finished:
             self.ending.guard(self.ending.finish)
 
-    @usually
+    @in_default_modes
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, plus this worker's steps under `partreduce`.
 
@@ -495,7 +495,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state["partreduce"] = own
         return state
 
-    @usually
+    @in_default_modes
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
 
@@ -647,7 +647,7 @@ def _run(
         buffers = Reducer(world, flat.buffer_buckets, recorder, heartbeat, key=f"{key} buffers", timeout=timeout)
         mean_reducers.append(buffers)
     alone = isinstance(world, SingleProcessWorld)
-    applier = Applier(optimizer, flat, [table.parameter for table in tables])
+    applier = OptimizerStepper(optimizer, flat, [table.parameter for table in tables])
     return Run(
         schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone,
         membership=membership,

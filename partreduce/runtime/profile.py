@@ -375,12 +375,12 @@ def cluster_of(world: World) -> Cluster:
     """
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
-    for rank, node in enumerate(_said(world, "profile/node", own, range(world.size))):
+    for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):
         nodes.setdefault(node, []).append(rank)
     return Cluster.irregular(list(nodes.values()))
 
 
-def _said(world: World, place: str, text: str, ranks: Iterable[int]) -> list[str]:
+def _gather_texts(world: World, place: str, text: str, ranks: Iterable[int]) -> list[str]:
     """What these ranks say of themselves in the store; this one says `text`."""
     notes = Notes(world.store, place)
     notes.write(str(world.rank), text)
@@ -396,7 +396,7 @@ def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
     """The switches that SLURM names above the nodes of the job, without bandwidths; none where it names none."""
     words = "\n".join(os.environ.get(name, "") for name in SLURM_TOPOLOGY)
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
-    return switches_of(_said(world, "profile/address", words, first))
+    return switches_of(_gather_texts(world, "profile/address", words, first))
 
 
 def gpu_topology() -> str | None:

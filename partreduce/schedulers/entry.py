@@ -79,8 +79,8 @@ SEED = Parameter(name="seed", default=0, minimum=0, help="seed of the random dra
 """The parameter of everything that is drawn at random."""
 
 
-def always(cluster: Cluster, **_: Value) -> None:
-    """The `refuse` of entries that fit every cluster of two or more workers."""
+def supports_any_cluster(cluster: Cluster, **_: Value) -> None:
+    """The `unsupported_reason` of entries that fit every cluster of two or more workers."""
     del cluster
 
 
@@ -88,9 +88,9 @@ def always(cluster: Cluster, **_: Value) -> None:
 class Entry:
     """One line of the catalogue: a family of schedules and how to build its member for a cluster.
 
-    `make(cluster, **parameters)` builds the strategy; `refuse(cluster, **parameters)` says in one sentence why it
-    cannot and what the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `metrics` are
-    the words that `partreduce design --list` prints: conditions on the cluster, messages a worker sends per round,
+    `make(cluster, **parameters)` builds the strategy; `unsupported_reason(cluster, **parameters)` returns why it
+    cannot and what the nearest possible cluster is, in one sentence, or None. `condition`, `degree`, `period` and
+    `metrics` are what `partreduce design --list` prints: conditions on the cluster, messages a worker sends per round,
     rounds in a period, and known metrics.
     """
 
@@ -99,7 +99,7 @@ class Entry:
     source: str
     kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "outer"]
     make: Callable[..., Strategy]
-    refuse: Callable[..., str | None] = always
+    unsupported_reason: Callable[..., str | None] = supports_any_cluster
     parameters: tuple[Parameter, ...] = ()
     condition: str = "any cluster"
     degree: str = ""
@@ -130,7 +130,7 @@ class Entry:
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
             return "there is 1 worker and nobody to average with; the smallest cluster has 2 workers"
-        return self.refuse(cluster, **values)
+        return self.unsupported_reason(cluster, **values)
 
     def build(self, cluster: Cluster, **parameters: object) -> Schedule:
         """The schedule for a cluster.

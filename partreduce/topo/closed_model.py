@@ -29,7 +29,7 @@ from partreduce.topo.place import child, shown
 from partreduce.topo.renamed import renamed_key, renamed_value
 
 
-def refused(problem: str) -> PydanticCustomError:
+def custom_error(problem: str) -> PydanticCustomError:
     """What a validator raises so that the document is refused with this sentence."""
     return PydanticCustomError("refused", "{problem}", {"problem": problem})
 
@@ -67,12 +67,12 @@ def _exact(value: object) -> Fraction:
     try:
         return parse_fraction(value)
     except ValueError as error:
-        raise refused(str(error)) from None
+        raise custom_error(str(error)) from None
 
 
 def _printable(value: str) -> str:
     if not value.isprintable():
-        raise refused(f"is {shown(value)}; a name is 1 line of printable text")
+        raise custom_error(f"is {shown(value)}; a name is 1 line of printable text")
     return value
 
 
@@ -121,7 +121,7 @@ def located(value: object, place: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=True), value, place) from None
+        raise _first_error(error.errors(include_url=False, include_context=True), value, place) from None
 
 
 @lru_cache
@@ -159,7 +159,7 @@ def part_of(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: raw[key] for key in keys if key in raw}
 
 
-def _refusal(errors: list[ErrorDetails], value: object, root: str) -> DocumentError:
+def _first_error(errors: list[ErrorDetails], value: object, root: str) -> DocumentError:
     # Unknown keys first: a misspelt key is the cause of the missing one. Then what lies in the same branch of a union
     # as the document: that path leads deepest into it.
     first = errors[0]["loc"][:1]

@@ -12,7 +12,7 @@ import torch
 
 from helpers.scenarios import everyone, main, rank, report, reporting, weights
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.staged import CodedStages
+from partreduce.runtime.transport.multistage_allreduce import CodedStages
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.strategies import AllReduceAlgorithm, Codec, Transport
 

@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 import torch
 
-from partreduce.runtime.averaging.layers import LayerSender
+from partreduce.runtime.averaging.bucketed_gradients import LayerSender
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler
 from partreduce.runtime.elastic.member import Member
@@ -24,7 +24,7 @@ from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.handover import Handover
+from partreduce.runtime.state.peer_state import Handover
 from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.topo.cluster import Cluster

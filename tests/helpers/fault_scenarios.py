@@ -44,7 +44,7 @@ from partreduce.runtime.launcher.processes import import_once
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import gloo
 from partreduce.runtime.transport.torch_api import TCPStore
-from partreduce.runtime.worker import agreement
+from partreduce.runtime.worker import config_handshake
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
@@ -156,8 +156,8 @@ def killed_at_start(stage) -> None:
     if rank() == 2 and stage == "imports":
         pause_or_kill(signal.SIGKILL)
     if rank() == 2 and stage == "handshake":
-        note = agreement.publish_stage
-        agreement.publish_stage = lambda *said: (note(*said), pause_or_kill(signal.SIGKILL))
+        note = config_handshake.publish_stage
+        config_handshake.publish_stage = lambda *said: (note(*said), pause_or_kill(signal.SIGKILL))
     if rank() == 3 and stage == "handshake":
         time.sleep(2.0)  # so that the handshake is under way
     if stage == "connecting":

@@ -27,8 +27,8 @@ from partreduce.runtime.averaging.buffer_rules import (
     values_of,
 )
 from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.dtensor_shards import Sharders, local
 from partreduce.runtime.averaging.optimizer_state import state_keys
-from partreduce.runtime.averaging.shards import Sharders, local
 from partreduce.topo.strategies.fragments import Fragments, assign
 
 SAMPLED_FROZEN = 1 << 12

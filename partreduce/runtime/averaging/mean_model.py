@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import torch
 
+from partreduce.runtime.averaging.apply_average import commit_mean
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.buffer_rules import BufferSpec, check_spec
-from partreduce.runtime.averaging.commit import commit_mean
+from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group

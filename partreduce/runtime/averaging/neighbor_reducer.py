@@ -15,8 +15,8 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.buffer_rules import BufferRule
+from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
 from partreduce.runtime.averaging.gradients import Snapshot
-from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference

@@ -13,12 +13,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.as_usual import usually
+from partreduce.runtime.averaging.apply_average import commit_mean
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.commit import commit_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Recorder
+from partreduce.runtime.torch_defaults import in_default_modes
 from partreduce.runtime.transport.rendezvous import default_world, is_alone
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.argument_types import check_arguments
@@ -61,7 +61,7 @@ def p_reduce(
         reducer.flush()
 
 
-@usually
+@in_default_modes
 def queue_p_reduce(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     group: Group | Iterable[int],

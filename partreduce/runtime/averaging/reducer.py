@@ -19,10 +19,10 @@ from typing import Protocol
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.coded import launch_coded
+from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
+from partreduce.runtime.averaging.compressed_reduce import launch_coded
 from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import Snapshot, load_gradients
-from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reduction import Alone, Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs import Coding
@@ -44,7 +44,7 @@ _NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
 
 
-class Outlives(Protocol):
+class FailureHandler(Protocol):
     """What decides what becomes of a run whose operation fails, where it may continue."""
 
     glance: float
@@ -85,7 +85,7 @@ class Reducer:
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
         self._lines: dict[tuple[int, ...], _Line] = {}
-        self.outlives: Outlives | None = None
+        self.outlives: FailureHandler | None = None
         """Asked what a failure means, for as long as it is set; else it ends the run."""
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.coded import CodedPart
+from partreduce.runtime.averaging.compressed_reduce import CodedPart
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs import Coding

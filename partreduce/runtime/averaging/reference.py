@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from partreduce.runtime.averaging.apply_average import replace_where
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.commit import replace_where
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from partreduce.runtime.data.sketches import note_dealt
+from partreduce.runtime.data.data_fingerprints import note_dealt
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
 

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 
-from partreduce.runtime.averaging.common_start import ADVICE, same_start
 from partreduce.runtime.averaging.in_flight import FixedMembership, Flight, Sums
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.averaging.reference_sync import ADVICE, same_start
 from partreduce.runtime.elastic.regroup import Regroup, State, name_of
 from partreduce.runtime.elastic.survivors import CONNECT_SECONDS, await_gathering
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS, RESTARTED
@@ -46,7 +46,7 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member as MemberState
-from partreduce.schedulers.protocols.membership.words import (
+from partreduce.schedulers.protocols.membership.messages import (
     Broken,
     Confirmed,
     Connected,

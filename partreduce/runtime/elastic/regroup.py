@@ -17,7 +17,7 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.store import NamedPrefixStore
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.worlds import member_sets
-from partreduce.schedulers.protocols.membership.words import Members, View
+from partreduce.schedulers.protocols.membership.messages import Members, View
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group

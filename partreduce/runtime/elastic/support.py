@@ -37,7 +37,9 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
         "sharded replicas": bool(replica),
         "groups of NCCL": not isinstance(world, GlooWorld),
     }
-    if refusal := refusal_of(schedule) or next((BY_NAME[name].words for name, holds in refusals.items() if holds), ""):
+    if refusal := elastic_blocker(schedule) or next(
+        (BY_NAME[name].words for name, holds in refusals.items() if holds), ""
+    ):
         raise MissingDependencyError(
             f"schedule {schedule.name!r}: {refusal}, and no such run continues after a failure yet; run it with "
             "--tolerate-failures 0, and with --max-restarts R all begin again from their last checkpoint"
@@ -45,7 +47,7 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
     return True
 
 
-def refusal_of(schedule: Schedule) -> str:
+def elastic_blocker(schedule: Schedule) -> str:
     """What of a schedule keeps it from continuing after a failure, as a clause; empty where nothing does."""
     try:
         check_covered(schedule.strategy)

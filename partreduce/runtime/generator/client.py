@@ -21,8 +21,8 @@ from partreduce.runtime.generator.messages import (
     MAX_REPLY_BYTES,
     SERVICE,
     FromWorker,
-    Heard,
-    Refused,
+    Lease,
+    Rejection,
     unpack_reply,
 )
 from partreduce.runtime.transport.endpoint import Endpoint, Received
@@ -250,9 +250,9 @@ class GeneratorClient:
             return  # not from a generator of this version; the request is repeated
         with self._changed:
             self._heard = own_time()
-            if isinstance(reply, Refused):
+            if isinstance(reply, Rejection):
                 self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
-            elif isinstance(reply, Heard):
+            elif isinstance(reply, Lease):
                 self.failed = frozenset(reply.failed)
                 self._beat = min(self._lease, reply.lease / 1000) / 4
             elif self._state is not None:

@@ -144,7 +144,7 @@ def ask_of(numbers: Sequence[int]) -> Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Lease:
     """Answer to a sign of life: these workers have failed; its sender may be silent for `lease` milliseconds."""
 
     failed: tuple[int, ...]
@@ -152,29 +152,29 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejection:
     """Answer to a message that is not obeyed."""
 
     why: str
 
 
-def pack_reply(reply: Reply | Refused | Heard) -> tuple[str, list[int]]:
+def pack_reply(reply: Reply | Rejection | Lease) -> tuple[str, list[int]]:
     """The kind and numbers of a reply; only the last of its fields may be several numbers."""
-    if isinstance(reply, Refused):
+    if isinstance(reply, Rejection):
         return REFUSED + reply.why[:200], []
-    if isinstance(reply, Heard):
+    if isinstance(reply, Lease):
         return HEARD, [reply.lease, *reply.failed]
     name = next(name for name, kind in REPLIES.items() if type(reply) is kind)
     values = [getattr(reply, field.name) for field in fields(reply)]
     return name, [number for value in values for number in (value if isinstance(value, tuple) else (value,))]
 
 
-def unpack_reply(kind: str, numbers: Sequence[int]) -> Reply | Refused | Heard:
+def unpack_reply(kind: str, numbers: Sequence[int]) -> Reply | Rejection | Lease:
     """The generator's message."""
     if kind.startswith(REFUSED) and not numbers:
-        return Refused(kind.removeprefix(REFUSED)[:200])
+        return Rejection(kind.removeprefix(REFUSED)[:200])
     if kind == HEARD and numbers:
-        return Heard(tuple(numbers[1:]), numbers[0])
+        return Lease(tuple(numbers[1:]), numbers[0])
     if kind not in REPLIES or not all(-1 <= number < MAX_NUMBER for number in numbers):
         raise InputError("reply: is none that the generator sends")
     make: Any = REPLIES[kind]

@@ -19,8 +19,8 @@ from partreduce.runtime.generator.messages import (
     MAX_REQUEST_BYTES,
     SERVICE,
     FromWorker,
-    Heard,
-    Refused,
+    Lease,
+    Rejection,
     ask_of,
     pack_reply,
     pack_state,
@@ -198,7 +198,7 @@ class GeneratorService:
         try:
             message = self._checked(came)
         except InputError as error:
-            self._reply_to(came.route, came.source, Refused(str(error)))
+            self._reply_to(came.route, came.source, Rejection(str(error)))
             return []
         patience = message.patience / 1000
         if patience:
@@ -207,7 +207,7 @@ class GeneratorService:
         self._parted.discard(message.rank)
         if self.state.status[message.rank] != DEAD:
             self._seen[message.rank] = self._clock()
-        return self._heard(message)
+        return self._apply_message(message)
 
     def _checked(self, came: Received) -> FromWorker:
         """The message, if it may be heard."""
@@ -224,7 +224,7 @@ class GeneratorService:
             )
         return message
 
-    def _heard(self, message: FromWorker) -> list[tuple[int, Any]]:
+    def _apply_message(self, message: FromWorker) -> list[tuple[int, Any]]:
         if message.rank not in self.sessions:
             self._stage({"session": [message.rank, message.session]})
         if message.goodbye:
@@ -232,7 +232,7 @@ class GeneratorService:
             self._parted.add(message.rank)
             return []
         if message.ask is None:
-            return [(message.rank, Heard(self._dead, math.ceil(1000 * self.lease_of(message.rank))))]
+            return [(message.rank, Lease(self._dead, math.ceil(1000 * self.lease_of(message.rank))))]
         return self._sends(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:

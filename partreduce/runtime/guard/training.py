@@ -15,7 +15,7 @@ from partreduce.runtime.averaging.bucket import Slot
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.mean_model import has_moved
 from partreduce.runtime.averaging.optimizer_state import state_keys
-from partreduce.runtime.data.sketches import take_dealt
+from partreduce.runtime.data.data_fingerprints import take_dealt
 from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import Found, Moment, When, check

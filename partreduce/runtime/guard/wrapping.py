@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from partreduce.runtime.averaging.bucket import stored
 from partreduce.runtime.averaging.buffer_rules import AVERAGED
-from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
+from partreduce.runtime.averaging.dtensor_shards import Sharders, is_sharded, local
 from partreduce.runtime.guard.table import Found, Moment, check, checks_at
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import of_type

@@ -213,7 +213,7 @@ class _Node:
     def is_gone(self) -> bool:
         return bool(self.connection.problem)
 
-    def hear(self, attempt: int) -> None:
+    def read_records(self, attempt: int) -> None:
         """Note what its launcher said; of an attempt that has ended, nothing."""
         while self.connection.records:
             match self.connection.records.popleft():
@@ -368,7 +368,7 @@ class Nodes:
             if connection.node is None and connection.records:
                 self._answer(connection, connection.records.popleft())
             if connection.node is not None:
-                connection.node.hear(self._attempt)
+                connection.node.read_records(self._attempt)
             if connection.problem:
                 self._selector.unregister(connection.socket)
                 connection.close()
@@ -377,7 +377,7 @@ class Nodes:
         """Take in the launcher of a node, or say why not."""
         match record:
             case ["join", int(rank), int(size), dict(facts), str(nonce), str(proof)]:
-                reason = self._refusal(rank, size, facts)
+                reason = self._rejection_reason(rank, size, facts)
                 if not is_proof(proof, derived(self._key, "join", connection.nonce, *record[1:5])):
                     reason = "its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"
                 elif reason:
@@ -391,7 +391,7 @@ class Nodes:
         connection.node = self._nodes[rank] = _Node(rank, size, connection)
         connection.send("joined", derived(self._key, "joined", nonce))
 
-    def _refusal(self, rank: int, size: int, facts: Mapping[str, str]) -> str:
+    def _rejection_reason(self, rank: int, size: int, facts: Mapping[str, str]) -> str:
         for name, value in self._facts.items():
             if (other := facts.get(name)) != value:
                 differs = (

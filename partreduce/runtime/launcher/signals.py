@@ -117,7 +117,7 @@ def end_requested() -> bool:
     return _asked > float("-inf")
 
 
-def heard() -> None:
+def mark_delivered() -> None:
     """Say that the exception of a signal has arrived."""
     _unheard.clear()
 

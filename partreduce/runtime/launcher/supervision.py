@@ -15,9 +15,9 @@ from partreduce.runtime.launcher.processes import Child, Line, Worker
 from partreduce.runtime.launcher.signals import (
     Terminated,
     format_end,
-    heard,
     held,
     let_through,
+    mark_delivered,
     raise_unheard,
     shell_exit_code,
 )
@@ -194,10 +194,10 @@ def watch(
                     for descriptor in started.streams:
                         selector.register(descriptor, selectors.EVENT_READ, started)
             except Terminated as ended:
-                heard()
+                mark_delivered()
                 shutdown.asked(ended.number, grace, workers)
             except KeyboardInterrupt:
-                heard()
+                mark_delivered()
                 shutdown.asked(signal.SIGINT, grace, workers)
         with let_through(mask):
             for key in list(selector.get_map().values()):
@@ -235,7 +235,7 @@ def _collect(
     for worker in sorted((worker for worker in ended if worker.code), key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
         was_ended = shutdown.has_signalled or rule.has_ended(worker)
-        _tell(store, worker, outlet, first=is_first, ended=was_ended)
+        _publish_failure(store, worker, outlet, first=is_first, ended=was_ended)
         ask_children_to_end(worker)
         if shutdown.failed(worker, rule, grace) and (started := rule.restart(worker)) is not None:
             workers.append(started)
@@ -274,7 +274,7 @@ def _forward(
     return is_open
 
 
-def _tell(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
+def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
     """Leave word in the store of how a worker died, for the others' error messages, and say a signal's death here.
 
     Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.

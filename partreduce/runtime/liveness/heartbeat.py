@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from partreduce.runtime.liveness.lifelines import KeepaliveSockets, closed_notes
+from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.store import CHANGES, NOT_STARTED, Deaths, Notes

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.liveness.awaited_texts import decided
+from partreduce.runtime.liveness.store_collectives import decided
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.pilot.job import Curve, PilotJob, probes, reference
 from partreduce.runtime.profile import cluster_of

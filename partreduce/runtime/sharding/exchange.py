@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 
 from partreduce.runtime.sharding.table import Layout, Part, Parts, RowCode, Table
-from partreduce.runtime.sharding.wire import Call, Kind, Met, Wire, width_of
+from partreduce.runtime.sharding.table_collectives import Call, Kind, Met, Wire, width_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import InputError

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
-from partreduce.runtime.sharding.saved import own_rows, whole
 from partreduce.runtime.sharding.table import Embeddings, Table
+from partreduce.runtime.sharding.table_state import own_rows, whole
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
 

@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import TOGETHER
 from partreduce.runtime.sharding.exchange import Answer, Exchange, Outcome, Source
 from partreduce.runtime.sharding.table import Layout, Part, Parts, Staging, Table
-from partreduce.runtime.sharding.wire import Call, Kind, Wire
+from partreduce.runtime.sharding.table_collectives import Call, Kind, Wire
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Gradient

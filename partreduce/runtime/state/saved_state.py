@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
-from partreduce.runtime.sharding.saved import gathered_of, layouts_of, shards_of
+from partreduce.runtime.sharding.table_state import gathered_of, layouts_of, shards_of
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.topo.errors import DocumentError, FileError, InputError, MissingDependencyError
 from partreduce.topo.extras import load

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.dtensor_shards import like, local, replica_group
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.averaging.shards import like, local, replica_group
 from partreduce.runtime.state.saved_state import Tensors
 from partreduce.topo.errors import FileError, InputError
 

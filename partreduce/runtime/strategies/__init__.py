@@ -12,13 +12,13 @@ from typing import Any, Generic, TypeVar
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.strategies.dynamic_groups import GeneratedMeans
 from partreduce.runtime.strategies.gap.means import GapMeans
-from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.strategies.pairwise import PairMeans
 from partreduce.runtime.strategies.parameter_average import ParameterAverage
 from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
-from partreduce.runtime.transport.through_servers import ServerCommunicator, through_servers
+from partreduce.runtime.transport.server_allreduce import ServerCommunicator, through_servers
 from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce

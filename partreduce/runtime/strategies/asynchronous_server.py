@@ -12,10 +12,10 @@ from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
-from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.runtime.transport.server_allreduce import shard_bounds
 from partreduce.runtime.transport.store import Notes
-from partreduce.runtime.transport.through_servers import shard_bounds
 from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
 from partreduce.schedulers.protocols.base import Action, Note, Received, Send
 from partreduce.schedulers.protocols.shards import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.in_flight import FixedMembership, State
+from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.strategies.traits import Traits, traits_of
@@ -34,7 +34,7 @@ class Run:
     reducer: Reducer
     mean_reducers: tuple[Reducer, ...]
     """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
-    applier: Applier
+    applier: OptimizerStepper
     """The wrapped optimizer, for strategies that have a mean gradient to apply."""
     tables: Tables
     """What goes a way of its own, apart from what the strategy averages."""

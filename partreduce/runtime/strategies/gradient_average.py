@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucketed_gradients import LayerSender
+from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.gradients import Snapshot, clear_gradients, commit_gradients
 from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restored, state_of
-from partreduce.runtime.averaging.layers import LayerSender
-from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.codecs import Codings
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Asked, Ended, Run, Runner

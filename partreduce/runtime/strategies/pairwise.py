@@ -13,7 +13,7 @@ from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
-from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, Pairing, PairState, pairing_of
 from partreduce.schedulers.protocols.base import Note, Received, Send

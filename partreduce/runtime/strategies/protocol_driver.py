@@ -91,7 +91,7 @@ class GenerationDriver(ProtocolDriver[State]):
     def _sorted(self, message: Message) -> Any:  # noqa: ANN401 - as above
         """Under the lock: take a message in, now, later or never."""
         generation = self._generation_of(message)
-        if generation > self._generation or (generation == self._generation and not self._hears(message)):
+        if generation > self._generation or (generation == self._generation and not self._can_take(message)):
             self._early.append(message)
         elif generation == self._generation or not self._is_over(message):
             return self._received(message)
@@ -100,7 +100,7 @@ class GenerationDriver(ProtocolDriver[State]):
     def _generation_of(self, message: Message) -> int:
         return message.numbers[0]
 
-    def _hears(self, message: Message) -> bool:  # noqa: ARG002 - where some are heard before
+    def _can_take(self, message: Message) -> bool:  # noqa: ARG002 - where some are heard before
         """Whether it may be taken in now, if it is of this generation."""
         return self._state is not None
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
-from partreduce.runtime.transport.staged import StagedSums, Stages
+from partreduce.runtime.transport.multistage_allreduce import StagedSums, Stages
 from partreduce.runtime.transport.store import chosen_interface, deaths_of, has_address, own_host
 from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo, Store
 from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS

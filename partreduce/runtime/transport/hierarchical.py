@@ -23,7 +23,7 @@ import torch
 
 from partreduce.runtime.codecs import Coding, unit_of
 from partreduce.runtime.transport.communicators import Communicator, Sums
-from partreduce.runtime.transport.staged import (
+from partreduce.runtime.transport.multistage_allreduce import (
     Bounds,
     CodedStages,
     Stage,

@@ -15,7 +15,7 @@ import torch
 from partreduce.runtime.environment import NCCL_TEARS_DOWN
 from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.staged import QueuedSums, Stages
+from partreduce.runtime.transport.multistage_allreduce import QueuedSums, Stages
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
 from partreduce.runtime.transport.work import Background, BoundedCall, OverdueError

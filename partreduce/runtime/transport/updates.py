@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Bound, Mailbox
 from partreduce.runtime.transport.streams import Streams, await_mark
 from partreduce.runtime.transport.weights import unit_weights

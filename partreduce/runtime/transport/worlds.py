@@ -20,7 +20,7 @@ import torch
 from partreduce.runtime.environment import OVER_GLOO
 from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
-from partreduce.runtime.transport.staged import FlatCodedStages, Stages
+from partreduce.runtime.transport.multistage_allreduce import FlatCodedStages, Stages
 from partreduce.runtime.transport.store import deaths_of
 from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from partreduce.schedulers.constructions import fixed, sizes
+from partreduce.schedulers.constructions import fixed, preconditions
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.topo.graphs.classic import complete, grid, ring, star, torus
 from partreduce.topo.graphs.directed import exponential
@@ -23,7 +23,7 @@ GRAPHS = (
         summary="Two neighbors a worker: the least traffic of all fixed graphs, and the slowest consensus.",
         source="Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017",
         make=fixed.weighed(ring),
-        refuse=sizes.at_least(3, "a ring has at least 3 workers; use allreduce for 2"),
+        unsupported_reason=preconditions.at_least(3, "a ring has at least 3 workers; use allreduce for 2"),
         parameters=(WEIGHTS,),
         condition="n ≥ 3",
         degree="2",
@@ -34,7 +34,7 @@ GRAPHS = (
         summary="A ring whose workers also hear from the most distant worker.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019",
         make=fixed.weighed(ring_based),
-        refuse=sizes.multiple_of(2, least=4, called="an even number ≥ 4"),
+        unsupported_reason=preconditions.multiple_of(2, least=4, called="an even number ≥ 4"),
         parameters=(WEIGHTS,),
         condition="n even, ≥ 4",
         degree="3",
@@ -45,7 +45,7 @@ GRAPHS = (
         summary="Two ring-based graphs joined worker to worker.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019",
         make=fixed.weighed(double_ring),
-        refuse=sizes.multiple_of(4, least=8, called="a multiple of 4 from 8 on"),
+        unsupported_reason=preconditions.multiple_of(4, least=8, called="a multiple of 4 from 8 on"),
         parameters=(WEIGHTS,),
         condition="n divisible by 4, ≥ 8",
         degree="4",
@@ -55,7 +55,7 @@ GRAPHS = (
         summary="Three graphs over 8 workers on machines of 4, 2 and 2, with gaps that the paper prints.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019, Figure 21",
         make=fixed.weighed(fixed.figure_21),
-        refuse=fixed.figure_21_refusal,
+        unsupported_reason=fixed.figure_21_unsupported_reason,
         parameters=(
             Parameter(
                 name="setting",
@@ -75,7 +75,7 @@ GRAPHS = (
         summary="Everybody talks to everybody inside a node, and few edges join the nodes.",
         source="after Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019, section 7.3.6",
         make=fixed.clustered_nodes,
-        refuse=fixed.clustered_refusal,
+        unsupported_reason=fixed.clustered_unsupported_reason,
         parameters=(
             Parameter(
                 name="inside",
@@ -111,7 +111,7 @@ GRAPHS = (
         summary="Workers on a grid that closes in both directions: four neighbors each.",
         source="folklore; metrics as in Ying et al., NeurIPS 2021",
         make=fixed.weighed(fixed.rectangular(torus, 3)),
-        refuse=sizes.rectangle(3),
+        unsupported_reason=preconditions.rectangle(3),
         parameters=(
             Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible"),
             WEIGHTS,
@@ -125,7 +125,7 @@ GRAPHS = (
         summary="Workers on a rectangle, with the neighbors that exist.",
         source="folklore; metrics as in Ying et al., NeurIPS 2021",
         make=fixed.weighed(fixed.rectangular(grid, 2)),
-        refuse=sizes.rectangle(2),
+        unsupported_reason=preconditions.rectangle(2),
         parameters=(
             Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible"),
             WEIGHTS,
@@ -148,7 +148,7 @@ GRAPHS = (
         summary="Everybody talks to everybody: the mean in one round, at n − 1 messages a worker.",
         source="folklore",
         make=fixed.weighed(complete),
-        refuse=fixed.complete_refusal,
+        unsupported_reason=fixed.complete_unsupported_reason,
         parameters=(WEIGHTS,),
         condition="n ≤ 5000",
         degree="n − 1",
@@ -159,7 +159,7 @@ GRAPHS = (
         summary="Neighbors differ in one bit: logarithmic degree and gap, all edges at once.",
         source="folklore; metrics as in Ying et al., NeurIPS 2021",
         make=fixed.weighed(fixed.hypercube_of_size),
-        refuse=sizes.power_of_two(),
+        unsupported_reason=preconditions.power_of_two(),
         parameters=(WEIGHTS,),
         condition="n = 2^d",
         degree="log₂ n",
@@ -180,7 +180,7 @@ GRAPHS = (
         summary="A fixed directed graph that reaches the exact mean: log_m n rounds with m edges a worker.",
         source="Delvenne, Carli, Zampieri, Optimal strategies in the average consensus problem, 2009",
         make=fixed.de_bruijn_graph,
-        refuse=sizes.power_of_base,
+        unsupported_reason=preconditions.power_of_base,
         parameters=(
             Parameter(name="base", minimum=2, help="m, edges a worker; auto: the smallest of which n is a power"),
         ),
@@ -193,7 +193,7 @@ GRAPHS = (
         summary="Every worker has the same number of random neighbors: nearly the largest gap for its degree.",
         source="Friedman 2008 (near-Ramanujan); pairing model of Bollobás 1980",
         make=fixed.weighed(random_regular),
-        refuse=fixed.random_regular_refusal,
+        unsupported_reason=fixed.random_regular_unsupported_reason,
         parameters=(
             Parameter(name="degree", default=4, minimum=2, help="neighbors a worker"),
             SEED,

@@ -19,7 +19,7 @@ OUTER_STEPS = (
         source="Douillard et al., DiLoCo, 2023 (arXiv 2311.08105), and Streaming DiLoCo, 2025 (arXiv 2501.18512)",
         kind="outer",
         make=outer_steps.diloco,
-        refuse=outer_steps.diloco_refusal,
+        unsupported_reason=outer_steps.diloco_unsupported_reason,
         parameters=(
             EVERY,
             Parameter(
@@ -44,7 +44,7 @@ OUTER_STEPS = (
         source="Douillard et al., DiLoCo, 2023 (arXiv 2311.08105), where a region is a worker",
         kind="outer",
         make=outer_steps.regions_diloco,
-        refuse=outer_steps.regions_diloco_refusal,
+        unsupported_reason=outer_steps.regions_diloco_unsupported_reason,
         parameters=(
             Parameter(
                 name="regions",
@@ -66,7 +66,7 @@ OUTER_STEPS = (
         source="Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911), equations 1 to 3 with beta = gamma = lr",
         kind="outer",
         make=noloco.noloco,
-        refuse=noloco.noloco_refusal,
+        unsupported_reason=noloco.noloco_unsupported_reason,
         parameters=(
             EVERY,
             OUTER[0],

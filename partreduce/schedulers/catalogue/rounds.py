@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import base_graph, moshpit, shifts, sizes
+from partreduce.schedulers.constructions import base_graph, moshpit, preconditions, shifts
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import grids
 
@@ -15,7 +15,7 @@ PER_ROUND = (
         source="Shi, Li, Johansson, Johansson, Finite-time convergent gossiping, IEEE/ACM ToN 2016",
         kind="groups",
         make=grids.one_peer_hypercube,
-        refuse=sizes.power_of_two(", or use base-k-plus-1"),
+        unsupported_reason=preconditions.power_of_two(", or use base-k-plus-1"),
         condition="n = 2^d",
         degree="1",
         period="log₂ n",
@@ -37,7 +37,7 @@ PER_ROUND = (
         source="Takezawa et al., Beyond exponential graph, NeurIPS 2023",
         kind="rounds",
         make=base_graph.base_k_plus_1,
-        refuse=base_graph.base_refusal,
+        unsupported_reason=base_graph.base_unsupported_reason,
         parameters=(K,),
         degree="≤ k",
         period="≤ 2 log_{k+1} n + 2",
@@ -49,7 +49,7 @@ PER_ROUND = (
         source="Ryabinin et al., Moshpit SGD, NeurIPS 2021",
         kind="groups",
         make=moshpit.moshpit_grid,
-        refuse=moshpit.moshpit_grid_refusal,
+        unsupported_reason=moshpit.moshpit_grid_unsupported_reason,
         parameters=(Parameter(name="side", minimum=2, help="workers along an axis; auto: the least square that fits"),),
         condition="any n; exact iff n = side^d",
         degree="side − 1",
@@ -62,7 +62,7 @@ PER_ROUND = (
         source="Prague's random groups (ASPLOS 2020); Ryabinin et al., Moshpit SGD, NeurIPS 2021",
         kind="groups",
         make=moshpit.random_partitions,
-        refuse=moshpit.random_partitions_refusal,
+        unsupported_reason=moshpit.random_partitions_unsupported_reason,
         parameters=(
             Parameter(name="group", minimum=2, help="workers in a group; auto: 4, or n if that is less"),
             Parameter(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import sizes
+from partreduce.schedulers.constructions import preconditions
 from partreduce.schedulers.entry import Entry, Parameter
 from partreduce.schedulers.rules import grids, nested, prague
 from partreduce.topo.cluster import Cluster
@@ -22,7 +22,7 @@ RULES = (
         source="Luo et al., Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020, Figure 10",
         kind="rule",
         make=prague.figure_10,
-        refuse=sizes.shared_nodes("Figure 10 averages inside nodes; use allreduce or hyper-cuboid"),
+        unsupported_reason=preconditions.shared_nodes("Figure 10 averages inside nodes; use allreduce or hyper-cuboid"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="4",
@@ -34,7 +34,9 @@ RULES = (
         source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronization, here without randomness",
         kind="rule",
         make=prague.inter_intra,
-        refuse=sizes.shared_nodes("the intra phase averages inside nodes; use allreduce or hyper-cuboid"),
+        unsupported_reason=preconditions.shared_nodes(
+            "the intra phase averages inside nodes; use allreduce or hyper-cuboid"
+        ),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="2",
@@ -73,7 +75,7 @@ RULES = (
         source="hierarchical local SGD: Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020, section 5",
         kind="rule",
         make=nested.node_then_all,
-        refuse=nested.node_then_all_refusal,
+        unsupported_reason=nested.node_then_all_unsupported_reason,
         parameters=(
             Parameter(
                 name="node_rounds",
@@ -94,7 +96,7 @@ RULES = (
         source="this project; pairs as in Shi et al., Finite-time convergent gossiping, IEEE/ACM ToN 2016",
         kind="rule",
         make=nested.pairs_pairs_all,
-        refuse=nested.pairs_pairs_all_refusal,
+        unsupported_reason=nested.pairs_pairs_all_unsupported_reason,
         parameters=(
             Parameter(
                 name="pair_rounds", default=2, minimum=1, maximum=10**5, help="rounds of pairs before a global one"
@@ -111,7 +113,7 @@ RULES = (
         source="hierarchical local SGD: Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020",
         kind="rule",
         make=nested.hierarchy,
-        refuse=nested.hierarchy_refusal,
+        unsupported_reason=nested.hierarchy_unsupported_reason,
         parameters=(
             Parameter(
                 name="levels",
@@ -135,7 +137,7 @@ RULES = (
         source="this project, after Luo et al., Prague, ASPLOS 2020: inter-intra synchronization",
         kind="rule",
         make=prague.rotating_heads,
-        refuse=prague.rotating_heads_refusal,
+        unsupported_reason=prague.rotating_heads_unsupported_reason,
         condition="2 to 256 workers on the largest node",
         degree="up to the number of nodes − 1",
         period="2 × workers on a node",
@@ -146,7 +148,7 @@ RULES = (
         source="hyper-cuboid over nodes; see hyper-cuboid",
         kind="rule",
         make=grids.node_digits,
-        refuse=grids.node_digits_refusal,
+        unsupported_reason=grids.node_digits_unsupported_reason,
         parameters=(
             Parameter(name="radices", kind="ints", help="factors of the number of nodes; auto: its prime factors"),
         ),
@@ -163,7 +165,7 @@ RULES = (
         source="mixed-radix grid; k-peer hyper-hypercube of Takezawa et al., Beyond exponential graph, NeurIPS 2023",
         kind="rule",
         make=grids.hyper_cuboid,
-        refuse=grids.hyper_cuboid_refusal,
+        unsupported_reason=grids.hyper_cuboid_unsupported_reason,
         parameters=(
             Parameter(
                 name="max_group",

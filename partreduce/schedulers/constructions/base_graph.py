@@ -36,7 +36,7 @@ def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
     return NeighborAveraging(rounds=tuple(as_round(exchange) for exchange in exchanges))
 
 
-def base_refusal(cluster: Cluster, k: int) -> str | None:
+def base_unsupported_reason(cluster: Cluster, k: int) -> str | None:
     """A worker has at most n − 1 partners."""
     count = cluster.num_workers
     return None if k < count else f"k {k} partners need more than {k} workers; the largest k here is {count - 1}"

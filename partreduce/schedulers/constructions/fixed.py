@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 
-from partreduce.schedulers.constructions import sizes
+from partreduce.schedulers.constructions import preconditions
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
@@ -36,7 +36,7 @@ def rectangular(graph_of: Callable[[int, int], Graph], least: int) -> Callable[.
     """A graph of rows and columns for n workers: of the given shape, else as square as possible."""
 
     def of_size(num_workers: int, shape: tuple[int, ...] | None) -> Graph:
-        chosen = shape or sizes.sides(num_workers, least)
+        chosen = shape or preconditions.sides(num_workers, least)
         assert chosen is not None
         return graph_of(chosen[0], chosen[1])
 
@@ -54,7 +54,7 @@ def figure_21(num_workers: int, setting: str) -> Graph:
     return hop_figure_21(setting)
 
 
-def figure_21_refusal(cluster: Cluster, **_: object) -> str | None:
+def figure_21_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
     """The figure shows 8 workers."""
     if cluster.num_workers == 8:
         return None
@@ -70,7 +70,9 @@ def clustered_nodes(
     return NeighborAveraging(rounds=(weigh(graph, weights),))
 
 
-def clustered_refusal(cluster: Cluster, *, inside: str, across: str, links: int, ends: str, **_: object) -> str | None:
+def clustered_unsupported_reason(
+    cluster: Cluster, *, inside: str, across: str, links: int, ends: str, **_: object
+) -> str | None:
     """There are nodes to join, and not too many edges."""
     if cluster.num_nodes < 2:
         return "1 node has no edges across; use complete, or ring-based for fewer edges"
@@ -84,7 +86,7 @@ def clustered_refusal(cluster: Cluster, *, inside: str, across: str, links: int,
     return None
 
 
-def complete_refusal(cluster: Cluster, **_: object) -> str | None:
+def complete_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
     """A complete graph has n²/2 edges."""
     count = cluster.num_workers
     if count <= MAX_COMPLETE:
@@ -94,13 +96,13 @@ def complete_refusal(cluster: Cluster, **_: object) -> str | None:
 
 def de_bruijn_graph(cluster: Cluster, base: int | None) -> NeighborAveraging:
     """Weight 1/base on every edge i → base·i + a mod n."""
-    chosen = sizes.smallest_base(cluster.num_workers) if base is None else base
-    length = sizes.exponent(cluster.num_workers, chosen)
+    chosen = preconditions.smallest_base(cluster.num_workers) if base is None else base
+    length = preconditions.exponent(cluster.num_workers, chosen)
     assert length is not None
     return NeighborAveraging(rounds=(constant(de_bruijn(chosen, length), Fraction(1, chosen)),))
 
 
-def random_regular_refusal(cluster: Cluster, degree: int, **_: object) -> str | None:
+def random_regular_unsupported_reason(cluster: Cluster, degree: int, **_: object) -> str | None:
     """Degree < n and n·degree even."""
     count = cluster.num_workers
     if degree >= count:

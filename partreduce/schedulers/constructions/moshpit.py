@@ -30,7 +30,7 @@ def _default_side(num_workers: int) -> int:
     return max(2, next(side for side in range(int(num_workers**0.5), num_workers + 1) if side * side >= num_workers))
 
 
-def moshpit_grid_refusal(cluster: Cluster, side: int | None) -> str | None:
+def moshpit_grid_unsupported_reason(cluster: Cluster, side: int | None) -> str | None:
     """A side fits into the cluster."""
     if side is not None and side > cluster.num_workers:
         return f"side {side} is more than the {cluster.num_workers} workers there are; use side={cluster.num_workers}"
@@ -65,7 +65,7 @@ def _connected(phases: list[Phase]) -> bool:
     return Graph.undirected(phases[0].num_workers, np.concatenate(heads), np.concatenate(members)).is_connected
 
 
-def random_partitions_refusal(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:
+def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:
     """Groups fit into the cluster, and the phases can connect it."""
     del seed
     count = cluster.num_workers

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from partreduce.schedulers.constructions.moshpit import random_partitions, random_partitions_refusal
+from partreduce.schedulers.constructions.moshpit import random_partitions, random_partitions_unsupported_reason
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.metrics.outer_steps import check_unstable
@@ -25,9 +25,11 @@ def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: 
     return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))
 
 
-def noloco_refusal(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> str | None:
+def noloco_unsupported_reason(
+    cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int
+) -> str | None:
     """Pairs connect all, and with this rate and momentum differences die out."""
-    if reason := random_partitions_refusal(cluster, 2, phases, seed):
+    if reason := random_partitions_unsupported_reason(cluster, 2, phases, seed):
         return reason
     drawn = noloco(cluster, every=every, lr=lr, momentum=momentum, phases=phases, seed=seed)
     try:

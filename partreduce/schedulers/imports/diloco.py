@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from partreduce.schedulers.imports.exact import say_row
+from partreduce.schedulers.imports.exact import add_row
 from partreduce.topo.closed_model import unknown
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.reader import parse_json
@@ -184,14 +184,14 @@ def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None)
 
 def _imported(settings: Settings, source: str, cluster: Cluster | None) -> Schedule:
     for row in settings.rows():
-        say_row(row)
+        add_row(row)
     return settings.schedule(source, cluster)
 
 
 def _maxtext(members: _Members) -> Settings:
     """`round(H / P)` steps from one fragment to the next, at least 1; the fragment is (step mod period) div spacing."""
     if not members.flag("enable_diloco"):
-        raise members.refused("enable_diloco", "it must be true, or there are no outer steps")
+        raise members.member_error("enable_diloco", "it must be true, or there are no outer steps")
     asked = members.whole("diloco_sync_period", 1)
     momentum = members["diloco_outer_momentum"]
     streams = members.flag("enable_streaming_diloco")
@@ -212,12 +212,12 @@ def _torchtitan(members: _Members) -> Settings:
     """It hands all to torchft; of fragments given by modules each parameter's name begins with that of its module."""
     method = members["semi_sync_method"]
     if not members.flag("enable") or method not in ("diloco", "local_sgd"):
-        raise members.refused("semi_sync_method", 'it must be "diloco" or "local_sgd", with enable = true')
+        raise members.member_error("semi_sync_method", 'it must be "diloco" or "local_sgd", with enable = true')
     streams, named = method == "diloco", members["module_fqns_per_model_fragment"]
     if not isinstance(named, list) or not all(
         isinstance(each, list) and each and all(isinstance(name, str) and name for name in each) for each in named
     ):
-        raise members.refused("module_fqns_per_model_fragment", "it must list the modules of each fragment")
+        raise members.member_error("module_fqns_per_model_fragment", "it must list the modules of each fragment")
     count = (len(named) or members.whole("num_fragments", 1)) if streams else 1
     asked, spacing, delay = _turns_of_torchft(members, "sync_steps", count)
     return Settings(
@@ -238,9 +238,9 @@ def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[in
     asked, delay = members.whole(every, 1), members.whole("fragment_sync_delay", 0)
     spacing, rest = divmod(asked, fragments)
     if rest:
-        raise members.refused(every, f"torchft asks for a multiple of the {fragments} fragments")
+        raise members.member_error(every, f"torchft asks for a multiple of the {fragments} fragments")
     if delay >= spacing:
-        raise members.refused("fragment_sync_delay", f"torchft asks for less than {asked} / {fragments} steps")
+        raise members.member_error("fragment_sync_delay", f"torchft asks for less than {asked} / {fragments} steps")
     return asked, spacing, delay
 
 
@@ -252,7 +252,9 @@ def _torchft(members: _Members) -> Settings:
     asked, spacing, delay = _turns_of_torchft(members, "sync_every", fragments)
     outer = members["outer_optimizer"]
     if not isinstance(outer, dict) or not set(outer) <= {"lr", "momentum", "nesterov"}:
-        raise members.refused("outer_optimizer", 'it must be such as {"lr": 0.7, "momentum": 0.9, "nesterov": true}')
+        raise members.member_error(
+            "outer_optimizer", 'it must be such as {"lr": 0.7, "momentum": 0.9, "nesterov": true}'
+        )
     return Settings(
         program="torchft",
         asked=asked,
@@ -275,10 +277,10 @@ def _coverage(members: _Members, sizes: list[list[int]] | None) -> Finding:
         return Finding(claim, "not proved", "give model_fragments as lists of the sizes of their tensors")
     cap = members["bucket_cap_mb"]
     if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
-        raise members.refused("bucket_cap_mb", "it must be a number of megabytes above 0")
+        raise members.member_error("bucket_cap_mb", "it must be a number of megabytes above 0")
     capacity = int(cap * MEGABYTE) // members.whole("element_size", 1)
     if capacity < 1:
-        raise members.refused("bucket_cap_mb", "a bucket must hold at least 1 number")
+        raise members.member_error("bucket_cap_mb", "a bucket must hold at least 1 number")
     for number, fragment in enumerate(sizes):
         sent = sum(torchft_buckets(fragment, capacity))
         if sent < len(fragment):
@@ -329,7 +331,7 @@ class _Members:
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - whatever the file says
         return self.given.get(name, self.defaults[name])
 
-    def refused(self, name: str, rule: str) -> DocumentError:
+    def member_error(self, name: str, rule: str) -> DocumentError:
         """The refusal of a member."""
         return DocumentError(name, f"is {shown(self[name])}; {rule}", self.source)
 
@@ -342,20 +344,20 @@ class _Members:
     def flag(self, name: str) -> bool:
         """True or false."""
         if not isinstance(value := self[name], bool):
-            raise self.refused(name, "it must be true or false")
+            raise self.member_error(name, "it must be true or false")
         return value
 
     def whole(self, name: str, least: int) -> int:
         """A whole number."""
         if type(value := self[name]) is not int or value < least:
-            raise self.refused(name, f"it must be a whole number, at least {least}")
+            raise self.member_error(name, f"it must be a whole number, at least {least}")
         return value
 
     def share(self, name: str) -> Fraction:
         """A number from 0 to 1."""
         value = self[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise self.refused(name, "it must be a number from 0 to 1")
+            raise self.member_error(name, "it must be a number from 0 to 1")
         return Fraction(str(value))
 
     def sizes(self, name: str) -> list[list[int]]:
@@ -366,7 +368,7 @@ class _Members:
                 problem = f"is {shown(sizes)}; it must list the numbers of elements of the fragment's tensors"
                 raise DocumentError(child(name, str(number)), problem, self.source)
         if not fragments:
-            raise self.refused(name, "there must be at least 1 fragment")
+            raise self.member_error(name, "there must be at least 1 fragment")
         return fragments
 
     def outer(self, **numbers: Any) -> OuterStep:  # noqa: ANN401 - whatever the file says

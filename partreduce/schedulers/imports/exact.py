@@ -65,14 +65,14 @@ def notes() -> Iterator[Notes]:
         _NOTES.reset(token)
 
 
-def say(sentence: str) -> None:
+def add_note(sentence: str) -> None:
     """Note a sentence, once."""
     gathered = _NOTES.get()
     if gathered is not None and sentence not in gathered.said:
         gathered.said = (*gathered.said, sentence)
 
 
-def say_row(row: tuple[str, str, str]) -> None:
+def add_row(row: tuple[str, str, str]) -> None:
     """Note what a setting does."""
     gathered = _NOTES.get()
     if gathered is not None:

@@ -79,7 +79,9 @@ def default_group(cluster: Cluster) -> int:
     )
 
 
-def hyper_cuboid_refusal(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> str | None:
+def hyper_cuboid_unsupported_reason(
+    cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None
+) -> str | None:
     """Plain means of at most g workers are exact only if every prime factor of n is at most g."""
     count = cluster.num_workers
     prime = largest_prime_factor(count)
@@ -118,7 +120,7 @@ def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> StaticGrou
     return static(cluster, RulePhases(chosen, tuple((Block(ranks, (d,)),) for d in range(len(chosen)))))
 
 
-def node_digits_refusal(cluster: Cluster, radices: tuple[int, ...] | None) -> str | None:
+def node_digits_unsupported_reason(cluster: Cluster, radices: tuple[int, ...] | None) -> str | None:
     """Radices have to multiply to the number of nodes."""
     if cluster.num_nodes < 2:
         return "there is 1 node; use allreduce"

@@ -26,7 +26,7 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
     return static(cluster, compose(repeat(inside, node_rounds), everyone))
 
 
-def node_then_all_refusal(cluster: Cluster, node_rounds: int) -> str | None:
+def node_then_all_unsupported_reason(cluster: Cluster, node_rounds: int) -> str | None:
     """It needs workers that share a node."""
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so node rounds do nothing; use allreduce(every={node_rounds + 1})"
@@ -42,7 +42,7 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
     return static(cluster, RulePhases(radices, tuple(phases)))
 
 
-def pairs_pairs_all_refusal(cluster: Cluster, pair_rounds: int) -> str | None:
+def pairs_pairs_all_unsupported_reason(cluster: Cluster, pair_rounds: int) -> str | None:
     """It needs workers that share a node."""
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so there are no pairs inside nodes; use allreduce(every={pair_rounds + 1})"
@@ -93,7 +93,7 @@ def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
     return range(len(radices) - (len(local_ranks(cluster)) < 2), -1, -1)
 
 
-def hierarchy_refusal(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> str | None:
+def hierarchy_unsupported_reason(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> str | None:
     """Levels have to multiply to the number of nodes, and the period has to stay a sensible length."""
     chosen = default_levels(cluster) if levels is None else levels
     if any(radix < 2 for radix in chosen) or prod(chosen) != cluster.num_nodes:

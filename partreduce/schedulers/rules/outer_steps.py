@@ -31,7 +31,7 @@ def diloco(
     return AllReduce(steps_per_round=every, sync=sync, payload=Payload(outer=_outer(lr, momentum), fragments=fragments))
 
 
-def diloco_refusal(cluster: Cluster, **parameters: float) -> str | None:
+def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | None:
     """What a schedule with these numbers refuses."""
     try:
         diloco(cluster, **parameters).check(cluster)  # type: ignore[arg-type]
@@ -49,7 +49,9 @@ def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float,
     return replace(found, payload=Payload(outer=_outer(lr, momentum)))
 
 
-def regions_diloco_refusal(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> str | None:
+def regions_diloco_unsupported_reason(
+    cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float
+) -> str | None:
     """It needs two or more regions of the same number of nodes, and workers to average with in each."""
     del lr, momentum
     if regions is not None and (regions < 2 or cluster.num_nodes % regions):

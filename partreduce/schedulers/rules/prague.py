@@ -72,7 +72,7 @@ def rotating_heads(cluster: Cluster) -> StaticGroups:
     return static(cluster, interleave(RulePhases(radices, heads), RulePhases(radices, ((Block(ranks),),))))
 
 
-def rotating_heads_refusal(cluster: Cluster) -> str | None:
+def rotating_heads_unsupported_reason(cluster: Cluster) -> str | None:
     """It needs workers that share a node, and not so many that the period explodes."""
     size = len(local_ranks(cluster))
     if size < 2:

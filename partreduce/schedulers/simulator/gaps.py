@@ -21,7 +21,7 @@ import numpy.typing as npt
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.in_turn import InTurn
+from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.machine import Step, VirtualMachine
 from partreduce.schedulers.simulator.record import GapRecord
 from partreduce.schedulers.simulator.recorder import Recorder

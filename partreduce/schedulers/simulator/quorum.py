@@ -22,7 +22,7 @@ from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.schedulers.protocols.partial_state import MEETING, Begin, Call, Finish, Here, PartialState
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.in_turn import InTurn
+from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.machine import Meeting, Step, VirtualMachine
 from partreduce.schedulers.simulator.record import QuorumRecord
 from partreduce.schedulers.simulator.recorder import Recorder

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from partreduce.topo import units
-from partreduce.topo.closed_model import Model, dumped, refused
+from partreduce.topo.closed_model import Model, custom_error, dumped
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
 from partreduce.topo.hardware import (
@@ -44,14 +44,14 @@ def _quantity(
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             rule = "a number or a text with its unit" if bare else "a text with its unit"
-            raise refused(f"is {shown(value)}; it must be {rule}")
+            raise custom_error(f"is {shown(value)}; it must be {rule}")
         try:
             result = parse(value if isinstance(value, str) else repr(value))
         except InputError as error:
-            raise refused(str(error)) from None
+            raise custom_error(str(error)) from None
         if not least <= result <= most:
             rule = f"at least {least:g}" if result < least else f"at most {most:g}"
-            raise refused(f"is {result:g}; it must be {rule} in {base}")
+            raise custom_error(f"is {result:g}; it must be {rule} in {base}")
         return result
 
     text = {"type": "string", "description": "number and unit"}
@@ -79,7 +79,7 @@ class LinkModel(Model):
     def _is_no_rate_alone(cls, data: object) -> object:
         if isinstance(data, str):
             rule = 'a link is an object, such as {"bandwidth": "10GB/s", "latency": "10us"}'
-            raise refused(f"is {shown(data)}; {rule}")
+            raise custom_error(f"is {shown(data)}; {rule}")
         return data
 
 

@@ -60,15 +60,15 @@ def _round(model: RoundModel, num_workers: int, place: str) -> Round:
     if isinstance(weights, list) and len(weights) != len(edges):
         problem = f"has {len(weights)} entries for {len(edges)} edges; give 1 weight for all or 1 for each edge"
         raise DocumentError(child(place, "weights"), problem)
-    _refuse((edges >= num_workers).any(axis=1), edges, place, f"ranks are 0..{num_workers - 1}")
-    _refuse(
+    _check_edges((edges >= num_workers).any(axis=1), edges, place, f"ranks are 0..{num_workers - 1}")
+    _check_edges(
         sources == targets, edges, place, "a worker's weight on itself is what the others leave; leave the edge out"
     )
     order = np.lexsort((sources, targets))
     sources, targets = sources[order], targets[order]
     twice = np.zeros(len(edges), dtype=bool)
     twice[order[1:]] = (np.diff(sources) == 0) & (np.diff(targets) == 0)
-    _refuse(twice, edges, place, "is given twice; keep it once")
+    _check_edges(twice, edges, place, "is given twice; keep it once")
     if isinstance(weights, list):
         values = sorted(set(weights))
         index = {weight: number for number, weight in enumerate(values)}
@@ -78,7 +78,7 @@ def _round(model: RoundModel, num_workers: int, place: str) -> Round:
     return Round(num_workers, sources.astype(np.int32), targets.astype(np.int32), tuple(values), weight_of)
 
 
-def _refuse(bad: npt.ArrayLike, edges: npt.NDArray[np.int64], place: str, rule: str) -> None:
+def _check_edges(bad: npt.ArrayLike, edges: npt.NDArray[np.int64], place: str, rule: str) -> None:
     where = np.flatnonzero(bad)
     if len(where):
         index = int(where[0])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from partreduce.topo.closed_model import Listed, Model, Name, refused
+from partreduce.topo.closed_model import Listed, Model, Name, custom_error
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
@@ -34,7 +34,7 @@ class _Shape(Model):
                 "for unequal nodes write nodes alone, the ranks of each, such as nodes: [[0], [1, 2]]"
             )
         if problem:
-            raise refused(problem)
+            raise custom_error(problem)
         return data
 
 

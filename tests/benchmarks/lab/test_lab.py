@@ -98,8 +98,8 @@ def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
 
     from benchmarks.lab.setting import SEGMENTS
     from benchmarks.lab.tasks import Clock, Samples, make_model
+    from partreduce.runtime.averaging.bucketed_gradients import segments_of
     from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-    from partreduce.runtime.averaging.layers import segments_of
 
     samples = Samples(torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64))
     model = make_model(task, samples, Clock(), 0)

@@ -33,7 +33,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from partreduce.runtime.transport import arrays, through_servers, updates
+from partreduce.runtime.transport import array_frames, server_allreduce, updates
 from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
 
 STUCK_SECONDS = 300.0
@@ -69,13 +69,13 @@ _here = threading.local()
 
 def _noted(frame: Any, dtype: torch.dtype) -> torch.Tensor:
     """What comes in frames is the host's, and no mode sees how."""
-    made = arrays.tensor_of(frame, dtype)
+    made = array_frames.tensor_of(frame, dtype)
     if (device := getattr(_here, "device", None)) is not None:
         device.note_host(made)
     return made
 
 
-for _reader in (updates, through_servers):
+for _reader in (updates, server_allreduce):
     _reader.tensor_of = _noted  # type: ignore[attr-defined]
 
 

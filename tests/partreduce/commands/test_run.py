@@ -99,7 +99,7 @@ def test_the_traceback_of_a_script_begins_in_the_script(tmp_path):
 
 
 def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monkeypatch):
-    monkeypatch.setattr(supervision, "_tell", lambda *_, **__: None)
+    monkeypatch.setattr(supervision, "_publish_failure", lambda *_, **__: None)
     monkeypatch.setattr(supervision.Child, "signal", lambda *_: None)
     codes = {0: 1, 1: 69, 2: -9}
     monkeypatch.setattr(supervision.Child, "reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)

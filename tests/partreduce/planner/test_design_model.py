@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from partreduce.commands import build_app
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.tables import ModelFacts, Table, measure_touched, plan_hybrid, read_model, tables_of
-from partreduce.runtime.sharding.touched import OtherUses
+from partreduce.runtime.sharding.row_access import OtherUses
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule

@@ -10,7 +10,7 @@ from partreduce.planner.failure_plans import FACTOR, survival, survivors_of
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
-from partreduce.runtime.elastic.support import refusal_of
+from partreduce.runtime.elastic.support import elastic_blocker
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import schedule_text
@@ -61,14 +61,14 @@ def test_groups_that_still_serve_are_kept_and_all_is_proved() -> None:
 
 def test_only_what_the_run_time_continues_with_is_planned() -> None:
     asked = replace(job(2, 2, 1), effort=0.2)
-    assert not refusal_of(plan(asked).recommendation.schedule)
+    assert not elastic_blocker(plan(asked).recommendation.schedule)
     by_layers = AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))
     layers = Schedule("layers", asked.cluster, by_layers)
     found = survival(layers, asked).schedule
     assert prove(found).verdict is Status.PROVED
-    assert not refusal_of(found)
+    assert not elastic_blocker(found)
     late = replace(layers, strategy=replace(by_layers, sync=Pipeline()))
-    assert refusal_of(late)
+    assert elastic_blocker(late)
     with pytest.raises(ScheduleError, match="gradient_buckets: is per_layer; no worker keeps late gradients"):
         survival(late, asked)
     for other, sync in (("gap", "iteration_gap"), ("quorum", "partial")):
@@ -83,7 +83,7 @@ def test_what_comes_late_is_planned_for_and_proved(sync: Delay, waits: Pipeline 
     assert found.strategy.sync == waits
     assert found.failure_plan is not None
     assert found.failure_plan.failures == 2
-    assert not refusal_of(found)
+    assert not elastic_blocker(found)
     proof = prove(found)
     assert proof.verdict is Status.PROVED
     assert "survives" in confirm(replace(found, certificate=proof.certificate))
@@ -95,7 +95,7 @@ def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_cont
     asked = replace(job(2, 2, 1), effort=0.2)
     found = plan(asked).recommendation
     assert found.algorithm is AllReduceAlgorithm.HIERARCHICAL
-    assert not refusal_of(found.schedule)
+    assert not elastic_blocker(found.schedule)
     assert prove(found.schedule).verdict is Status.PROVED
 
 

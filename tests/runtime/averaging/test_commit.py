@@ -5,13 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from partreduce.runtime.averaging.applier import Applier
+from partreduce.runtime.averaging.apply_average import (
+    commit_delayed,
+    commit_mean,
+    only_where,
+    replace_where,
+    rescale_progress,
+)
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
 from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
-from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
+from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, load_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
-from partreduce.runtime.averaging.piggybacked import commit_piggybacked, load_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.topo.errors import InputError
 
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -214,6 +220,6 @@ def test_an_applier_steps_with_a_given_mean_unless_it_is_none_or_not_finite(grad
         model.weight.grad.fill_(0.0 if ok is NO else gradient)
         return ok
 
-    applier = Applier(inner, flat)
+    applier = OptimizerStepper(inner, flat)
     assert applier.apply(put, check_finite=check) == (moves or ok is NO)
     assert torch.equal(model.weight.detach(), before) == (not moves)

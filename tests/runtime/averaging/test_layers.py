@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from partreduce.runtime.averaging import layers
-from partreduce.runtime.averaging.layers import SEGMENT_BYTES, Segment, segments_of
+from partreduce.runtime.averaging import bucketed_gradients
+from partreduce.runtime.averaging.bucketed_gradients import SEGMENT_BYTES, Segment, segments_of
 from partreduce.runtime.checkpoint import save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.gradient_average import GradientAverage
@@ -32,7 +32,7 @@ _building = threading.Lock()
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
     """Segments of a few numbers, so that small models have many."""
-    monkeypatch.setattr(layers, "SEGMENT_BYTES", 512)
+    monkeypatch.setattr(bucketed_gradients, "SEGMENT_BYTES", 512)
 
 
 class Ladder(torch.nn.Module):
@@ -159,7 +159,7 @@ def test_segments_go_from_the_end_to_the_beginning_and_tiny_layers_share_one():
         Segment(0, 0, starts[4], (3, 2, 1, 0)),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "SEGMENT_BYTES", SEGMENT_BYTES)
+        patch.setattr(bucketed_gradients, "SEGMENT_BYTES", SEGMENT_BYTES)
         assert [segment.slots for segment in segments_of(flat.buckets, model.parameters())] == [
             (1, 0),
             (5, 4, 3, 2, 1, 0),

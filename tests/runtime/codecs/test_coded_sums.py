@@ -17,7 +17,7 @@ import torch
 from helpers import coded_sums
 from helpers.driver import Driver
 from partreduce.runtime.codecs import Coding, Leftovers
-from partreduce.runtime.transport import staged
+from partreduce.runtime.transport import multistage_allreduce
 from partreduce.runtime.transport.worlds import formed
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingDependencyError, UnavailableError
@@ -229,7 +229,7 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
 
 def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monkeypatch):
     """Five parts of a hierarchical sum: with feedback the mean of many sums comes near the exact sum."""
-    monkeypatch.setattr(staged, "LARGEST_PART", 4096)
+    monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
     transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=64, error_feedback=True)
     plain = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=64)
     given = np.random.default_rng(1).standard_normal((4, 4999)).astype(np.float32)
@@ -261,7 +261,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
 @pytest.mark.parametrize("algorithm", [AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL])
 def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorithm, codec):
     """Nine parts, of which several are under way at the same time."""
-    monkeypatch.setattr(staged, "LARGEST_PART", 4096)
+    monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
     block = 64 if codec is Codec.INT8 else 1
     transport = Transport(algorithm=algorithm, codec=codec, **({"block": block} if codec is Codec.INT8 else {}))
     given = np.random.default_rng(3).standard_normal((4, 9000)).astype(np.float32)
@@ -296,7 +296,7 @@ def test_while_one_part_is_on_its_way_the_next_ones_are_worked_on():
             yield
         said.append((index, 3))
 
-    staged.in_parts(torch.arange(10), 5, 2, stages)
+    multistage_allreduce.in_parts(torch.arange(10), 5, 2, stages)
     steps = [[(newest - stage, stage) for stage in range(4) if 0 <= newest - stage < 5] for newest in range(8)]
     assert said == [one for step in steps for one in step]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.device.pretended import PretendedDevice
-from partreduce.runtime.transport.arrays import frame_of
+from partreduce.runtime.transport.array_frames import frame_of
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.updates import (
     Arrival,

@@ -13,7 +13,7 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.store import CHANGES, DEATHS, OPEN, Notes
 from partreduce.schedulers.protocols.base import Received
-from partreduce.schedulers.protocols.membership.words import Connected, View
+from partreduce.schedulers.protocols.membership.messages import Connected, View
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from partreduce.runtime.elastic.support import refusal_of
+from partreduce.runtime.elastic.support import elastic_blocker
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
@@ -105,7 +105,7 @@ def test_every_line_of_the_table_is_held_here_or_is_the_run_s():
 
 @pytest.mark.parametrize("strategy", [one for several in [*CONTINUING.values(), UNPLANNED.values()] for one in several])
 def test_what_the_table_says_continues_is_not_refused(strategy):
-    assert not refusal_of(schedule_of(strategy))
+    assert not elastic_blocker(schedule_of(strategy))
 
 
 @pytest.mark.parametrize("strategy", [one for several in CONTINUING.values() for one in several])
@@ -121,7 +121,7 @@ def test_what_continues_has_a_failure_plan_that_is_proved_and_confirmed(strategy
 @pytest.mark.parametrize("name", STOPPED)
 def test_what_does_not_continue_is_refused_for_the_reason_in_the_table_by_plans_and_by_the_checker(name):
     case, schedule = BY_NAME[name], schedule_of(STOPPED[name])
-    assert refusal_of(schedule) == f"strategy.{case.place}: {case.is_}; {case.words}"
+    assert elastic_blocker(schedule) == f"strategy.{case.place}: {case.is_}; {case.words}"
     with pytest.raises(ScheduleError, match=f"^strategy.{case.place}: "):
         schedule_of(STOPPED[name], FailurePlan(SurvivorRule.ALL_REDUCE, 1))
     document = json.loads(json.dumps(dump_schedule(schedule))) | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
@@ -143,7 +143,9 @@ def test_what_no_failure_plan_is_proved_for_is_refused_by_plans_and_by_the_check
 def test_outer_steps_that_survivors_would_not_agree_after_restart():
     """In pairs the rate is small enough; where all average together it is not."""
     outer = OuterStep(lr=Fraction(21, 10), momentum=Fraction(0), outer_params=OuterParams.PER_WORKER)
-    assert "do not come to agree" in refusal_of(schedule_of(StaticGroups(phases=PHASES, payload=Payload(outer=outer))))
+    assert "do not come to agree" in elastic_blocker(
+        schedule_of(StaticGroups(phases=PHASES, payload=Payload(outer=outer)))
+    )
 
 
 # What restarts does, from its last checkpoint.

@@ -31,8 +31,8 @@ from partreduce.runtime.generator.messages import (
     MAX_REQUEST_BYTES,
     SERVICE,
     FromWorker,
-    Heard,
-    Refused,
+    Lease,
+    Rejection,
     key_in,
     new_key,
     pack_reply,
@@ -317,7 +317,7 @@ def test_what_breaks_the_rules_is_refused_or_dropped_and_changes_nothing(service
     ):  # fmt: skip
         reader = member if rank == 0 else raw(service.key, service.key, rank)
         reader.send(json.dumps([rank, kind, numbers]).encode())
-        assert isinstance(reader.answer(), Refused), (rank, kind, numbers)
+        assert isinstance(reader.answer(), Rejection), (rank, kind, numbers)
     for header in (b"", b"\xff\xfe", b"[]", b"{}", b"[true,\"alive\",[1,0]]", b'[0,1,[1,0]]', b'[0,"alive",[1,0.5]]',
                    b'[0,"alive",[1,true]]', b'[0,"alive",[[1],0]]', b'[0,"alive"]', b'["0","alive",[]]',
                    b'[0,"alive",{"x":1}]', b"[" * 900):  # fmt: skip
@@ -326,7 +326,7 @@ def test_what_breaks_the_rules_is_refused_or_dropped_and_changes_nothing(service
     assert service.state == before
     assert service.sessions == {}
     member.send(member.packed(FromWorker(0, 1)), b"two")
-    assert isinstance(member.answer(), Refused)
+    assert isinstance(member.answer(), Rejection)
     member.send(b"x" * (MAX_REQUEST_BYTES + 1))
     assert member.answer(200) is None
     assert service.state == before
@@ -340,12 +340,12 @@ def test_repeated_requests_and_a_second_process_of_a_rank_change_nothing(service
         time.sleep(0.02)
     member.send(member.packed(FromWorker(0, 2, Ask(1))))
     answers = []
-    while (answer := member.answer(500 if Refused in map(type, answers) else 60_000)) is not None:
+    while (answer := member.answer(500 if Rejection in map(type, answers) else 60_000)) is not None:
         answers.append(answer)
     assert service.state.requests[0] == 0
-    refused = [answer.why for answer in answers if isinstance(answer, Refused)]
+    refused = [answer.why for answer in answers if isinstance(answer, Rejection)]
     assert refused == ["rank 0: belongs to another process of this job"]
-    assert len({answer for answer in answers if not isinstance(answer, Refused)}) <= 1
+    assert len({answer for answer in answers if not isinstance(answer, Rejection)}) <= 1
 
 
 def test_what_somebody_replays_who_read_the_wire_is_dropped(service, raw):
@@ -354,7 +354,7 @@ def test_what_somebody_replays_who_read_the_wire_is_dropped(service, raw):
     for number in range(2):
         frame = member.seal(member.packed(FromWorker(0, 1, patience=10_000 * number)))
         member.socket.send(frame)
-        assert isinstance(member.answer(), Heard)
+        assert isinstance(member.answer(), Lease)
         for sender in (thief, thief, member):
             sender.socket.send(frame)
     assert thief.answer(300) is None
@@ -455,7 +455,7 @@ def test_messages_and_states_survive_the_wire_and_the_log():
         message = FromWorker(3, 77, ask, goodbye=ask is None, patience=9)
         assert unpack_request(3, *message.packed(), 4) == message
     for reply in (
-        Heard((1, 3), 1500), Heard((), 0), Refused("for a reason"), Grant(1, 2, 3, (0, 1)), Alone(1, 2), Later(1, 2),
+        Lease((1, 3), 1500), Lease((), 0), Rejection("for a reason"), Grant(1, 2, 3, (0, 1)), Alone(1, 2), Later(1, 2),
         Bye(1, 2), Void(1, 2), Evicted(1),
     ):  # fmt: skip
         assert unpack_reply(*pack_reply(reply)) == reply

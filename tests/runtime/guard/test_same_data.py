@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import Subset, TensorDataset
 
 from helpers.warm import WARM
-from partreduce.runtime.data.sketches import note_dealt, take_dealt
+from partreduce.runtime.data.data_fingerprints import note_dealt, take_dealt
 from partreduce.runtime.guard.training import data_in_different_orders, fingerprint, same_batches
 from partreduce.runtime.transport.store import Notes
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from helpers.two_nodes import Begun, Network, why_no_network
-from partreduce.runtime.launcher.signals import heard
+from partreduce.runtime.launcher.signals import mark_delivered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def no_request() -> None:
     """A signal that an earlier test sent to this process asks nothing of the next, which may wait without a handler."""
-    heard()
+    mark_delivered()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from partreduce.runtime.liveness.awaited_texts import decided, gather_from_store
+from partreduce.runtime.liveness.store_collectives import decided, gather_from_store
 from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import FileError, InputError, PeerFailedError, UnavailableError
 

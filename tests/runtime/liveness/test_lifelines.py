@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.liveness.lifelines import KeepaliveSockets, closed_notes, lifelines_of
+from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, closed_notes, lifelines_of
 from partreduce.runtime.transport.store import Notes
 
 LOCAL = ("127.0.0.1", False)

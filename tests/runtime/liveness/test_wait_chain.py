@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
-from partreduce.runtime.liveness.lifelines import closed_notes
+from partreduce.runtime.liveness.keepalive_sockets import closed_notes
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
 from partreduce.runtime.transport import waiting

@@ -21,7 +21,7 @@ from helpers.hybrid_runs import (
     start,
     train,
 )
-from partreduce.runtime.sharding.wire import Wire
+from partreduce.runtime.sharding.table_collectives import Wire
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import partreduce
-from partreduce.runtime.sharding.wire import LENGTH
+from partreduce.runtime.sharding.table_collectives import LENGTH
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement

@@ -9,7 +9,7 @@ import torch
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, Case, Model, data_of, part_of, start, train
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.sharding import saved as saved_tables
+from partreduce.runtime.sharding import table_state as saved_tables
 from partreduce.runtime.transport import waiting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Placement

@@ -170,7 +170,7 @@ def test_finite_numbers_are_lost_only_with_a_word_and_infinite_ones_travel(codec
     assert bool(torch.isfinite(decoded[1]).all()), "other rows stay what they are"
 
 
-def refusal_of(ranks, table, act, schedule):
+def elastic_blocker(ranks, table, act, schedule):
     """The one line that all workers say."""
 
     def run(world):
@@ -189,7 +189,7 @@ def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, 
         with torch.no_grad():
             model(torch.tensor({1: [6, 1], 2: [7]}.get(rank, [])).long())
 
-    line = refusal_of(ranks, table, act, schedule_of(local=local))
+    line = elastic_blocker(ranks, table, act, schedule_of(local=local))
     assert line == (
         "InputError: worker 2: parameter 'words.weight': a row that it hands out has 1e+06, beyond the largest number "
         "65504 of its route's codec float16; use the codec bfloat16 or int8, or keep its numbers smaller"
@@ -208,7 +208,7 @@ def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
         finally:
             before.append(bool((model.words.weight == 1).all()))
 
-    line = refusal_of(ranks, table, act, schedule_of(way))
+    line = elastic_blocker(ranks, table, act, schedule_of(way))
     assert line.startswith(
         "InputError: worker 3: parameter 'words.weight': a gradient that it brings has 1e+06, beyond"
     )

@@ -4,7 +4,7 @@ import torch
 
 from partreduce.runtime.strategies.gap.driver import GapDriver
 from partreduce.runtime.strategies.protocol_driver import GapLog
-from partreduce.runtime.transport.arrays import frame_of
+from partreduce.runtime.transport.array_frames import frame_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Layout, PayloadRings
 from partreduce.schedulers.protocols.digraph import Digraph

@@ -26,11 +26,11 @@ from helpers.quorum_runs import (
 from partreduce.planner.predict import ARRAYS
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.strategies.quorum import spread
+from partreduce.runtime.strategies.quorum import broadcast_tree
+from partreduce.runtime.strategies.quorum.broadcast_tree import children
 from partreduce.runtime.strategies.quorum.driver import Begun
+from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
-from partreduce.runtime.strategies.quorum.spread import children
-from partreduce.runtime.strategies.quorum.sums import GradientSum
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
 from partreduce.runtime.transport.tags import tag_of
@@ -415,7 +415,7 @@ def test_a_tree_tells_everybody_once():
 
 
 def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
-    monkeypatch.setattr(spread, "DIRECT", 2)
+    monkeypatch.setattr(broadcast_tree, "DIRECT", 2)
     for seed in itertools.islice((s for s in range(1000, 2000) if make_quorum_case(s).num_workers > 4), 3):
         case = make_quorum_case(seed)
         assert_conserved(case, ranks.run(case.num_workers, lambda world, case=case: run_quorum_case(case, world)))

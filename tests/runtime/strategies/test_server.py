@@ -12,7 +12,7 @@ import torch
 from helpers.random_schedules import Quadratic
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import asynchronous_server
-from partreduce.runtime.transport.arrays import frame_of, tensor_of
+from partreduce.runtime.transport.array_frames import frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.shards import shards_of
 from partreduce.topo.cluster import Cluster

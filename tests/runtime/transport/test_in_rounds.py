@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import partreduce
-from partreduce.runtime.sharding import wire
+from partreduce.runtime.sharding import table_collectives
 from partreduce.runtime.transport import communicators
 from partreduce.runtime.transport.communicators import AHEAD, goes_in_rounds, pairwise_exchange
 from partreduce.runtime.transport.work import in_thread
@@ -103,7 +103,9 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
     schedule = replace(plain, strategy=replace(plain.strategy, payload=payload))
     used = []
     monkeypatch.setattr(
-        wire, "pairwise_exchange", lambda group, *given: used.append(group.place) or pairwise_exchange(group, *given)
+        table_collectives,
+        "pairwise_exchange",
+        lambda group, *given: used.append(group.place) or pairwise_exchange(group, *given),
     )
 
     def run(world):

@@ -103,7 +103,7 @@ def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end
 def test_the_thread_of_staged_sums_waits_inside_and_the_interpreter_may_end():
     """It is inside for a moment at a time, and the end of the interpreter waits for that moment."""
     script = """
-from partreduce.runtime.transport.staged import StagedSums, Stages
+from partreduce.runtime.transport.multistage_allreduce import StagedSums, Stages
 entered, times = threading.Event(), []
 limited = work.ended_within
 def timed(seconds):

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from benchmarks.faults.processes import look_at
 from helpers.signs import Signs
 from helpers.warm import WARM
-from partreduce.runtime.transport import arrays
-from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport import array_frames
+from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Account, Bound, Mailbox, Tally
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import UnavailableError
@@ -359,7 +359,7 @@ def test_an_array_that_is_used_again_never_changes_what_is_in_flight(seed):
 
 def test_that_property_can_fail(monkeypatch):
     """Whoever takes memory for free that is in flight is found out."""
-    monkeypatch.setattr(arrays._Snapshot, "is_free", lambda snapshot: True)
+    monkeypatch.setattr(array_frames._Snapshot, "is_free", lambda snapshot: True)
     assert reuse(Snapshots(), 0) > 0
 
 

@@ -11,7 +11,7 @@ from benchmarks.explore.membership import SMALL, SMALLEST
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
-from partreduce.schedulers.protocols.membership.words import (
+from partreduce.schedulers.protocols.membership.messages import (
     Confirmed,
     Connected,
     Left,
@@ -201,7 +201,7 @@ class TakesSharesOfAnyGeneration(Membership):
     dies_in = THREE
 
     @staticmethod
-    def _heard(state, own, members, message):
+    def _has_message_of_all(state, own, members, message):
         kind = type(message)
         return all(
             member == own
@@ -215,7 +215,7 @@ class TakesSharesOfAnyGeneration(Membership):
         )
 
     @staticmethod
-    def _told(state, source, said):
+    def _keep_message(state, source, said):
         return (
             replace(state, heard=state.heard | {(source, said)}) if state.phase in ("run", "vote", "rebuild") else state
         )

@@ -12,7 +12,7 @@ from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 from partreduce.schedulers.protocols.membership.authority import Authority
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
-from partreduce.schedulers.protocols.membership.words import (
+from partreduce.schedulers.protocols.membership.messages import (
     Broken,
     Confirm,
     Confirmed,

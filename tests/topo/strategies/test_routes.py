@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.readings import agree
-from helpers.readings import refusal as refusal_of
+from helpers.readings import refusal as elastic_blocker
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
@@ -158,7 +158,7 @@ def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(payloa
         parse_schedule(document(payload))
     assert words in str(refusal.value)
     assert not agree(json.loads(document(payload)))
-    said = refusal_of(json.loads(document(payload)))
+    said = elastic_blocker(json.loads(document(payload)))
     assert said is None or said.startswith("strategy.payload")
 
 

@@ -266,7 +266,7 @@ class GapDriver(GenerationDriver[HopState]):
     def _generation_of(self, message: Message) -> int:
         return message.numbers[1 if message.kind == "update" else 0]
 
-    def _hears(self, message: Message) -> bool:
+    def _can_take(self, message: Message) -> bool:
         return self._state is not None or message.kind == "mark"
 
     def _received(self, message: Message) -> None:

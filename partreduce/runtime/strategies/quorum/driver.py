@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver, Missing, QuorumLog
-from partreduce.runtime.strategies.quorum.spread import Spread
-from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
+from partreduce.runtime.strategies.quorum.broadcast_tree import Spread
+from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.partial import Partial

@@ -19,10 +19,10 @@ from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import DIFFERENT, Arrived, Asked, Ended, Run, Runner
 from partreduce.runtime.strategies.protocol_driver import QuorumLog, wait_for_missing
+from partreduce.runtime.strategies.quorum.broadcast_tree import Spread
 from partreduce.runtime.strategies.quorum.driver import QuorumDriver, Taken
+from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
-from partreduce.runtime.strategies.quorum.spread import Spread
-from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.worlds import World

@@ -13,7 +13,7 @@ import torch
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
-from partreduce.runtime.strategies.quorum.sums import GradientSums
+from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSums
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError

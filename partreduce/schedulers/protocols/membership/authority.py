@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from partreduce.schedulers.protocols.base import Action, Crashed, Note, Outcome, Received, Send, changed
-from partreduce.schedulers.protocols.membership.words import (
+from partreduce.schedulers.protocols.membership.messages import (
     Expire,
     Join,
     Left,
@@ -61,7 +61,7 @@ class Decisions(Setting):
     def _step_authority(self, state: Authority, event: object) -> Outcome[Authority]:
         match event:
             case Received(worker, said):
-                return self._told_by(state, worker, said)
+                return self._receive(state, worker, said)
             case Expire():
                 silent = frozenset(self._silent(state))
                 after, actions = self._missed(replace(state, leases=state.leases - 1), silent)
@@ -74,7 +74,7 @@ class Decisions(Setting):
                 return replace(state, told=1, restarts=state.restarts - 1), ()
         raise AssertionError(f"not an event of the authority: {event}")
 
-    def _told_by(self, state: Authority, worker: int, said: object) -> Outcome[Authority]:
+    def _receive(self, state: Authority, worker: int, said: object) -> Outcome[Authority]:
         """What a worker says, or what becomes of it."""
         match said:
             case Crashed():

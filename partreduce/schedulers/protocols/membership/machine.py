@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from partreduce.schedulers.protocols.base import Outcome
 from partreduce.schedulers.protocols.membership.authority import Authority, Decisions
 from partreduce.schedulers.protocols.membership.member import OVER, Member, Workers
-from partreduce.schedulers.protocols.membership.words import Phase, View
+from partreduce.schedulers.protocols.membership.messages import Phase, View
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from partreduce.schedulers.protocols.base import Action, Crashed, Note, Outcome, Received, Send
-from partreduce.schedulers.protocols.membership.words import (
+from partreduce.schedulers.protocols.membership.messages import (
     Broken,
     Confirm,
     Confirmed,
@@ -78,7 +78,9 @@ class Workers(Setting):
             return (Healed(),) if _given(state) is not None else ()
         if state.phase is Phase.REBUILD:
             return (
-                (Connected(),) if self._heard(state, process, state.view.members, Here(state.view.generation)) else ()
+                (Connected(),)
+                if self._has_message_of_all(state, process, state.view.members, Here(state.view.generation))
+                else ()
             )
         if state.phase is not Phase.RUN:
             return ()
@@ -88,8 +90,8 @@ class Workers(Setting):
             )
         here = state.view.generation, state.place
         if state.prepared:
-            return (Confirmed(),) if self._heard(state, process, state.group, Confirm(*here)) else ()
-        return (Summed(),) if self._heard(state, process, state.group, Share(*here)) else ()
+            return (Confirmed(),) if self._has_message_of_all(state, process, state.group, Confirm(*here)) else ()
+        return (Summed(),) if self._has_message_of_all(state, process, state.group, Share(*here)) else ()
 
     def _own_group(self, worker: int, state: Member) -> Members:
         """With whom a worker of an explored run averages at its place."""
@@ -98,7 +100,7 @@ class Workers(Setting):
         return next((tuple(group) for group in groups if worker in group), ())
 
     @staticmethod
-    def _heard(state: Member, own: int, members: Members, message: Hashable) -> bool:
+    def _has_message_of_all(state: Member, own: int, members: Members, message: Hashable) -> bool:
         return all(member == own or (member, message) in state.heard for member in members)
 
     def _step_member(self, worker: int, state: Member, event: object) -> Outcome[Member]:
@@ -114,7 +116,7 @@ class Workers(Setting):
             case Received(_, View() as view):
                 return self._decided(worker, state, view)
             case Received(source, Share() | Confirm() | Here() | Given() as said):
-                return self._told(state, source, said), ()
+                return self._keep_message(state, source, said), ()
             case Enter():
                 return self._entered(worker, state, event)
             case Summed():
@@ -144,7 +146,7 @@ class Workers(Setting):
         raise AssertionError(f"not an event of a member: {event}")
 
     @staticmethod
-    def _told(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
+    def _keep_message(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
         """Keep what is of this generation or a later one, which others may be in first."""
         if state.phase in DONE or said.generation < state.view.generation:
             return state

@@ -17,7 +17,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def is_usual() -> bool:
+def is_in_default_modes() -> bool:
     """Whether no such mode is on; asked in every step, so without a look at the modes where there are none."""
     if torch.is_inference_mode_enabled():
         return False
@@ -26,32 +26,32 @@ def is_usual() -> bool:
 
 
 @contextlib.contextmanager
-def as_usual() -> Iterator[None]:
+def default_modes() -> Iterator[None]:
     """Inside, new tensors are ordinary ones in host memory, unless they are made elsewhere on purpose."""
     with contextlib.ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(mode=False))
-        if not is_usual():
+        if not is_in_default_modes():
             modes.enter_context(torch.device("cpu"))
         yield
 
 
-def usually(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def in_default_modes(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """A call of ours that does the same inside such a mode."""
 
     @functools.wraps(call)
     def called(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-        if is_usual():
+        if is_in_default_modes():
             return call(*arguments, **named)
-        with as_usual():
+        with default_modes():
             return call(*arguments, **named)
 
     return called
 
 
-def in_present_modes(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """The script's own function with the default device that is the script's now; called inside `as_usual`."""
-    if is_usual():
+def keep_user_modes(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """The script's own function with the default device that is the script's now; called inside `default_modes`."""
+    if is_in_default_modes():
         return closure
     device = torch.get_default_device()
 

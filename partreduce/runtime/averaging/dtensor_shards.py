@@ -133,8 +133,9 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
     shards = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
     if mesh is None and shards:
         name, parameter = next(iter(shards.items()))
+        over = f"DTensor over {_mesh_dims(parameter)}"
         raise InputError(
-            f"model: parameter {name!r} is sharded (DTensor over {_words(parameter)}); say along which dimension of "
+            f"model: parameter {name!r} is sharded ({over}); say along which dimension of "
             'the mesh the replicas lie, whose shards are averaged: DistributedOptimizer(..., mesh=mesh["dp_replicate"])'
         )
     if mesh is None:
@@ -149,7 +150,7 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
         ranks = set(_mesh_of(parameter).mesh.flatten().tolist())
         if others := sorted((replicas & ranks) - {own}):
             raise InputError(
-                f"model: parameter {name!r} lies on rank {others[0]}, too (over {_words(parameter)}), which is of "
+                f"model: parameter {name!r} lies on rank {others[0]}, too (over {_mesh_dims(parameter)}), which is of "
                 "another replica by mesh=; give mesh= the replicas' dimension, and fully_shard the other one alone, "
                 'mesh=mesh["dp_shard"], or torch averages over replicas as well'
             )
@@ -190,7 +191,7 @@ def _mesh_of(parameter: Any) -> DeviceMesh:  # noqa: ANN401 - a DTensor, whose m
     return mesh
 
 
-def _words(parameter: torch.Tensor) -> str:
+def _mesh_dims(parameter: torch.Tensor) -> str:
     """The dimensions over which a parameter lies."""
     mesh = _mesh_of(parameter)
     return " × ".join(mesh.mesh_dim_names or ()) or f"a mesh of {mesh.size()}"

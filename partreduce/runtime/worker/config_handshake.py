@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.liveness.handshake import handshake
-from partreduce.runtime.liveness.lifelines import KeepaliveSockets, lifelines_of
+from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, lifelines_of
 from partreduce.runtime.transport.rendezvous import SingleProcessWorld, default_world, is_alone
 from partreduce.runtime.transport.store import NamedPrefixStore, Notes, publish_stage
 from partreduce.runtime.transport.torch_api import Store

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.commit import replace_where
+from partreduce.runtime.averaging.apply_average import replace_where
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradients import averaged_are_finite
 from partreduce.topo.errors import InputError
 
 
-class Applier:
+class OptimizerStepper:
     """Takes the wrapped optimizer's steps with mean gradients; `apart` are parameters that others exchange."""
 
     def __init__(

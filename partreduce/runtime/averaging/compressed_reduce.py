@@ -125,11 +125,13 @@ def launch_coded(
     values = array[: bucket.size]
     given = Given.of(bucket.slots, array, values, coding, streams)
     first = communicator.all_reduce(values, coding)
-    part, works = launch_beside(bucket, array, tag, given, coding=coding, communicator=communicator, streams=streams)
+    part, works = launch_compressed(
+        bucket, array, tag, given, coding=coding, communicator=communicator, streams=streams
+    )
     return part, [first, *works]
 
 
-def launch_beside(
+def launch_compressed(
     bucket: Bucket,
     array: torch.Tensor,
     tag: tuple[int, ...],

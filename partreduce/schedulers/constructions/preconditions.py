@@ -1,6 +1,6 @@
-"""For which clusters a family exists, and the nearest one where it does not: the refusals that entries share.
+"""Conditions on a cluster that several entries of the catalogue share, and the nearest cluster that meets them.
 
-The functions that end in a `Refusal` are what `Entry.refuse` takes: one sentence, or None where the family exists.
+An `UnsupportedReason` is an `Entry.unsupported_reason`: it returns one sentence, or None where the family exists.
 """
 
 from __future__ import annotations
@@ -11,59 +11,59 @@ from partreduce.schedulers.rules.algebra import local_ranks
 from partreduce.topo.arithmetic.whole_numbers import divisors
 from partreduce.topo.cluster import Cluster
 
-Refusal = Callable[..., str | None]
+UnsupportedReason = Callable[..., str | None]
 
 MAX_BASE = 64
 """De Bruijn graphs with more edges a worker than this are not chosen by themselves."""
 
 
-def at_least(least: int, otherwise: str) -> Refusal:
+def at_least(least: int, otherwise: str) -> UnsupportedReason:
     """N ≥ `least`; `otherwise` is the sentence."""
 
-    def refuse(cluster: Cluster, **_: object) -> str | None:
+    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
         return None if cluster.num_workers >= least else otherwise
 
-    return refuse
+    return unsupported_reason
 
 
-def multiple_of(step: int, *, least: int, called: str) -> Refusal:
+def multiple_of(step: int, *, least: int, called: str) -> UnsupportedReason:
     """N divisible by `step`, at least `least`; `called` says so in words."""
 
-    def refuse(cluster: Cluster, **_: object) -> str | None:
+    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
         count = cluster.num_workers
         if count >= least and count % step == 0:
             return None
         return f"{count} workers are not {called}; the nearest is {max(least, -(-count // step) * step)}"
 
-    return refuse
+    return unsupported_reason
 
 
-def power_of_two(instead: str = "") -> Refusal:
+def power_of_two(instead: str = "") -> UnsupportedReason:
     """N = 2^d; `instead` names what fits other n."""
 
-    def refuse(cluster: Cluster, **_: object) -> str | None:
+    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
         count = cluster.num_workers
         if count & (count - 1) == 0:
             return None
         low = 2 ** (count.bit_length() - 1)
         return f"{count} is not a power of 2; the nearest are {low} or {2 * low}{instead}"
 
-    return refuse
+    return unsupported_reason
 
 
-def shared_nodes(otherwise: str) -> Refusal:
+def shared_nodes(otherwise: str) -> UnsupportedReason:
     """The largest node has 2 or more workers; `otherwise` says what that is needed for and what to use."""
 
-    def refuse(cluster: Cluster, **_: object) -> str | None:
+    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
         return None if len(local_ranks(cluster)) >= 2 else f"every node has 1 worker and {otherwise}"
 
-    return refuse
+    return unsupported_reason
 
 
-def rectangle(least: int) -> Refusal:
+def rectangle(least: int) -> UnsupportedReason:
     """N is a product of two sides ≥ `least`, and the entry's parameter `shape`, if given, is such a product."""
 
-    def refuse(cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
+    def unsupported_reason(cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
         count = cluster.num_workers
         best = sides(count, least)
         if shape is None and best is None:
@@ -74,7 +74,7 @@ def rectangle(least: int) -> Refusal:
             return f"shape {'x'.join(map(str, shape))} is not two sides ≥ {least} with product {count}; {near}"
         return None
 
-    return refuse
+    return unsupported_reason
 
 
 def sides(number: int, least: int) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from partreduce.runtime.codecs import Coding, decoded, encoded
-from partreduce.runtime.transport.arrays import frame_of, tensor_of
+from partreduce.runtime.transport.array_frames import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.waiting import SignsOfLife

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Slot
-from partreduce.runtime.averaging.coded import Given, launch_beside
+from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
+from partreduce.runtime.averaging.compressed_reduce import Given, launch_compressed
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
-from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.codecs import Coding, Codings
@@ -174,7 +174,7 @@ class LayerSender:
         number, slot = self._of[parameter]
         if self._closed or parameter in self._made:
             when = "between average_gradients() and step()" if self._closed else "a second time before step()"
-            self._problem = _refused(f"parameter {slot.names[0]!r} got a gradient {when}, after the first had left")
+            self._problem = _usage_error(f"parameter {slot.names[0]!r} got a gradient {when}, after the first had left")
             return
         if parameter.grad is None:
             return
@@ -248,7 +248,7 @@ class LayerSender:
                     tail[-TAG_LENGTH:] = tag
                 if self._coded is not None:
                     given = self._given.get(index) or Given(torch.zeros(1, device=bucket.device))
-                    reduction.coded[index], works = launch_beside(
+                    reduction.coded[index], works = launch_compressed(
                         bucket, array, tag, given, coding=self._coded[0], communicator=communicator, streams=streams
                     )
                     reduction.works += works
@@ -265,14 +265,16 @@ class LayerSender:
             gradient = parameter.grad
             if gradient is None or id(gradient) != tensor or gradient._version != version:  # noqa: SLF001 - as above
                 name = self._of[parameter][1].names[0]
-                return _refused(f"step {step}: the gradient of {name!r} was changed after backward(), when it had left")
+                return _usage_error(
+                    f"step {step}: the gradient of {name!r} was changed after backward(), when it had left"
+                )
         return None
 
     def _forget(self) -> None:
         self._reduction, self._coded, self._sent, self._given = None, None, 0, {}
 
 
-def _refused(what: str) -> InputError:
+def _usage_error(what: str) -> InputError:
     return InputError(
         f"sending layers: {what}; call average_gradients() right after the one backward() and change the means, or let "
         "gradients travel whole, as accumulation and GradScaler need it"

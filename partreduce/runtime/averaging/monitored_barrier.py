@@ -17,7 +17,7 @@ from partreduce.runtime.transport.waiting import PeerTimeoutError, Wait
 POLL_SECONDS = 0.005
 
 
-def roll_call(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
+def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
     """What each member of `operation` says at `place`, by rank; waits until all have come there.
 
     A place is used once by each reducer. The advice of the gathering around it is given to who is missing.

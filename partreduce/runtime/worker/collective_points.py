@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import AVERAGED
-from partreduce.runtime.averaging.roll_call import roll_call
+from partreduce.runtime.averaging.monitored_barrier import monitored_barrier
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.runtime.worker.ending import Ending
+from partreduce.runtime.worker.shutdown import Ending
 from partreduce.topo.errors import UnavailableError
 
 
@@ -41,7 +41,7 @@ class Meeting:
         operation = reducer.recorder.begin(what, engine.steps, engine.round, tuple(members), 0)
         try:
             place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
-            said = roll_call(reducer, place, operation, json.dumps(mine))
+            said = monitored_barrier(reducer, place, operation, json.dumps(mine))
         except (PeerGoneError, UnavailableError) as error:
             raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)

@@ -14,8 +14,8 @@ from partreduce.runtime.averaging.buffer_rules import BufferRule
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.worker.collective_points import Meeting
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.meeting import Meeting
 from partreduce.topo.errors import InputError
 
 BEHIND = (

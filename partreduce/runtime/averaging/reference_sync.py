@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.monitored_barrier import monitored_barrier
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Kept, Reference
-from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import InputError, UnavailableError
@@ -32,7 +32,7 @@ def common_start(
         with reducer.heartbeat.gathering("a new start", round_, ADVICE):
             # For a digest the host would have to wait for a GPU, whose links are faster anyway.
             digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
-            said = roll_call(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
+            said = monitored_barrier(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
             _check_other_rounds(said, round_)
             all_equal = len(set(said.values())) == 1 and bool(digest)
             everyone = reducer.world.communicator(members)

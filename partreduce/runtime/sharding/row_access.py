@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.overrides import TorchFunctionMode
 
-from partreduce.runtime.liveness.awaited_texts import gather_from_store
+from partreduce.runtime.liveness.store_collectives import gather_from_store
 from partreduce.runtime.sharding.placement import embeddings_of
 from partreduce.runtime.sharding.table import Embeddings
 from partreduce.runtime.transport.store import Notes

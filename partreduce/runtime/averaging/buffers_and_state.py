@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from partreduce.runtime.averaging.apply_average import replace_where
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.buffer_rules import BufferRule, check_spec
-from partreduce.runtime.averaging.commit import replace_where
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
