@@ -118,7 +118,8 @@ def _survives(schedule: Schedule, bounds: dict[tuple[int, ...], Fraction]) -> Cl
             f"differences: at most {upper(max(rated, default=Fraction(1)), power=2)}."
         )
     else:
-        text += "All of them average in one group, which leaves nothing of differences."
+        left = upper(schedule.strategy.sync.kept) if schedule.strategy.sync.kept else "nothing"
+        text += f"All of them average in one group, which leaves {left} of differences."
     failures = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
     if failures * n * schedule.period > ASKED:
         text += (
