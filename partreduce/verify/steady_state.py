@@ -32,9 +32,9 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, upper
+from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE
 from partreduce.verify.consensus import prove_consensus
-from partreduce.verify.contraction import common_factor
-from partreduce.verify.view import MAX_DIGITS, MAX_SIZE, rule_view
+from partreduce.verify.contraction import common_factor, rule_view
 
 Stack = npt.NDArray[np.float64]
 """(classes, size, size)."""
