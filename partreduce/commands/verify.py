@@ -263,8 +263,8 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
     elif bound and bound != "≤ 1":
         said["contraction"] = f"every {_steps(schedule)} at most {bound[2:]} is left {had}"
     elif "outer-consensus" in held:
-        agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"
-        said["outer-consensus"] = f"without gradients the outer parameters come to agree, {agree} every {_steps(schedule)}"
+        agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]} every {_steps(schedule)}"
+        said["outer-consensus"] = f"without gradients the outer parameters come to agree, {agree}"
     else:
         said["consensus"] = "the models are drawn together"
     said = {name: words for name, words in said.items() if name in held}

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, semidefinite_pivots
-from partreduce.topo.metrics.growth import MOST_BITS, growth_bits
+from partreduce.topo.metrics.evaluate import MOST_BITS, growth_bits
 from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep, Round

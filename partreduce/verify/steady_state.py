@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.metrics.classes import batch_of_classes, merged_classes
-from partreduce.topo.metrics.decomposition import dense_sectors
+from partreduce.topo.metrics.decomposition import batch_of_classes, dense_sectors, merged_classes
 from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.sectors import NEVER, Sectors
 from partreduce.topo.metrics.steady_state import after_period, noise_traces
