@@ -232,36 +232,45 @@ def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
     if not against and proof.open:
         is_known = "are not known" if len(proof.open) > 1 else "is not known"
         against = [f"{' and '.join(sorted(proof.open))} {is_known} to hold"]
-    words = against or [in_plain_words(schedule, proof) if schedule is not None else ""]
+    alone, followed = ("", "") if against or schedule is None else in_plain_words(schedule, proof)
+    words = against or [alone]
     if proof.parting_words and "consensus" not in proof.open and not any(claim.summary for claim in proof.claims):
         words.append(proof.parting_words)
-    return f"{VERDICTS[proof.verdict]}: {escape('; '.join(filter(None, words)))}"
+    if followed:
+        followed = f". If the program follows its protocol: {escape(followed)}"
+    return f"{VERDICTS[proof.verdict]}: {escape('; '.join(filter(None, words)))}{followed}"
 
 
-def in_plain_words(schedule: Schedule, proof: Proof) -> str:
-    """What the claims come to for somebody who trains, as clauses."""
+def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
+    """What the claims come to for somebody who trains, as clauses: what the file shows, and what its protocol adds.
+
+    Where the verdict itself says that all follows from the protocol, the first has everything.
+    """
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
-    said = [
-        words for name, words in (("conflict-free", "no conflict"), ("deadlock-free", "no deadlock")) if name in held
-    ]
+    said = {"conflict-free": "no conflict", "deadlock-free": "no deadlock"}
     bound = _bound_of(held["contraction"]) if "contraction" in held else ""
     had = f"of the differences that {'a fragment' if schedule.strategy.payload.num_fragments > 1 else 'the models'} had"
     if (replicas := held.get("equal-replicas")) and replicas.numbers and "rounds" in replicas.numbers:
         besides = ", but for rows of sharded tables" if "one-owner" in held else ""
-        said.append(f"all workers hold the same model every {_steps(schedule)}{besides}")
+        said["consensus"] = "consensus"
+        said["equal-replicas"] = f"all workers hold the same model every {_steps(schedule)}{besides}"
     elif replicas and replicas.numbers and "every" in replicas.numbers:  # of rounds that a quorum starts
         every = replicas.numbers["every"]
-        said.append(f"all workers hold the same model after {'as many' if every == 1 else f'every {every}'} rounds")
+        after = "as many" if every == 1 else f"every {every}"
+        said["equal-replicas"] = f"all workers hold the same model after {after} rounds"
     elif bound == "≤ 0":
-        said.append(f"every {_steps(schedule)} nothing but rounding is left {had}")
+        said["contraction"] = f"every {_steps(schedule)} nothing but rounding is left {had}"
     elif bound and bound != "≤ 1":
-        said.append(f"every {_steps(schedule)} at most {bound[2:]} is left {had}")
+        said["contraction"] = f"every {_steps(schedule)} at most {bound[2:]} is left {had}"
     elif "outer-consensus" in held:
-        agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"
-        said.append(f"without gradients the outer parameters come to agree, {agree} every {_steps(schedule)}")
-    elif "consensus" in held:
-        said.append("the models are drawn together")
-    return ", ".join(said)
+        agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]} every {_steps(schedule)}"
+        said["outer-consensus"] = f"without gradients the outer parameters come to agree, {agree}"
+    else:
+        said["consensus"] = "the models are drawn together"
+    said = {name: words for name, words in said.items() if name in held}
+    follows = set[str]() if proof.verdict is Status.FOLLOWS else {n for n in said if held[n].status is Status.FOLLOWS}
+    alone, added = ([said[n] for n in said if (n in follows) is is_added] for is_added in (False, True))
+    return ", ".join(alone), ", ".join(added)
 
 
 def _steps(schedule: Schedule) -> str:

@@ -82,7 +82,7 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
         ),
         page.heading("What was known before a worker started"),
         page.rows(
-            ("schedule", "proved", "contraction", "consensus distance", "drift"),
+            ("schedule", "holds", "contraction", "consensus distance", "drift"),
             [[c.label, c.promise(), *_metrics(c)] for c in candidates],
         ),
         page.heading("The schedules"),

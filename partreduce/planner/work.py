@@ -8,7 +8,7 @@ from contextlib import suppress
 from partreduce.planner.job import PlanRequest
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.metrics.classes import num_entries
+from partreduce.topo.metrics.decomposition import num_entries
 from partreduce.topo.schedule import Schedule
 
 MAX_GRAPH_WORKERS = 256

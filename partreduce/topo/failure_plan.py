@@ -161,9 +161,6 @@ UNPLANNED = (
     Case("failure plan for outer parameters per worker", REFUSED,
          "none is proved; leave failure_plan out, and survivors average all together",
          "payload.outer.outer_params", "is per_worker", lambda s: s.payload.outer.has_own_outer_params),
-    Case("failure plan for sync.merge with alpha", REFUSED,
-         "none is proved; leave failure_plan out, and survivors average all together",
-         "sync.merge.alpha", "is not 0", lambda s: bool(s.sync.kept)),
 )  # fmt: skip
 """What survivors continue with, though not by a plan."""
 CASES = (

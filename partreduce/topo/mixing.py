@@ -5,7 +5,7 @@ are symmetric with unit row and column sums; a round of weighted averaging has u
 when it is doubly stochastic.
 
 The same rounds act on smaller spaces, whose *places* are not single workers. On a class of a rule's characters
-(`topo.metrics.classes`) a place is a local rank, and a block's mean survives there or is zero; where some workers
+(`topo.metrics.decomposition`) a place is a local rank, and a block's mean survives there or is zero; where some workers
 are in the same groups in every round, one place stands for all of them and counts as often in every mean. `Operators`
 holds the rounds on such a space; it gives them as floats for many classes at once, as fractions, and as scipy's
 LinearOperator. Two groups of one round that share a worker raise ScheduleError here.

@@ -27,9 +27,8 @@ from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Round
 from partreduce.verify.base import SHOWN, Claim, not_proved, proved, refuted, some
-from partreduce.verify.contraction import prove_power
+from partreduce.verify.contraction import explicit_view, prove_power, rule_view
 from partreduce.verify.facts import If, ScheduleFacts
-from partreduce.verify.view import every_relaxation_tame, explicit_view, rule_view
 
 NAME = "consensus"
 DOUBLY, SUMS = "doubly-stochastic", "unit-sums"
@@ -79,14 +78,23 @@ def prove_consensus(schedule: Schedule) -> Claim:
     """
     rule = rule_view(schedule)
     found = _tree(explicit_view(schedule) or ()) if rule is None else _trees_of_classes(rule)
-    return found if not found.holds or every_relaxation_tame(schedule) else _by_norm(schedule)
+    if not found.holds or every_relaxation_tame(schedule):
+        return found
+    text = "a group has relaxation < 0 or >= 2, so witnesses of meeting do not suffice, and no norm below 1 was found."
+    return prove_power(schedule, NAME, max_periods=1) or not_proved(NAME, text)
 
 
-def _by_norm(schedule: Schedule) -> Claim:
-    return prove_power(schedule, NAME, max_periods=1) or not_proved(
-        NAME,
-        "a group has relaxation < 0 or >= 2, so witnesses of meeting do not suffice, and no norm below 1 was found.",
-    )
+def is_tame(relaxation: Fraction) -> bool:
+    """Whether a group of this factor lengthens nothing and keeps a vector's length only by leaving it alone."""
+    return 0 <= relaxation < 2
+
+
+def every_relaxation_tame(schedule: Schedule) -> bool:
+    """Whether 0 ≤ relaxation < 2 in every group."""
+    rule = rule_view(schedule)
+    if rule is not None:
+        return all(is_tame(block.relaxation) for phase in rule.phases for block in phase if block.makes_groups)
+    return all(is_tame(factor) for phase in explicit_view(schedule) or () for factor in set(phase.relaxation or ()))
 
 
 def _tree(phases: tuple[Phase, ...]) -> Claim:

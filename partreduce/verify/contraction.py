@@ -8,26 +8,34 @@ the checker factors that matrix in integers, which bounds c² to n·2⁻³⁰ of
 Exact consensus, W_T … W_1 = J. Rules: every character class is exactly zero, for every number of nodes. Explicit
 phases, any size: mixed-radix labels for a window of phases, one digit a phase; the other phases keep the mean and
 change nothing. Up to MAX_PRODUCT workers: the product itself.
+
+Why a rule splits. A node's digits form the group Z_{r0} × … × Z_{r(k−1)}. On functions that are f(local rank) times a
+character, a block (L, D) averages over L if the character is trivial on all digits of D, and is zero on L otherwise:
+the sum of a non-trivial character over a digit is 0. So only the *class* of a character matters, the set c of digits on
+which it is not trivial, and because every radix is at least 2 every set of digits occurs. The classes carry orthogonal
+subspaces that together span everything; hence ‖P − J‖ is the largest ‖P_c‖, with J subtracted on the class of the empty
+set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, lcm, log2, prod
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, semidefinite_pivots
-from partreduce.topo.metrics.growth import MOST_BITS, growth_bits
-from partreduce.topo.mixing import exact_product, period_product
+from partreduce.topo.metrics.evaluate import MOST_BITS, growth_bits
+from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep, Round
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, upper
-from partreduce.verify.view import MAX_DIGITS, MAX_SIZE, class_product, class_products, explicit_view, rule_view
+from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE
 
 NAME, EXACT = "contraction", "exact-consensus"
 MAX_EXACT = 48
@@ -48,6 +56,33 @@ ZERO = 1e-7
 """Norms below this are looked at exactly: they may be 0, and a float does not tell."""
 MAX_PRODUCT = 128
 """Workers up to which a period is multiplied out to see whether it is exactly the mean."""
+
+
+def rule_view(schedule: Schedule) -> RuleView | None:
+    """The rule behind a schedule in canonical order, so that a certificate holds for every file of the same hash.
+
+    None for explicit groups and graphs.
+    """
+    rule = schedule.rule()
+    return None if rule is None else rule.canonical
+
+
+def explicit_view(schedule: Schedule) -> tuple[Phase, ...] | None:
+    """The explicit phases, None for rules and graphs."""
+    if not schedule.is_phased or schedule.rule() is not None:
+        return None
+    return schedule.phased.steps(schedule.cluster)
+
+
+@lru_cache(maxsize=1)
+def off_mean_of_classes(rule: RuleView, periods: int = 1) -> list[ExactMatrix] | None:
+    """P^periods − J on every distinct class: the rate and exact consensus ask for the same. None: too many or large."""
+    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
+        return None
+    classes = distinct_classes(rule)
+    operators, share = Operators.of_rule(rule, classes), -Fraction(1, rule.workers_per_node)
+    products = (operators.exact_period(which, periods) for which in range(len(classes)))
+    return [product if digits else product.plus(share) for digits, product in zip(classes, products, strict=True)]
 
 
 def prove_contraction(schedule: Schedule) -> Claim:
@@ -80,16 +115,11 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
     rule = rule_view(schedule)
     if rule is None and schedule.num_workers > MAX_EXACT:
         return None
-    if rule is not None and (rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE):
-        return None
     for periods in range(1, max_periods + 1):
-        classes: list[tuple[int, ...]] = distinct_classes(rule) if rule is not None else [()]
-        matrices = (
-            [class_product(rule, digits, periods) for digits in classes]
-            if rule is not None
-            else [product_minus_mean(schedule, periods)]
-        )
-        squared = least_square(matrices)
+        of_rule = None if rule is None else off_mean_of_classes(rule, periods)
+        if rule is not None and of_rule is None:
+            return None
+        squared = least_square(of_rule or [product_minus_mean(schedule, periods)])
         if squared < 1:
             factor = upper(squared, power=2)
             text = f"Over {periods} periods every difference shrinks by a factor of at most {factor} < 1."
@@ -98,14 +128,14 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
 
 
 def _by_classes(rule: RuleView) -> Claim:
-    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
+    products = off_mean_of_classes(rule)
+    if products is None:
         return not_proved(
             NAME,
             f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node; this rule "
             f"has {rule.num_digits} and {rule.workers_per_node}.",
         )
-    products = class_products(rule)
-    squared = least_square([product for _, product in products])
+    squared = least_square(products)
     text = (
         f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(products)} "
         f"different character classes the {rule.workers_per_node} pivots of c²·I − MᵀM are exact and none is negative."
@@ -225,10 +255,8 @@ def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
 
 
 def _exact_by_classes(rule: RuleView) -> Claim | None:
-    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
-        return None
-    products = class_products(rule)
-    if not all(product.is_zero() for _, product in products):
+    products = off_mean_of_classes(rule)
+    if products is None or not all(product.is_zero() for product in products):
         return None
     text = (
         f"On each of the {len(products)} different character classes the period's matrix less J is exactly zero, for "

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, semidefinite_pivots
+from partreduce.topo.mixing import Operators
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.rule import Block, RuleView
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some, upper
 from partreduce.verify.checker.consensus import lengthens_nothing
 from partreduce.verify.checker.failure_classes import Cells, cells_of, classes_of_plan, runs_after, values_on
-from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE, classes, distance_from_mean
+from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE, classes
 from partreduce.verify.checker.refusal import TooLarge, Work
-from partreduce.verify.checker.survives import ASKED, Confirmed, off_mean, parts_left
+from partreduce.verify.checker.survives import ASKED, Confirmed, parts_left
 from partreduce.verify.contraction import candidates, least_square
 from partreduce.verify.facts import ScheduleFacts, fact
 
@@ -85,16 +88,18 @@ def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - 
 
 def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction]) -> Fraction:  # noqa: ANN401
     """The least simple bound c² ≤ 1 on what a period leaves of differences; `rates` are those along free digits."""
-    free, work = tuple(cells.free), Work(NAME)
+    free, sizes = tuple(cells.free), np.array(cells.sizes)
     if free not in rates:
-        of_digits = (distance_from_mean(runs, digits, 1, work) for digits in classes(runs, NAME, free) if free)
-        matrices = [ExactMatrix(np.array(rows, dtype=object), scale) for rows, scale in of_digits]
-        rates[free] = least_square(matrices) if matrices else Fraction(0)
-    rows, scale = off_mean(cells, work)
-    matrix = ExactMatrix(np.array(rows, dtype=object), scale).reduced()
+        listed = [tuple(digits) for digits in classes(runs, NAME, free)] if free else []
+        phases = tuple(tuple(Block(tuple(b.members), tuple(b.across), b.relaxation) for b in p) for p in runs.phases)
+        on_classes = Operators.of_rule(RuleView(tuple(runs.radices), phases, runs.width), listed)
+        rates[free] = least_square([on_classes.exact_period(which) for which in range(len(listed))])
+    rounds = (Phase.from_groups(len(sizes), [Group(tuple(c), r) for c, r in phase]) for phase in cells.phases)
+    mean = ExactMatrix(np.tile(sizes.astype(object), (len(sizes), 1)), sum(cells.sizes))
+    matrix = (Operators(tuple(rounds), counts=sizes).exact_period() - mean).reduced()
     weights = ExactMatrix.diagonal(list(map(Fraction, cells.sizes)))
     square = matrix.transposed @ (weights @ matrix)
-    roots = np.sqrt(np.array(cells.sizes, dtype=float))
+    roots = np.sqrt(sizes)
     norm = float(np.linalg.norm(matrix.floats() * roots[:, None] / roots[None, :], 2))
     for squared in candidates(norm**2):
         if squared <= 1 and semidefinite_pivots(weights.scaled(squared) - square) is not None:
@@ -118,7 +123,8 @@ def _survives(schedule: Schedule, bounds: dict[tuple[int, ...], Fraction]) -> Cl
             f"differences: at most {upper(max(rated, default=Fraction(1)), power=2)}."
         )
     else:
-        text += "All of them average in one group, which leaves nothing of differences."
+        left = upper(schedule.strategy.sync.kept) if schedule.strategy.sync.kept else "nothing"
+        text += f"All of them average in one group, which leaves {left} of differences."
     failures = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
     if failures * n * schedule.period > ASKED:
         text += (

@@ -25,8 +25,8 @@ from partreduce.topo.phase import ONE, Group, Phase
 from partreduce.topo.rule import Block, RulePhase, RuleView, nodes_of_group
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from partreduce.verify.contraction import rule_view
 from partreduce.verify.facts import ScheduleFacts
-from partreduce.verify.view import rule_view
 
 Expected = tuple[tuple[int, ...], Fraction] | None
 

@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.metrics.classes import batch_of_classes, merged_classes
-from partreduce.topo.metrics.decomposition import dense_sectors
+from partreduce.topo.metrics.decomposition import batch_of_classes, dense_sectors, merged_classes
 from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.sectors import NEVER, Sectors
 from partreduce.topo.metrics.steady_state import after_period, noise_traces
@@ -32,9 +31,9 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, upper
+from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE
 from partreduce.verify.consensus import prove_consensus
-from partreduce.verify.contraction import common_factor
-from partreduce.verify.view import MAX_DIGITS, MAX_SIZE, rule_view
+from partreduce.verify.contraction import common_factor, rule_view
 
 Stack = npt.NDArray[np.float64]
 """(classes, size, size)."""

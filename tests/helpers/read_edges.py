@@ -282,7 +282,6 @@ READ_EDGES = [
                 transport={"gradient_buckets": "per_layer"})),
             ("late averages by unequal steps", groups(3, [[0, 1, 2]], steps_per_round=[1, 2, 3],
                 averaging="step-normalized", sync={"delay": 1})),
-            ("merge that keeps a part", over_all(3, 1, steps_per_round=4, sync={"merge": {"alpha": "1/2"}})),
             ("outer parameters of each worker", groups(3, [[0, 1, 2]],
                 payload={"outer": {"lr": "1/2", "outer_params": "per_worker"}})),
             ("tables", table()),

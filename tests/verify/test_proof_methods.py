@@ -19,7 +19,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError, RefutedError
 from partreduce.topo.metrics import metrics
-from partreduce.topo.metrics.growth import growth_bits
+from partreduce.topo.metrics.evaluate import growth_bits
 from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule

@@ -22,10 +22,11 @@ from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
+from partreduce.verify.consensus import every_relaxation_tame, is_tame
+from partreduce.verify.contraction import explicit_view, rule_view
 from partreduce.verify.facts import If, ScheduleFacts, Statement, format_sentence
 from partreduce.verify.payload import TABLES
 from partreduce.verify.prove import OF_FAILURE_PLAN, OF_PROTOCOL, OWN_OUTER_PARAMS, STATEMENTS
-from partreduce.verify.view import every_relaxation_tame, explicit_view, is_tame, rule_view
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
 OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -59,8 +59,8 @@ class PipelineMetrics:
     stability_limit: Metric
     noise_factor: Metric
 
-    def to_json(self) -> dict[str, float | None]:
-        return {name: getattr(self, name).json_value() for name in ("stability_limit", "noise_factor")}
+
+METRICS = ("contraction", "radius", "consensus_distance", "drift", "hop_gap", "pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +83,17 @@ class ScheduleMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """As `partreduce verify --json` prints them, with the method of each under `transport`."""
-        named = {
-            "contraction": self.contraction,
-            "radius": self.radius,
-            "consensus_distance": self.consensus_distance,
-            "drift.worker": self.drift.worker,
-            "drift.node": self.drift.node,
-            "hop_gap": self.hop_gap,
-        }
-        if self.pipeline is not None:
-            named["pipeline.stability_limit"] = self.pipeline.stability_limit
-            named["pipeline.noise_factor"] = self.pipeline.noise_factor
-        result: dict[str, Any] = {
-            "period": self.period,
-            "num_workers": self.num_workers,
-            "num_distinct_phases": self.num_distinct_phases,
-        }
-        for name, metric in named.items():
-            outer, _, inner = name.partition(".")
-            if inner:
-                result.setdefault(outer, {})[inner] = metric.json_value()
-            else:
-                result[outer] = metric.json_value()
-        if self.contraction_per_start:
-            result["contraction_per_start"] = list(self.contraction_per_start)
-        result["how"] = {name: metric.note() for name, metric in named.items()}
-        return result
+        result: dict[str, Any] = {}
+        how: dict[str, Any] = {}
+        for name in ("period", "num_workers", "num_distinct_phases", *METRICS):
+            value = getattr(self, name)
+            if isinstance(value, Metric):
+                result[name], how[name] = value.json_value(), value.note()
+            elif isinstance(value, Drift | PipelineMetrics):
+                several = {field.name: getattr(value, field.name) for field in fields(value)}
+                result[name] = {inner: metric.json_value() for inner, metric in several.items()}
+                how |= {f"{name}.{inner}": metric.note() for inner, metric in several.items()}
+            elif name not in METRICS:
+                result[name] = value
+        per_start = {"contraction_per_start": list(self.contraction_per_start)} if self.contraction_per_start else {}
+        return {**result, **per_start, "how": how}

@@ -3,31 +3,40 @@
 All-reduce with equal steps_per_round has two, a rule one per character class, a round that looks the same from every
 worker one per frequency. What has no such structure is a single sector of size n, as long as that is not too large.
 
+A rule's matrix commutes with adding a constant to every digit of the node index, so it block-diagonalizes over the
+characters of that group. On a character that is non-trivial exactly on the digits c, a block (L, D) with factor t acts
+on the local ranks as (1−t)I + t·(averaging over L) if c and D are disjoint, else as (1−t)I on L. The metrics depend on
+c only through which of the rule's digit sets it meets: classes that meet the same sets are merged, Π (radix − 1) over
+the digits of c counts their members. Local ranks that are always in the same block at the same steps_per_round are
+merged too: on what sums to zero over them a block acts as the number 1−t.
+
 A matrix that commutes with the shifts of Z_n has the eigenvalues Σ_δ w_δ exp(−2πi k δ / n): the Fourier transform of
 its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d the d-dimensional (Walsh–Hadamard).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.metrics.classes import rule_sectors
+from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
 from partreduce.topo.metrics.sectors import Batch, RoundSteps, Sectors, group_worker_steps
 from partreduce.topo.mixing import Operators
 from partreduce.topo.round import Round
+from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 
 MAX_PAIRS = 2 * 10**7
 """Pairs of workers on one node that are listed."""
 MAX_GAP_WORKERS = 4_000
+MAX_CLASSES = 2**14
+MAX_CLASS_ENTRIES = 2**26
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,142 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
     return Sectors(n, [batch], strategy.mixes_late, "all-reduce: zero off the mean")
 
 
+class MergedClass(NamedTuple):
+    """Characters on which all blocks act in the same way: `met` holds the digit sets that they meet.
+
+    `digits` is one set c of digits for which this class stands, `multiplicity` its number of characters.
+    `holds_mean` marks the trivial character, which stands alone.
+    """
+
+    digits: tuple[int, ...]
+    met: frozenset[tuple[int, ...]]
+    multiplicity: int
+    holds_mean: bool
+
+
+def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
+    """The schedule as a rule, with the steps per round of each local rank.
+
+    None if the schedule is no rule, or if steps per round differ between nodes. Blocks of one phase that share a local
+    rank are refused.
+    """
+    rule, steps = schedule.rule(by_node=True), schedule.strategy.steps_per_round
+    if rule is None:
+        return None
+    if isinstance(steps, int):  # a table of all workers would cost more than all metrics of a rule
+        of_rank = (steps,) * rule.workers_per_node
+    else:
+        # steps per round (num_nodes, workers_per_node): nodes are equal only if all rows are
+        worker_steps = schedule.worker_steps().reshape(rule.num_nodes, rule.workers_per_node)
+        if (worker_steps != worker_steps[0]).any():
+            return None
+        of_rank = tuple(worker_steps[0].tolist())
+    if (index := rule.shared_rank()) is not None:
+        raise ScheduleError(f"phases[{index}]: blocks share a local rank; groups of one phase are disjoint")
+    return rule, of_rank
+
+
+def merged_classes(rule: RuleView) -> list[MergedClass]:
+    """The classes of a rule, the trivial character first. O(digits · classes); at most 2^min(digits, digit sets) + 1.
+
+    Raises:
+        UndecidedError: more than 16,384 classes.
+    """
+    sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
+    counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
+    for digit, radix in enumerate(rule.radices):
+        meets = frozenset(s for s in sets if digit in s)
+        for met, (count, digits) in list(counts.items()):
+            key = met | meets
+            # A digit that no block uses is merged into the class itself: it changes nothing but the count.
+            old, shown = counts.get(key, (0, (*digits, digit)))
+            counts[key] = (old + count * (radix - 1), shown)
+        if len(counts) > MAX_CLASSES:
+            raise UndecidedError(f"rule: has more than {MAX_CLASSES} character classes; use fewer distinct digit sets")
+    rest, _ = counts.pop(frozenset())
+    if rest > 1:
+        idle = next(d for d in range(len(rule.radices)) if not any(d in s for s in sets))
+        counts = {frozenset(): (rest - 1, (idle,)), **counts}
+    others = (MergedClass(digits, met, count, holds_mean=False) for met, (count, digits) in counts.items())
+    return [MergedClass((), frozenset(), 1, holds_mean=True), *others]
+
+
+def rule_sectors(schedule: Schedule) -> Sectors | None:
+    """The sectors of a rule schedule, or None if the schedule is no rule or its classes are too large."""
+    if (known := rule_and_worker_steps(schedule)) is None:
+        return None
+    rule, worker_steps = known
+    classes, lumps = merged_classes(rule), _lumps(rule, worker_steps)
+    if len(classes) * len(lumps) ** 2 * len(rule.phases) > MAX_CLASS_ENTRIES:
+        return None
+    how = f"character classes: {len(classes)} of size {len(lumps)}, any number of nodes"
+    batches = [batch_of_classes(schedule, rule, worker_steps, classes, lumps)]
+    if len(lumps) < rule.workers_per_node:  # what sums to zero within a lump: blocks act as 1 − t, on every character
+        alive = Operators.of_rule(rule, [()], lumps)
+        odd = replace(alive, survives=tuple(map(np.zeros_like, alive.survives or ())))
+        kept = np.array([odd.apply(t, np.ones((len(lumps), 1))) for t in range(len(rule.phases))])
+        steps_of = _steps_of_ranks(schedule, rule, worker_steps)
+        for place, lump in enumerate(lumps):
+            if len(lump) > 1:
+                count, steps = np.array([float(rule.num_nodes * (len(lump) - 1))]), steps_of([lump[0]])
+                matrices = kept[:, place].reshape(-1, 1, 1, 1)
+                batches.append(Batch(count, matrices, np.zeros((1, 1)), steps, np.zeros((1, 1, 1))))
+    return Sectors(schedule.num_workers, batches, schedule.mixing.mixes_late, how)
+
+
+def num_entries(schedule: Schedule) -> int:
+    """The g³ of all classes of size g together, which every metric of a rule costs some times; 0 of no rule."""
+    if (known := rule_and_worker_steps(schedule)) is None:
+        return 0
+    rule, worker_steps = known
+    return len(merged_classes(rule)) * len(_lumps(rule, worker_steps)) ** 3
+
+
+def _lumps(rule: RuleView, worker_steps: Sequence[int]) -> list[tuple[int, ...]]:
+    """Local ranks that share all blocks and the steps_per_round."""
+    keys: dict[tuple[int, ...], list[int]] = {}
+    homes = [{rank: index for index, block in enumerate(phase) for rank in block.local} for phase in rule.phases]
+    for rank in range(rule.workers_per_node):
+        key = (worker_steps[rank], *(home.get(rank, -1 - rank) for home in homes))
+        keys.setdefault(key, []).append(rank)
+    return [tuple(ranks) for ranks in keys.values()]
+
+
+def batch_of_classes(
+    schedule: Schedule,
+    rule: RuleView,
+    worker_steps: Sequence[int],
+    classes: Sequence[MergedClass],
+    lumps: Sequence[tuple[int, ...]],
+) -> Batch:
+    """The classes, the trivial one first, on vectors that are constant in each lump, in the basis 1_lump / √size."""
+    roots = np.sqrt([len(lump) for lump in lumps])
+    matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
+    mean = np.zeros((len(classes), len(lumps)))
+    mean[0] = roots / np.sqrt(rule.workers_per_node)
+    matrices[:, 0] -= np.outer(mean[0], mean[0])
+    return Batch(
+        np.array([float(merged.multiplicity) for merged in classes]),
+        matrices,
+        mean,
+        _steps_of_ranks(schedule, rule, worker_steps)([lump[0] for lump in lumps]),
+        np.broadcast_to(roots[:, None], (len(classes), len(lumps), 1)),
+    )
+
+
+def _steps_of_ranks(
+    schedule: Schedule, rule: RuleView, of_rank: Sequence[int]
+) -> Callable[[Sequence[int]], RoundSteps]:
+    """The steps of some local ranks, given those of all per round."""
+    worker_steps = np.array(of_rank, dtype=np.int64)
+    group = np.tile(worker_steps.astype(np.float64), (len(rule.phases), 1))
+    if len(set(of_rank)) > 1:
+        group = group_worker_steps(Operators.of_rule(rule, ()).rounds, worker_steps)
+    return lambda ranks: RoundSteps.of(
+        worker_steps[ranks], group[:, ranks], schedule.mixing.averaging, int(worker_steps.max())
+    )
+
+
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
     """One sector per frequency if all rounds commute with shifts (or xors) of ranks of equal steps; else None.
 
@@ -121,34 +266,25 @@ def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], npt.NDArray[np
     xors = [(2,) * (n.bit_length() - 1)] if n & (n - 1) == 0 else []
     pairs = [(a, n // a) for a in range(2, n // 2 + 1) if n % a == 0]
     for radices in dict.fromkeys([(n,), *xors, *pairs]):
-        columns = []
-        for listed in rounds:
-            column = _first_column(listed, radices)
-            if column is None:
-                break
-            columns.append(column)
-        else:
-            return radices, np.array(columns)
+        if all(_commutes(listed, radices) for listed in rounds):
+            operators, first = Operators(tuple(rounds)), np.eye(1, n)[0]
+            return radices, np.array([operators.apply(t, first) for t in range(len(rounds))])
     return None
 
 
-def _first_column(listed: Round, radices: Sequence[int]) -> npt.NDArray[np.float64] | None:
-    """Weight by difference target − source in a group, None if the round is not invariant. O(edges)."""
+def _commutes(listed: Round, radices: Sequence[int]) -> bool:
+    """Whether weights depend on the difference target − source in a group alone. O(edges)."""
     n, kinds = listed.num_workers, len(listed.weights)
     if len(listed) % n:
-        return None
+        return False
     sources, targets, weight_of = (
         array.reshape(n, -1).astype(np.int64) for array in (listed.sources, listed.targets, listed.weight_of)
     )  # edges are sorted by target: one row for each, if all have as many
     for rows in (np.array([0, 1, n // 2, n - 1]) % n, np.arange(n)):  # a few say no at once
         edges = np.sort(_difference(targets[rows], sources[rows], radices) * kinds + weight_of[rows], axis=1)
         if (targets[rows] != rows[:, None]).any() or (edges != edges[0]).any():
-            return None
-    offsets, kind = np.divmod(edges[0], kinds)
-    column = np.zeros(n)
-    column[offsets] = np.array([float(weight) for weight in listed.weights])[kind]
-    column[0] = 1 - column.sum()
-    return column
+            return False
+    return True
 
 
 def _transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt.NDArray[Any]:

@@ -47,6 +47,7 @@ import numpy.typing as npt
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.metrics.base import Metric
 from partreduce.topo.metrics.sectors import Sectors, adjoint, traces
+from partreduce.topo.metrics.steady_state import after_noise
 
 CURVATURE = 0.25
 """The h that the steps model prices: fitted over five kinds of tasks (benchmarks/results/steps_to_loss_lateness.md)."""
@@ -121,7 +122,7 @@ def _traces(
     rounds = list(zip(matrices, adjoint(matrices), strict=True))
     product, covariance = np.broadcast_to(np.eye(mixing.shape[-1]), noise.shape), np.zeros_like(noise)
     for matrix, turned in rounds:
-        covariance, product = matrix @ covariance @ turned + noise, matrix @ product
+        covariance, product = after_noise(covariance, matrix, turned, noise, is_delayed=True), matrix @ product
     doublings = _doublings(steps[0], period)
     covariance = lyapunov.steady_state(product, covariance, negligible=0.0, max_doublings=doublings).covariance
     left = np.array([kept[1:k].sum() for k in steps])[:, None]
@@ -129,7 +130,7 @@ def _traces(
     total = np.zeros(noise.shape[:2])
     for matrix, turned in rounds:
         total += left * traces(covariance) + inside
-        covariance = matrix @ covariance @ turned + noise
+        covariance = after_noise(covariance, matrix, turned, noise, is_delayed=True)
         total += traces(covariance)
     return np.asarray(total / (period * np.array(steps)[:, None]), dtype=np.float64)
 

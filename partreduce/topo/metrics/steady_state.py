@@ -17,7 +17,7 @@ import numpy.typing as npt
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.errors import InputError
-from partreduce.topo.metrics.classes import merged_classes, rule_and_worker_steps, rule_sectors
+from partreduce.topo.metrics.decomposition import merged_classes, rule_and_worker_steps, rule_sectors
 from partreduce.topo.metrics.sectors import NEVER, Batch, Sectors, adjoint, group_worker_steps, radius_of, traces
 from partreduce.topo.mixing import Operators
 from partreduce.topo.schedule import Schedule

@@ -44,7 +44,7 @@ from math import comb, prod
 from typing import Any, NamedTuple
 
 from .refusal import UNREADABLE, TooLarge, Work
-from .schedule import PLAIN, Average, Failure, FailurePlan, Schedule
+from .schedule import Average, Failure, FailurePlan, Schedule
 
 MAX_CLASSES = 2**16
 """Classes of failures that are looked at."""
@@ -193,7 +193,7 @@ def runs_after(schedule: Schedule, plan: FailurePlan, failed: Failure) -> tuple[
     if plan.rule == "keep_groups":
         return schedule, failed
     if plan.rule == "all_reduce":
-        return replace(schedule, form="groups", radices=[], phases=[[Average(range(n), (), PLAIN)]]), failed
+        return replace(schedule, form="groups", radices=[], phases=[[Average(range(n), (), 1 - schedule.kept)]]), failed
     per_node = Counter(worker // size for worker in failed)
     gone = sorted(node for node, number in per_node.items() if number == size)
     left = (worker for worker in failed if per_node[worker // size] < size)

@@ -543,7 +543,7 @@ def _require_survivors(read: Schedule, plan: FailurePlan, kind: str, has_rule: b
     fits = {"all_reduce": True, "keep_groups": kind == "static", "reapply_rule": has_rule}[plan.rule]
     rule = "reapply_rule goes with node_radices, and all_reduce alone with allreduce"
     require(fits, "failure_plan.rule", rule)
-    is_whole = not (read.tables or read.outer.has_own_outer_params or read.kept)
+    is_whole = not (read.tables or read.outer.has_own_outer_params)
     is_by_steps = read.is_step_normalized and len(read.worker_steps) > 1
     is_layered = bool(read.pipeline) and read.transport["gradient_buckets"] == "per_layer"
     is_repeatable = not (read.quorum or is_layered or (read.is_late and is_by_steps))

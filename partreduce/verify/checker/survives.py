@@ -6,7 +6,8 @@ matrix P of a period of what the survivors of that one run has ‖P − J‖₂�
 the mean, J the mean of the survivors. Symmetries permute the workers, which changes neither, so one failure of each
 class is enough. Failures that leave one worker or none are none.
 
-**All-Reduce.** P = J after every failure, and no class is listed.
+**All-Reduce.** P = αI + (1 − α)J after every failure, where a worker keeps the part 0 ≤ α < 1 of its own: ‖P − J‖ = α
+as before, and no class is listed.
 
 **A rule that is applied again.** It is the rule on the nodes with survivors, without the workers that these lack, and
 what follows holds of it as it stands.

@@ -201,7 +201,10 @@ def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(
     assert main(["design", "2x4", "--build", "node-then-all", "-o", "static.json"]) == 0
     assert main(["verify", "static.json"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "PROVED: no conflict, no deadlock, all workers hold the same model every 4 steps. node-then" in said
+    assert (
+        "PROVED: no conflict, consensus. If the program follows its protocol: no deadlock, all workers hold the same "
+        "model every 4 steps. node-then"
+    ) in said
     assert " Proved membership consensus contraction ≤ 0 consensus-distance ≤ 0.1876 " in said
     assert " Computed from the file conflict-free doubly-stochastic memory sent-bytes " in said
     assert "Holds if the program follows its protocol deadlock-free staleness end equal-replicas Assumed for " in said

@@ -63,7 +63,7 @@ CONTINUING = {
         AllReduce(sync=DelayedAveraging(), steps_per_round=2, averaging=Averaging.STEP_NORMALIZED),
         StaticGroups(phases=PHASES, sync=DelayedAveraging()),
     ],
-    "sync.merge": [AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2))],
+    "sync.merge": [AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2, alpha=part)) for part in (0, 0.5)],
     "transport.codec": [
         AllReduce(transport=Transport(codec=Codec.INT8, error_feedback=True)),
         StaticGroups(phases=PHASES, sync=DelayedAveraging(), transport=INT8),
@@ -77,7 +77,6 @@ CONTINUING = {
 }
 UNPLANNED = {
     "failure plan for outer parameters per worker": StaticGroups(phases=PHASES, payload=Payload(outer=OWN)),
-    "failure plan for sync.merge with alpha": AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2, alpha=0.5)),
 }
 STOPPED = {
     "neighbor with sync.iteration_gap": NeighborAveraging(rounds=(RING,), sync=IterationGap(max_ig=2)),

@@ -22,8 +22,7 @@ from partreduce.topo.metrics import (
     exact_consensus_distance,
     metrics,
 )
-from partreduce.topo.metrics.classes import merged_classes, rule_and_worker_steps, rule_sectors
-from partreduce.topo.metrics.decomposition import dense_sectors
+from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_and_worker_steps, rule_sectors
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.phase import Group, Phase

@@ -12,8 +12,7 @@ import pytest
 from helpers.drawn_schedules import random_allreduce, random_graph, random_groups, random_rule
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of
 from partreduce.topo.metrics import MetricLimits, contraction, exact_consensus_distance, metrics
-from partreduce.topo.metrics.classes import merged_classes, rule_sectors
-from partreduce.topo.metrics.decomposition import dense_sectors
+from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_sectors
 from partreduce.topo.metrics.outer_steps import outer_radius
 from partreduce.topo.metrics.sectors import Sectors, contraction_of, radius_of
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
