@@ -57,7 +57,7 @@ from typing import Any, NamedTuple
 
 from .failure_classes import cells_of
 from .groups import weights_of_round
-from .linear_algebra import IntegerMatrix
+from .linear_algebra import IntegerMatrix, symmetric
 from .period import after_phase, classes_with_counts, growth_bits
 from .refusal import Work, confirm, require
 from .schedule import Average, Schedule
@@ -173,18 +173,12 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     total = Fraction(0)
     for number, ((digits, count), triangle) in enumerate(zip(listed, triangles, strict=True)):
         at = f"{place}.covariance[{number}]"
-        covariance = _symmetric(as_integers(triangle, at, -MAX_ENTRY, MAX_ENTRY), schedule.width, at)
+        entries = [entry << GUARD for entry in as_integers(triangle, at, -MAX_ENTRY, MAX_ENTRY)]
+        covariance = symmetric(entries, schedule.width, at)
         total += count * period.sum_of_traces(digits, covariance, at)
     bound = total / (schedule.num_workers * schedule.period * steps.instants)
     at_most = as_fraction(entry["at_most"], f"{place}.at_most")
     confirm(bound <= at_most, f"{place}.at_most", entry["at_most"], f"at least {float(bound):.9g}")
-
-
-def _symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
-    """The symmetric matrix with these rows of its lower triangle, with GUARD more bits."""
-    confirm(2 * len(triangle) == size * (size + 1), place, len(triangle), f"{size * (size + 1) // 2} numbers")
-    lower = [[entry << GUARD for entry in triangle[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2]] for i in range(size)]
-    return [row + [lower[j][i] for j in range(i + 1, size)] for i, row in enumerate(lower)]
 
 
 class _Period(NamedTuple):

@@ -40,7 +40,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, islice, product
-from math import comb, prod
+from math import prod
 from typing import Any, NamedTuple
 
 from .refusal import UNREADABLE, TooLarge, Work
@@ -247,11 +247,6 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
     for node in nodes:
         if len(node) > most and num_workers - len(node) >= 2:
             yield tuple(sorted(node))
-
-
-def number_of_failures(num_workers: int, most: int) -> int:
-    """How many failures of up to so many workers there are."""
-    return sum(comb(num_workers, count) for count in range(1, most + 1))
 
 
 class Cells(NamedTuple):

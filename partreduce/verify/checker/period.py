@@ -23,8 +23,8 @@ from itertools import combinations
 from math import ceil, lcm, prod
 from typing import Any
 
-from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
-from .refusal import Work, confirm, require
+from .linear_algebra import IntegerMatrix, confirm_norm_by_pivots
+from .refusal import Work, require
 from .schedule import Average, Edge, Schedule
 from .strict_json import as_fraction
 
@@ -97,9 +97,13 @@ def distance_from_mean(
             work.spend(max(size * size, 16) * (32 + bits // 32))
             rows, factor = after_phase(schedule, t, digits, rows)
             scale *= factor
-    if digits:
-        return rows, scale
-    return [[size * entry - scale for entry in row] for row in rows], size * scale
+    return (rows, scale) if digits else minus_mean(rows, scale, [1] * size)
+
+
+def minus_mean(rows: IntegerMatrix, scale: int, sizes: Sequence[int]) -> tuple[IntegerMatrix, int]:
+    """P − J for P = rows / scale, J the mean of places that stand for so many workers: integers, and their scale."""
+    total = sum(sizes)
+    return [[total * x - scale * size for x, size in zip(row, sizes, strict=True)] for row in rows], scale * total
 
 
 def growth_bits(schedule: Schedule, t: int) -> int:
@@ -159,7 +163,6 @@ def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, pl
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
     work = Work(place)
     for digits in listed:
-        rows, scale = distance_from_mean(schedule, digits, num_periods, work)
-        is_bound = min(pivots(bound_minus_gram(squared, rows, scale), f"{place}.squared", work)) >= 0
-        confirm(is_bound, f"{place}.squared", entry["squared"], "a larger one: the matrix is indefinite")
+        off_mean = distance_from_mean(schedule, digits, num_periods, work)
+        confirm_norm_by_pivots(squared, off_mean, [1] * schedule.width, f"{place}.squared", work)
     return squared

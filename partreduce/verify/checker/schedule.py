@@ -218,6 +218,16 @@ class Schedule:
         return self.workers_per_node if self.form == "rule" else self.num_workers
 
     @cached_property
+    def node_sizes(self) -> frozenset[int]:
+        """The different numbers of workers on a node."""
+        return frozenset(map(len, self.nodes)) or frozenset({self.node_size})
+
+    @property
+    def num_nodes(self) -> int:
+        """Of its workers."""
+        return len(self.nodes) or self.num_workers // self.node_size
+
+    @cached_property
     def averages_of_all(self) -> dict[int, Fraction]:
         """The relaxation of every phase that is one average over all workers."""
         found = {}
@@ -233,10 +243,8 @@ class Schedule:
 
         None stands for a group of all workers.
         """
-        sizes = set(map(len, self.nodes)) or {self.node_size}
         if average is None:
-            everywhere = len(self.nodes) or self.num_workers // self.node_size
-            return (sizes.pop(), everywhere) if len(sizes) == 1 else (self.num_workers, 0)
+            return (min(self.node_sizes), self.num_nodes) if len(self.node_sizes) == 1 else (self.num_workers, 0)
         members, across, _ = average
         size = len(members) * prod(self.radices[digit] for digit in across)
         if size == self.num_workers:

@@ -53,6 +53,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
+from math import comb
 from typing import Any, NamedTuple
 
 from .consensus import ZERO, Components, lengthens_nothing
@@ -63,12 +64,11 @@ from .failure_classes import (
     cells_of,
     classes_of_plan,
     hash_answers,
-    number_of_failures,
     runs_after,
     values_on,
 )
-from .linear_algebra import bound_minus_gram, pivots
-from .period import MAX_SIZE, after_averages, averages_on_class, classes, distance_from_mean, factor_of
+from .linear_algebra import confirm_norm_by_pivots
+from .period import MAX_SIZE, after_averages, averages_on_class, classes, distance_from_mean, factor_of, minus_mean
 from .refusal import Work, confirm, confirm_equal
 from .schedule import FailurePlan, Numbers, Schedule
 from .strict_json import as_fraction, as_list, as_object
@@ -136,12 +136,10 @@ def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confir
     for digits in classes(runs, place, cells.free) if runs.radices else ():
         bound = (squared, tuple(digits))
         if bound not in known.bounds:
-            rows, scale = distance_from_mean(runs, digits, 1, work)
-            is_norm = min(pivots(bound_minus_gram(squared, rows, scale), place, work)) >= 0
-            confirm(is_norm, place, str(squared), "a larger one, on functions that differ between other nodes")
+            rest, on = distance_from_mean(runs, digits, 1, work), ", on functions that differ between other nodes"
+            confirm_norm_by_pivots(squared, rest, [1] * runs.width, place, work, on=on)
             known.bounds.add(bound)
-    is_norm = min(pivots(_weighted_rest(cells, squared, work), place, work)) >= 0
-    confirm(is_norm, place, str(squared), "a larger one: the matrix is indefinite")
+    confirm_norm_by_pivots(squared, off_mean(cells, work), cells.sizes, place, work)
 
 
 def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices: range, work: Work) -> int:
@@ -156,38 +154,21 @@ def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices:
 def off_mean(cells: Cells, work: Work) -> tuple[list[list[int]], int]:
     """P − J for the period P of the cells and the mean J over all their workers: integers, and their denominator."""
     sizes = cells.sizes
-    count, everybody = len(sizes), sum(sizes)
+    count = len(sizes)
     rows, scale = [[int(i == j) for j in range(count)] for i in range(count)], 1
     for phase in cells.phases:
         groups = [(members, False, relaxation) for members, relaxation in phase]
         work.spend(count * count * (32 + (scale * factor_of(groups, sizes)).bit_length() // 16))
         rows, factor = after_averages(rows, groups, sizes)
         scale *= factor
-    off = [[everybody * entry - scale * size for entry, size in zip(row, sizes, strict=True)] for row in rows]
-    return off, scale * everybody
-
-
-def _weighted_rest(cells: Cells, squared: Fraction, work: Work) -> list[list[Fraction]]:
-    """c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J)."""
-    sizes = cells.sizes
-    off, scale = off_mean(cells, work)
-    work.spend(len(sizes) ** 3 * (8 + scale.bit_length() // 64))
-    of_rows = list(zip(*off, strict=True))
-    weighted = [[size * entry for size, entry in zip(sizes, column, strict=True)] for column in of_rows]
-    matrix = [
-        [Fraction(-sum(a * b for a, b in zip(one, other, strict=True)), scale * scale) for other in of_rows]
-        for one in weighted
-    ]
-    for at, size in enumerate(sizes):
-        matrix[at][at] += squared * size
-    return matrix
+    return minus_mean(rows, scale, sizes)
 
 
 def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any], work: Work) -> None:
     """The hash of what survivors of every failure run, empty where there are too many."""
     n, place = schedule.num_workers, f"{work.place}.answers"
-    count = len(schedule.nodes) or n // schedule.node_size
-    if (number_of_failures(n, plan.failures) + count) * n * schedule.period > ASKED:
+    count = schedule.num_nodes + sum(comb(n, failed) for failed in range(1, plan.failures + 1))
+    if count * n * schedule.period > ASKED:
         confirm_equal(place, entry["answers"], "")
         return
     text = hashlib.sha256()
@@ -224,8 +205,7 @@ def mean_moved(schedule: Schedule, work: Work) -> Numbers | None:
     if plan is None:
         return None
     work.spend(len(schedule.nodes) + plan.failures)
-    nodes = set(map(len, schedule.nodes)) or {schedule.node_size}
-    sizes = sorted({*range(1, plan.failures + 1), *(size for size in nodes if n - size >= 2)})
+    sizes = sorted({*range(1, plan.failures + 1), *(size for size in schedule.node_sizes if n - size >= 2)})
     return {
         "failed": sizes,
         "usual": [str(Fraction(k, (n - 1) * (n - k))) for k in sizes],

@@ -86,13 +86,10 @@ def row_error(schedule: Schedule, _: Work) -> Numbers | None:
     coded = [table for table in schedule.tables if table.codec != "none"]
     if not coded:
         return None
-    aggregates = _aggregates(schedule)
+    together = _aggregates(schedule)
+    inside, terms = (max(schedule.node_sizes), schedule.num_nodes) if together else (1, schedule.num_workers)
     rows, gradients = [], []
     for table in coded:
-        inside, terms = 1, schedule.num_workers
-        if aggregates:
-            inside = max(map(len, schedule.nodes), default=schedule.node_size)
-            terms = len(schedule.nodes) or terms // schedule.node_size
         row, total = rounded_rows(table.codec, inside, terms)
         if table.way == "sharded":
             rows.append([table.parameter, *rounded_up(row)])
@@ -116,21 +113,19 @@ def _of_way(schedule: Schedule, way: str) -> list[Table]:
 
 def _aggregates(schedule: Schedule) -> bool:
     """Whether the workers of a node agree on rows first: where several nodes are, and several workers on one."""
-    sizes = list(map(len, schedule.nodes)) or [schedule.node_size]
-    return schedule.aggregates and 1 < max(sizes) < schedule.num_workers
+    return schedule.aggregates and 1 < max(schedule.node_sizes) < schedule.num_workers
 
 
 def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
     """(of a lookup, of gradients) out of the busiest node's NICs."""
     row, rows, n = table.row_bytes, table.rows, schedule.num_workers
-    num_nodes = len(schedule.nodes) or n // schedule.node_size
-    if num_nodes == 1:
+    if schedule.num_nodes == 1:
         return 0, 0
     aggregates = _aggregates(schedule)
     if table.way == "gather":
-        longest = -(-rows // min(map(len, schedule.nodes), default=schedule.node_size)) if aggregates else rows
+        longest = -(-rows // min(schedule.node_sizes)) if aggregates else rows
         return 0, _crossings(schedule) * (n - 1) * longest * (row + 4)
-    everyone = num_nodes if aggregates else n
+    everyone = schedule.num_nodes if aggregates else n
     lookups, gradients = [], []
     for size, held in _nodes(schedule, table):
         asking = 1 if aggregates else size
@@ -154,14 +149,13 @@ def _nodes(schedule: Schedule, table: Table) -> list[tuple[int, int]]:
 
     Where all workers of equal nodes are hosts, rows do not grow from a host to the next, nor from a node to the next.
     """
-    size, n = schedule.node_size, schedule.num_workers
+    size = schedule.node_size
     if not schedule.nodes and isinstance(table.hosts, range):
-        ends = (0, n // size - 1)
+        ends = (0, schedule.num_nodes - 1)
         return [(size, sum(table.rows_of(size * node + local) for local in range(size))) for node in ends]
-    node_of = {worker: number for number, node in enumerate(schedule.nodes) for worker in node}
     held: Counter[int] = Counter()
-    for place, worker in enumerate(table.hosts):
-        held[node_of[worker] if node_of else worker // size] += table.rows_of(place)
+    for place, node in enumerate(schedule.nodes_of(table.hosts)):
+        held[node] += table.rows_of(place)
     if schedule.nodes:
-        return [(len(node), held[number]) for number, node in enumerate(schedule.nodes)]
-    return [(size, rows) for rows in held.values()] + [(size, 0)] * (len(held) < n // size)
+        return [(len(workers), held[node]) for node, workers in enumerate(schedule.nodes)]
+    return [(size, rows) for rows in held.values()] + [(size, 0)] * (len(held) < schedule.num_nodes)

@@ -67,29 +67,24 @@ def _distinct_groups(phase: Sequence[Average]) -> Iterator[Group]:
 
 def _most_groups(schedule: Schedule, phases: Iterable[frozenset[Group]]) -> tuple[int, int]:
     """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
-    all_groups = all_others = 0  # what everybody has; nearly all schedules of millions of groups are like this
-    groups: dict[int, int] = {}  # and what some have besides: a file of a few lines may name a billion workers
-    others: dict[int, int] = {}
-    seen: set[Group] = set()
-    has_everybody = False
-    for phase in phases:
-        alike: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
-        for members, across in phase - seen:
-            size = len(members) * prod(map(schedule.radices.__getitem__, across))
-            alike.setdefault((_communicators(schedule, members, across), size), []).append(members)
-        seen |= phase
-        has_everybody = has_everybody or any(size == schedule.num_workers for _, size in alike)
-        for (times, size), listed in alike.items():
-            if sum(map(len, listed)) == schedule.width:
-                all_groups, all_others = all_groups + times, all_others + times * (size - 1)
-                continue
-            for worker in chain.from_iterable(listed):
-                groups[worker] = groups.get(worker, 0) + times
-                others[worker] = others.get(worker, 0) + times * (size - 1)
-    if schedule.prologue and not has_everybody:
+    kinds: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
+    for members, across in frozenset[Group]().union(*phases):
+        size = len(members) * prod(map(schedule.radices.__getitem__, across))
+        kinds.setdefault((_communicators(schedule, members, across), size), []).append(members)
+    counts = [(times, size, Counter(chain.from_iterable(listed))) for (times, size), listed in kinds.items()]
+    groups = _largest([(times, count) for times, _, count in counts])
+    others = _largest([(times * (size - 1), count) for times, size, count in counts])
+    if schedule.prologue and all(size < schedule.num_workers for _, size in kinds):
         times = _communicators(schedule, (), ())
-        all_groups, all_others = all_groups + times, all_others + times * (schedule.num_workers - 1)
-    return all_groups + max(groups.values(), default=0), all_others + max(others.values(), default=0)
+        groups, others = groups + times, others + times * (schedule.num_workers - 1)
+    return groups, others
+
+
+def _largest(counts: Sequence[tuple[Any, Counter[int]]]) -> Any:  # noqa: ANN401 - of integers or of fractions
+    """The largest sum that one key has of the numbers, each as often as it is counted there."""
+    keys = set().union(*(count for _, count in counts))
+    different = set(zip(*(map(count.__getitem__, keys) for _, count in counts), strict=True))  # few, of many keys
+    return max((sum(map(mul, times, (each for each, _ in counts))) for times in different), default=0)
 
 
 def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[int]) -> int:
@@ -253,11 +248,7 @@ def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
                     nodes_of.setdefault(spread, []).append(node)
     counts = [(of_operation(schedule.transport, spread), Counter(nodes)) for spread, nodes in nodes_of.items() if nodes]
     of_worker = max((own for (own, _), _ in counts), default=Fraction(0))
-    across = [(each, count) for (_, each), count in counts if each]
-    counted = set().union(*(count for _, count in across))
-    alike = set(zip(*(map(count.__getitem__, counted) for _, count in across), strict=True))  # few, of many nodes
-    of_node = max((sum(map(mul, times, (each for each, _ in across))) for times in alike), default=Fraction(0))
-    return of_worker, Fraction(of_node)
+    return of_worker, Fraction(_largest([(each, count) for (_, each), count in counts if each]))
 
 
 def _alike(size: int, nodes: int) -> Spread:
