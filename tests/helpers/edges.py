@@ -183,7 +183,7 @@ PACED_COVARIANCE = [2**20 * (i == j) for i in range(4) for j in range(i + 1)]
 PACED_DISTANCE = Fraction(515710648349, 301989888)
 MEMBERSHIP = "groups.py"
 TREES, GRAPHS = "consensus.py", "consensus.py"
-RATE, EXACT = "contraction.py", "contraction.py"
+RATE, EXACT = "consensus.py", "consensus.py"
 STEADY, DISTANCE = "consensus_distance.py", "consensus_distance.py"
 
 OUTER_STEPS = "outer_steps.py"
@@ -744,7 +744,7 @@ EDGES = [
         (OWN, agreeing("1/2", [2**64, 0, 2**64, 0, 0, 2**61, 0, 0, 0, 2**61])), ".weights[0]"),
     Edge(OUTER_STEPS, "only where each worker has outer parameters of its own", (OWN, agreeing("1/2", OWN_WEIGHT)),
         (HALF, agreeing("1/2", OWN_WEIGHT)), "expected a claim about rounds"),
-    Edge("certificate.py", "who is whose member, whatever groups do",
+    Edge("claims.py", "who is whose member, whatever groups do",
         (own([2], 1, [([0], [0])]), answers("0 1", "0 1")), (own([2], 1, [([0], [0])]), answers("0 1", "-")),
         "(membership).answers"),
     Edge(OUTER_STEPS, "no claim about matrices where outer parameters are", (HALF, rate("pivots", "1/4")),

@@ -1,50 +1,43 @@
 """Claim `survives`: after every failure of up to so many workers, or of one node, survivors reach consensus, so fast.
 
-*What is claimed.* The schedule's plan covers every failure of up to `failures` workers and every failure of one node,
-and each is equivalent to one of `classes` (`failure_plans.py` says what that is, and which classes there are); and the
-matrix P of a period of what the survivors of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off
-the mean, J the mean of the survivors. Symmetries permute the workers, which changes neither, so one failure of each
-class is enough. Failures that leave one worker or none are none.
+*What is claimed.* The plan covers every failure of up to `failures` workers and of all workers of any one node, and
+each is equivalent to one of `classes` (`failure_classes.py`). The matrix P of a period of what the survivors of that
+one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, J the mean of the survivors. Symmetries
+permute the workers, which changes neither: one failure of each class is enough. Under All-Reduce P = J after every
+failure, and no class is listed. A rule that is applied again is the rule on the nodes with survivors, without the
+workers that these lack, and what follows holds of it as it stands.
 
-**All-Reduce.** P = J after every failure, and no class is listed.
+**Listed groups.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0 keeps its
+length only if the vector is constant on it. Groups without the failed workers are such groups. So a period contracts if
+those with t > 0 join all survivors (`consensus.py`), and its matrix is looked at as it stands.
 
-**A rule that is applied again.** It is the rule on the nodes with survivors, without the workers that these lack, and
-what follows holds of it as it stands.
-
-**The groups that are kept.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0
-keeps its length only if the vector is constant on it. Failed workers are taken out of each group, which keeps both. Of
-listed groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as
-it stands.
-
-*Of a rule* let U_d be the values that digit d has on failed nodes, and r_d its radix. Functions of a digit are the sum
+**A rule.** Let U_d be the values that digit d has on failed nodes, and r_d its radix. Functions of a digit are the sum
 of two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d
 and sum to 0. For a set c of digits let E_c be the functions on the nodes spanned by products with a factor in V_d for d
 in c and in F_d for other digits. All E_c together are everything, orthogonally.
 
 Let c be not empty. A function in E_c is 0 on all nodes that have a digit in U_d for a d in c, hence on failed nodes:
 the whole E_c, for all local ranks, is there after the failure. A block across D takes its mean over a group. If D meets
-c the sum over the digit in both is 0, of the group with the failed workers or without. If not, all nodes of the group
+c the sum over a digit in both is 0, of the group with the failed workers or without. If not, all nodes of the group
 have the same digits in c: either the function is 0 on the group, or no failed node is in it. So a phase acts on E_c as
-the phase of the undisturbed rule does, on which E_c lies in the classes that hold c (period.py). There are such c
-exactly where a digit has V_d ≠ 0, which is r_d − |U_d| ≥ 2. So ‖P‖ on all these E_c is the largest of the rule's norms
-on the classes that hold one of *these* digits; and all vectors there get shorter if on the class of each single one of
-these digits a tree joins all local ranks and 0 (consensus.py: with more digits more is tied to 0).
+the phase of the undisturbed rule does, on which E_c lies in the classes that hold c (`period.py`). There are such c
+exactly where a digit has V_d ≠ 0, which is r_d − |U_d| ≥ 2: such digits are *free*. So ‖P‖ on all these E_c is the
+largest of the rule's norms on the classes that hold a free digit, and all vectors there get shorter if on the class of
+each single free digit a tree joins all local ranks and 0 (`consensus.py`: with more digits more is tied to 0).
 
 What is left is E of the empty set, less the failed workers: vectors that are constant on *cells*. A cell is a local
 rank on the nodes that have in each digit one value of U_d, or any outside. A group's mean of such a vector is that of
-its cells' values, each with the number of the group's workers in the cell as weight; that is the cell's size divided by
-what all cells of the group have in common, the ways to choose the digits outside D. So sizes serve as weights. In the
-inner product with sizes w as weights averages are projections as ever: the argument about connection holds for cells,
-and ‖P − J‖₂² ≤ c² on them if c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J) ⪰ 0, which its pivots say.
+its cells' values, each with the number of the group's workers in the cell as weight: the cell's size divided by what
+all cells of the group have in common, the ways to choose the digits outside D. So sizes serve as weights. In the inner
+product with sizes as weights averages are projections as ever, so the argument about connection holds for cells, and ‖P
+− J‖₂² ≤ c² on them is seen by pivots.
 
-*What survivors run.* `answers` is the SHA-256 of what the survivors of every such failure run: for each failure,
-smaller ones first and then in order, last those of nodes with more workers, for each phase and survivor the smallest
-member of its group and the relaxation, or `-`. The check finds the groups by itself. It assumes that the installed code
-was asked. Where there may be over 2²⁰ lines nobody asks about every failure, and `answers` is empty: that the code does
-as the file says is assumed then.
+**Answers.** `answers` is the SHA-256 of what the survivors of every such failure run: for each failure, smaller ones
+first and then in order, last those of nodes with more workers, for each phase and survivor the smallest member of its
+group and the relaxation, or `-`. Where there may be over 2²⁰ lines nobody asks about every failure, and it is empty.
 
-*The check is sound because* it finds the classes, cells and matrices by itself; only c² is taken from the entry, and c²
-= 1 holds of all that lengthens nothing. Rounds go on in order after a failure, so that `deadlock-free` holds of
+*The check is sound because* it finds classes, groups, cells and matrices by itself; only c² is taken from the entry,
+and c² = 1 holds of all that lengthens nothing. Rounds continue in order after a failure, so `deadlock-free` holds of
 survivors as of all.
 """
 
@@ -178,28 +171,27 @@ def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any
 
 
 def mean_moved(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `mean-moved`, of schedules with a failure plan: how far a loss moves the workers' mean, and a join.
+    """Fact `mean-moved`, of schedules with a failure plan: how far a failure moves the workers' mean, and a join.
 
     Let n workers have the models x_i and the mean m, and d² = Σ ‖x_i − m‖²/n, their squared disagreement at one
     instant.
 
-    *Theorem 1.* Without the k workers in S the mean is m + Σ_S (m − x_i)/(n − k); for one worker m + (m − x_i)/(n − 1).
-    With one more, a copy of worker j, it is m + (x_j − m)/(n + 1). The x_i − m sum to 0, which is all of it.
+    *Theorem 1.* Without the k workers in S the mean is m + s/(n − k), where s = Σ_S (m − x_i); with one more, a copy of
+    worker j, it is m + (x_j − m)/(n + 1). The x_i − m sum to 0, which is all of it.
 
-    *Theorem 2.* A loss of k moves the mean by at most the root of k/(n − k)·d², `at_most`; a join by at most the root
-    of (n − 1)/(n + 1)²·d², `joined_at_most`. Let s be the sum of x_i − m over S, and A that of their squared lengths;
-    over all others the sum is −s, and the squared lengths sum to n·d² − A. So ‖s‖² ≤ k·A and ‖s‖² ≤ (n − k)·(n·d² − A),
-    by Cauchy and Schwarz. The smaller of the two is largest where they are equal, A = (n − k)·d², hence ‖s‖² ≤ k·(n −
-    k)·d². For one worker ‖x_j − m‖² ≤ (n − 1)·d².
+    *Theorem 2.* A failure of k moves the mean by at most the root of k/(n − k)·d², `at_most`; a join by at most the
+    root of (n − 1)/(n + 1)²·d², `joined_at_most`. Let A be the sum over S of ‖x_i − m‖²; over all others the sum of x_i
+    − m is s, and that of their squared lengths n·d² − A. So ‖s‖² ≤ k·A and ‖s‖² ≤ (n − k)·(n·d² − A), by Cauchy and
+    Schwarz. The smaller of the two is largest where they are equal, A = (n − k)·d², hence ‖s‖² ≤ k·(n − k)·d². For one
+    worker ‖x_j − m‖² ≤ (n − 1)·d². It is attained where the k that failed are at one point and all others at another.
 
     *Theorem 3.* In the mean over all failures of k workers the square of the way is k/((n − 1)·(n − k))·d², `usual`;
     over all donors it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d², so that each is
     −d²/(n − 1) in the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
 
-    All are attained: theorem 2 where the k that failed are at one point and all others at another. `failed` lists the
-    sizes of failures that the plan covers. Where gradients are averaged all models are equal, and d is 0. How large d²
-    usually is, `consensus-distance` bounds.
-    Numbers: `failed`, and for each of these sizes `usual` and `at_most`; `joined`, `joined_at_most`.
+    Where gradients are averaged all models are equal, and d is 0. How large d² usually is, `consensus-distance` bounds.
+    Numbers: `failed`, the sizes of failures that the plan covers, and for each `usual` and `at_most`; `joined`,
+    `joined_at_most`.
     """
     plan, n = schedule.failure_plan, schedule.num_workers
     if plan is None:

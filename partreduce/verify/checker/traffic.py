@@ -27,20 +27,18 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
     * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
       weighted graphs the most workers that it sends to or hears from.
     * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
-    * `arrays`: arrays of the size of the parameters that are kept besides them, at most. One takes the sums; another
-      keeps the parameters with which a round began, where averages are late or progress is normalized; and a weighted
-      graph keeps one for each in-neighbor of the largest round. A pipeline of width K keeps K arrays for sums: those of
-      K − 1 in flight, and one that is being applied or filled. A codec of parameters, or outer steps, keep the
-      reference that all share, and the momentum of outer steps is one more. Error feedback keeps two: what roundings
-      left over of what the worker gave, and of the shards that it sums and hands on (a half and a quarter at most). So
-      `arrays` is also scratch bytes for each byte of parameters.
+    * `arrays`: arrays of the size of the parameters that are kept besides them, at most: one that takes the sums, or K
+      in a pipeline of width K (K − 1 in flight, and one that is applied or filled); the parameters with which a round
+      began, where averages are late or progress is normalized; of a weighted graph one for each in-neighbor of the
+      largest round; the reference that all share, with a codec of parameters or outer steps, and the momentum of these;
+      two of error feedback: what roundings left over of what the worker gave, and of the shards that it sums and hands
+      on (a half and a quarter at most).
 
     Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
-    are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
+    are 2 or more, their nodes differ.
 
-    *Assumed of the runtime:* it makes one communicator for each distinct set of members (the algorithm `hierarchical`
-    makes three for a group that fits it) and keeps the arrays above; what is allocated inside an operation is not
-    counted (a codec's codes are up to half of what they code), nor are activations, gradients and optimizer state.
+    *Not counted:* what is allocated inside an operation (a codec's codes are up to half of what they code), two more
+    communicators of a group that the algorithm `hierarchical` fits, activations, gradients and optimizer state.
     Numbers: `groups`, `connections`, `splits`, `arrays`.
     """
     transport = schedule.transport
@@ -139,8 +137,9 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     * `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
       round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
       `fragments` says why), so where all have the same steps_per_round these are the most that one step sends;
-    * `in_flight` bytes are the payload of the operations that a worker has begun at one time and not yet waited for. An
-      operation counts once: an exchange with d out-neighbors, which sends d times as many bytes, too.
+    * `in_flight` bytes are the payload of the operations that a worker has begun at one time and not yet waited for,
+      each counted once, however many it is sent to: `flying` fragments, K − 1 gradients in a pipeline of width K, or
+      one operation.
 
     *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b
     with a scale of 4 bytes for each block of b numbers. An operation of k workers, of which h stand on a node and c of
@@ -158,8 +157,6 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     summed by one of these two ways over m nodes, of which each has one worker there: 2(m−1) of its parts leave, and l
     workers of a node do that. Groups of a phase are disjoint, so a worker's bytes are those of its group, and a node's
     the sum over all that it has workers in. A weighted graph sends the whole to each out-neighbor.
-
-    In flight are, coded, `flying` fragments, K − 1 gradients in a pipeline of width K, or one operation.
 
     *Not counted:* what cutting into parts of whole numbers and blocks adds, and tags and messages of some bytes.
     *Assumed of the backend:* it sums around one ring, in the order of ranks.

@@ -1,7 +1,9 @@
-"""Reading the certificate of a schedule: its claims in order, each with the check that decides it.
+"""All that is said of a schedule: claims, with the check that decides an entry, and facts, with their function.
 
 A certificate holds witnesses: what takes longer to find than to confirm. What follows from the schedule alone stands in
-none; `facts.py` computes it.
+none: a function states it, with its proof above it or at the top of its file, and answers None where there is nothing
+to state. What holds of every program that obeys a protocol's rules, and of none that does not, is no fact about the
+file but an assumption about what runs: it is stated as following from the rules.
 """
 
 from __future__ import annotations
@@ -9,9 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from . import consensus, consensus_distance, contraction, groups, outer_steps, survives
-from .refusal import confirm, confirm_equal, require
-from .schedule import Mode, Schedule
+from . import (
+    codec_error,
+    consensus,
+    consensus_distance,
+    gaps,
+    groups,
+    outer_steps,
+    quorum,
+    rounds,
+    survives,
+    tables,
+    traffic,
+)
+from .refusal import TooLarge, Work, confirm, confirm_equal, require
+from .schedule import Mode, Numbers, Schedule
 from .strict_json import as_choice, as_list, as_object, as_text
 
 FORMAT = "partreduce.certificate"
@@ -34,12 +48,12 @@ CLAIMS: dict[str, Claim] = {
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
     "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), MATRICES | {"lossy gap"}),
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared")),
-    "contraction/pivots": Claim(contraction.check_by_pivots, ("squared",)),
-    "contraction/factor": Claim(contraction.check_by_factor, ("squared",)),
-    "contraction/norms": Claim(contraction.check_by_norms, ("squared",)),
+    "contraction/pivots": Claim(consensus.check_by_pivots, ("squared",)),
+    "contraction/factor": Claim(consensus.check_by_factor, ("squared",)),
+    "contraction/norms": Claim(consensus.check_by_norms, ("squared",)),
     "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance")),
-    "exact-consensus/product": Claim(contraction.check_by_product, ()),
-    "exact-consensus/labels": Claim(contraction.check_by_labels, ("first", "radices", "labels")),
+    "exact-consensus/product": Claim(consensus.check_by_product, ()),
+    "exact-consensus/labels": Claim(consensus.check_by_labels, ("first", "radices", "labels")),
     "survives": Claim(survives.check, ("failures", "classes", "answers"), frozenset({"rounds"})),
 }
 """Every claim by its name, or its name and method."""
@@ -90,3 +104,78 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
         CLAIMS[name].check(schedule, entry, place)
         proved.add(claim)
         yield claim
+
+
+Stated = Callable[[Schedule, Work], Numbers | None]
+
+MAX_WORK = 10**9
+"""What one fact may cost: seconds. One that costs more is left out, and said to be."""
+
+
+class Fact(NamedTuple):
+    """`numbers` are those of its file, None where they cost too much; `follows`: from the rules, not from the file."""
+
+    name: str
+    numbers: Numbers | None
+    follows: bool
+
+
+SUMS: dict[str, Stated] = {"doubly-stochastic": groups.doubly_stochastic, "unit-sums": groups.unit_sums}
+GAP: dict[str, Stated] = {
+    "deadlock-free": gaps.live,
+    "queues": gaps.queues,
+    "gap": gaps.gap,
+    "gap-of-pairs": gaps.gap_of_pairs,
+    "memory": gaps.memory,
+}
+RUNS: dict[str, Stated] = {
+    "deadlock-free": rounds.deadlock_free,
+    "staleness": rounds.staleness,
+    "end": rounds.end,
+    "queues": rounds.queues,
+    "fragments": rounds.fragments,
+    "equal-replicas": rounds.equal_replicas,
+    "codec-error": codec_error.codec_error,
+    "memory": traffic.memory,
+    "sent-bytes": traffic.sent_bytes,
+    "one-owner": tables.one_owner,
+    "table-order": tables.table_order,
+    "nic-bytes": tables.nic_bytes,
+    "row-error": tables.row_error,
+    "mean-moved": survives.mean_moved,
+}
+OWN = ("deadlock-free", "staleness", "end", "memory", "sent-bytes")
+FACTS: dict[Mode, dict[str, Stated]] = {
+    "rounds": SUMS | RUNS,
+    "own outer parameters": {name: RUNS[name] for name in OWN},
+    "gap": SUMS | GAP | {"staleness": rounds.staleness, "end": rounds.end},
+    "lossy gap": GAP | {"consensus": gaps.consensus, "skip": gaps.skip, "staleness": gaps.staleness},
+    "rounds by quorum": quorum.FACTS,
+}
+"""What is stated of a schedule, by how its workers wait for one another."""
+
+OF_THE_FILE = SUMS.keys() | ASSUMED.keys() | {"mean-moved"}
+"""Facts. All others follow from the rules of a protocol, and so does all that is said of a gap but sums."""
+
+
+def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
+    """One fact of a schedule whose groups are disjoint, for so much work; None where there is nothing to state."""
+    stated = FACTS[schedule.mode].get(name)
+    if stated is None:
+        return None
+    follows = name not in OF_THE_FILE or stated in GAP.values()
+    try:
+        numbers = stated(schedule, Work(name, limit or MAX_WORK))
+    except TooLarge:
+        return Fact(name, None, follows)
+    return None if numbers is None else Fact(name, numbers, follows)
+
+
+def facts(schedule: Schedule) -> Iterator[Fact]:
+    """Everything that can be stated of a schedule."""
+    groups.confirm_disjoint(schedule)
+    if schedule.phases:
+        yield Fact("conflict-free", {}, follows=False)
+    for name in FACTS[schedule.mode]:
+        if (found := fact(schedule, name)) is not None:
+            yield found
