@@ -26,7 +26,7 @@ from . import (
 )
 from .refusal import TooLarge, Work, confirm, confirm_equal, require
 from .schedule import Mode, Numbers, Schedule
-from .strict_json import as_choice, as_list, as_object, as_text
+from .strict_json import as_choice, as_list, as_object
 
 FORMAT = "partreduce.certificate"
 
@@ -94,11 +94,12 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
     for number, entry in enumerate(as_list(document["claims"], "claims")):
         place = f"claims[{number}]"
         require(isinstance(entry, dict) and "claim" in entry, place, "must be an object with a claim")
-        claim = as_text(entry["claim"], f"{place}.claim")
-        name = claim if "method" not in entry else f"{claim}/{as_text(entry['method'], f'{place}.method')}"
+        for member in {"claim", "method"} & entry.keys():
+            require(isinstance(entry[member], str), f"{place}.{member}", "must be a text")
+        claim = entry["claim"]
+        name = f"{claim}/{entry['method']}" if "method" in entry else claim
         place = f"{place} ({name[:60]})"
-        is_known = "/" not in claim and name in CLAIMS and claim not in proved
-        require(is_known, place, "is unknown or repeated")
+        require("/" not in claim and name in CLAIMS and claim not in proved, place, "is unknown or repeated")
         confirm(schedule.mode in CLAIMS[name].modes, place, name, f"a claim about {schedule.mode}")
         as_object(entry, place, ("claim", *CLAIMS[name].members), ("method",))
         CLAIMS[name].check(schedule, entry, place)

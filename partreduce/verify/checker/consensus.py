@@ -109,8 +109,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
     In a group that acts as 0 the first is ZERO.
     """
     num_edges = schedule.width - (0 if digits else 1)
-    as_long = isinstance(tree, list) and len(tree) == num_edges
-    confirm(as_long, place, "…", f"{num_edges} witnesses")
+    confirm(isinstance(tree, list) and len(tree) == num_edges, place, "…", f"{num_edges} witnesses")
     components = Components(schedule.width)
     previous: list[int] = []
     first_of_group = lru_cache(1)(lambda t: _first_of_group(schedule, t, digits))
@@ -174,8 +173,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     ]
     reached = {as_integer(entry["root"], f"{place}.root", 0, schedule.num_workers)}
     tree = entry["tree"]
-    as_long = isinstance(tree, list) and len(tree) == schedule.num_workers - 1
-    confirm(as_long, place, "tree", "n - 1 edges")
+    confirm(isinstance(tree, list) and len(tree) == schedule.num_workers - 1, place, "tree", "n - 1 edges")
     for number, edge in enumerate(tree):
         at = f"{place}.tree[{number}]"
         numbers = as_integers(edge, at, 0, schedule.num_workers + schedule.period)
@@ -235,11 +233,9 @@ def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> No
     labels = as_integers(entry["labels"], f"{place}.labels", 0, n)
     radices = as_integers(entry["radices"], f"{place}.radices", 2, n + 1)
     first = as_integer(entry["first"], f"{place}.first", 0, schedule.period)
-    spans = schedule.form == "groups" and len(radices) < 32 and prod(radices) == n
-    confirm(spans, place, radices, "product n")
+    confirm(schedule.form == "groups" and len(radices) < 32 and prod(radices) == n, place, radices, "product n")
     confirm(first + len(radices) <= schedule.period, f"{place}.first", first, "a window inside the period")
-    is_bijection = len(labels) == len(set(labels)) == n
-    confirm(is_bijection, f"{place}.labels", "…", "a different label for every worker")
+    confirm(len(labels) == len(set(labels)) == n, f"{place}.labels", "…", "a different label for every worker")
     for digit, radix in enumerate(radices):
         phase = schedule.phases[first + digit]
         at = f"{place}.labels and phase {first + digit}"
@@ -251,5 +247,4 @@ def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> No
             group_labels = sorted(labels[worker] for worker in members)
             smallest = group_labels[0]
             differ_here = group_labels == list(range(smallest, smallest + radix * weight, weight))
-            is_mean = differ_here and relaxation == 1
-            confirm(is_mean, at, members, f"labels that differ in digit {digit} alone")
+            confirm(differ_here and relaxation == 1, at, members, f"labels that differ in digit {digit} alone")

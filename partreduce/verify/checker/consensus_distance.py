@@ -155,8 +155,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
     listed = classes_with_counts(schedule, place)
     triangles = as_list(entry["covariance"], f"{place}.covariance")
-    as_many = len(triangles) == len(listed)
-    confirm(as_many, f"{place}.covariance", len(triangles), f"{len(listed)} classes")
+    confirm(len(triangles) == len(listed), f"{place}.covariance", len(triangles), f"{len(listed)} classes")
     period = _Period(schedule, steps, 1 << (bits + GUARD), work)
     total = Fraction(0)
     for number, ((digits, count), triangle) in enumerate(zip(listed, triangles, strict=True)):
@@ -179,22 +178,19 @@ class _Period(NamedTuple):
 
     def sum_of_traces(self, digits: Sequence[int], start: IntegerMatrix, place: str) -> Fraction:
         """The sum over the instants of a period of the trace off the mean, from X = start; confirms X ≻ F(X)."""
-        schedule, steps = self.schedule, self.steps
-        size = schedule.width
-        noises = [[ceil(variance * self.unit) for variance in row] for row in steps.noise]
+        steps, size, is_late = self.steps, self.schedule.width, self.schedule.is_late
+        half = (size + 1) // 2
         # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
         made = sum(sum(steps.made(s)) for s in range(steps.instants))
         inside = Fraction(made * (size if digits else size - 1), size)
         total, covariance = Fraction(0), start
-        for t in range(schedule.period):
+        for t, variances in enumerate(steps.noise):
             self.work.spend(100 * size * size)
+            noise = [ceil(variance * self.unit) for variance in variances]
             total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
-            if not schedule.is_late:
-                covariance = _with_diagonal(covariance, noises[t])
-            covariance = rounded_after_phase(schedule, t, digits, covariance)
-            covariance = _with_diagonal(covariance, [(size + 1) // 2] * size)
-            if schedule.is_late:
-                covariance = _with_diagonal(covariance, noises[t])
+            before = covariance if is_late else _with_diagonal(covariance, noise)
+            after = rounded_after_phase(self.schedule, t, digits, before)
+            covariance = _with_diagonal(after, [half + late for late in noise] if is_late else [half] * size)
             total += _trace(covariance, digits) / self.unit
         _confirm_smaller(covariance, start, digits, place)
         return total

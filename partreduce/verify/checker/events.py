@@ -154,23 +154,13 @@ class KeptGap(NamedTuple):
         """A number for each worker."""
         return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
 
-    def events(self, num_workers: int, edges: Edges) -> EventGraph:
-        """The events of the workers of a round."""
-        return EventGraph(
-            sorted((source, target) for target, source, _ in edges),
-            self.backups(num_workers),
-            staleness=self.staleness,
-            max_ig=self.max_ig,
-            notify_ack=self.notify_ack,
-        )
-
     def require_fit(self, num_workers: int, edges: Edges) -> None:
         """Refuse a setting, or a graph that it does not fit, of which the theorems above do not speak.
 
-        Where all updates count the same and all are taken, the file's weights must say so: claims speak about them. And
-        no worker may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to
-        that, or a way back over every edge that nobody does without. A worker that skips takes tokens for it, leaves
-        updates out, and acknowledges none of them.
+        Where all updates are taken the file's weights must be what the program uses: claims speak about them. No worker
+        may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to that, or
+        a way back over every edge that nobody does without. A worker that skips takes tokens for it, leaves updates
+        out, and acknowledges none of them.
         """
         has_tokens = self.max_ig is not None
         require(num_workers <= MAX_WORKERS, PLACE, f"over {MAX_WORKERS} workers")

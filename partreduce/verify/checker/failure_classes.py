@@ -33,13 +33,14 @@ nodes leaves out, and so are its subsets: the same induction covers them.
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, islice, product
-from math import prod
+from math import comb, prod
 from typing import Any, NamedTuple
 
 from .refusal import UNREADABLE, TooLarge, Work
@@ -49,6 +50,8 @@ MAX_CLASSES = 2**16
 """Classes of failures that are looked at."""
 MAX_CELLS = 2**23
 """Cells of what the survivors of one failure run, in all phases."""
+ASKED = 2**20
+"""Lines of all answers, up to which every failure was asked about."""
 MAX_WIDTH = 2**20
 """Workers of listed groups, and local ranks of a rule, whose kinds are looked at."""
 
@@ -297,3 +300,15 @@ def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> Non
     for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
         home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
         text.update("".join(home.get(worker, "-\n") for worker in range(left)).encode())
+
+
+def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
+    """That of what survivors of every failure answer, empty where there are too many."""
+    n = schedule.num_workers
+    count = schedule.num_nodes + sum(comb(n, failed) for failed in range(1, plan.failures + 1))
+    if count * n * schedule.period > ASKED:
+        return ""
+    text = hashlib.sha256()
+    for failed in all_failures(n, all_nodes(schedule), plan.failures):
+        hash_answers(text, *runs_after(schedule, plan, failed), work)
+    return text.hexdigest()

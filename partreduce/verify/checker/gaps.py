@@ -28,10 +28,8 @@ from math import inf
 
 from .events import KeptGap
 from .refusal import Work
+from .rounds import NONE
 from .schedule import Numbers, Schedule, keeps_something
-
-NONE = -1
-"""There is no bound."""
 
 MAX_PAIRS = 256
 """Workers up to which the gap of every two of them is stated."""

@@ -64,8 +64,7 @@ def confirm_norm_by_pivots(
     matrix = [[Fraction(-inner_product(one, other), scale * scale) for other in columns] for one in weighed]
     for i, size in enumerate(sizes):
         matrix[i][i] += squared * size
-    is_bound = min(pivots(matrix, place, work)) >= 0
-    confirm(is_bound, place, str(squared), f"a larger one{on}: the matrix is indefinite")
+    confirm(min(pivots(matrix, place, work)) >= 0, place, str(squared), f"a larger one{on}: the matrix is indefinite")
 
 
 def inner_product(one: Sequence[int], other: Sequence[int]) -> int:

@@ -1,18 +1,17 @@
 """One period of a schedule as a matrix, exactly, and its distance from the mean.
 
 Write P = W_T … W_1 for the product of one period from phase 0, and J for the matrix of the mean (all entries 1/n).
-Contraction, consensus by a power and exact consensus are statements about M = Pᵏ − J.
-
-**Explicit groups and weighted graphs.** M is computed as it stands: n × n.
+Contraction, consensus by a power and exact consensus are statements about M = Pᵏ − J. Of explicit groups and weighted
+graphs M is computed as it stands: n × n.
 
 **Rules.** A node's index has digits, and a block (L, D) averages over the local ranks L on all nodes that agree outside
 the digits D. Functions on the nodes are spanned by the characters of the group of digits, which are orthogonal. Let c
 be the set of digits along which a character varies, its *class*. Averaging over all values of a digit of c sends the
-character to 0, and averaging over another digit leaves it alone. So on a character of class c a block acts on the
-G local ranks of a node alone: as the mean over L if c ∩ D = ∅, and as 0 on L otherwise. W is therefore one G × G matrix
-for each class, the same for every number of nodes (each radix is at least 2, so every class has a character), and
-‖W‖₂ is the largest of the norms on the classes. The mean lies in the class of the empty set; in the others J is 0.
-Two classes on which the same blocks vanish have the same matrices, so one of each such pattern is enough.
+character to 0, and averaging over another digit leaves it alone. So on a character of class c a block acts on the G
+local ranks of a node alone: as the mean over L if c ∩ D = ∅, and as 0 on L otherwise. W is therefore one G × G matrix
+for each class, the same for every number of nodes (each radix is at least 2, so every class has a character), and ‖W‖₂
+is the largest of the norms on the classes. The mean lies in the class of the empty set; in the others J is 0. Two
+classes on which the same blocks vanish have the same matrices, so one of each such pattern is enough.
 """
 
 from __future__ import annotations

@@ -43,31 +43,17 @@ survivors as of all.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
-from math import comb
 from typing import Any, NamedTuple
 
 from .consensus import ZERO, Components, lengthens_nothing
-from .failure_classes import (
-    Cells,
-    all_failures,
-    all_nodes,
-    cells_of,
-    classes_of_plan,
-    hash_answers,
-    runs_after,
-    values_on,
-)
+from .failure_classes import Cells, cells_of, classes_of_plan, hash_of_survivors, runs_after, values_on
 from .linear_algebra import confirm_norm_by_pivots
 from .period import MAX_SIZE, after_averages, averages_on_class, classes, distance_from_mean, factor_of, minus_mean
 from .refusal import Work, confirm, confirm_equal
-from .schedule import FailurePlan, Numbers, Schedule
+from .schedule import Numbers, Schedule
 from .strict_json import as_fraction, as_list, as_object
-
-ASKED = 2**20
-"""Lines of all answers, up to which every failure was asked about."""
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -86,8 +72,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
         as_object(raw, at, ("failed", "squared"))
         confirm_equal(f"{at}.failed", raw["failed"], list(failed))
         squared = as_fraction(raw["squared"], f"{at}.squared")
-        is_bound = 0 <= squared <= 1
-        confirm(is_bound, f"{at}.squared", raw["squared"], "from 0 to 1")
+        confirm(0 <= squared <= 1, f"{at}.squared", raw["squared"], "from 0 to 1")
         runs, missing = runs_after(schedule, plan, failed)
         known = seen.setdefault(runs.num_workers, Confirmed(set(), set()))
         cells = cells_of(runs, missing, values_on(missing, runs.width, runs.radices), work)
@@ -97,7 +82,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
         if squared < 1:
             _confirm_rate(runs, cells, squared, known, work)
     work.place = place
-    _confirm_answers(schedule, plan, entry, work)
+    confirm_equal(f"{place}.answers", entry["answers"], hash_of_survivors(schedule, plan, work))
 
 
 class Confirmed(NamedTuple):
@@ -124,8 +109,7 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
     """The bound on the classes that hold a free digit, and on the cells."""
     place = work.place
-    is_small = len(cells.sizes) <= MAX_SIZE
-    confirm(is_small, place, str(squared), f"1: there are over {MAX_SIZE} cells")
+    confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():
         bound = (squared, tuple(digits))
         if bound not in known.bounds:
@@ -155,19 +139,6 @@ def off_mean(cells: Cells, work: Work) -> tuple[list[list[int]], int]:
         rows, factor = after_averages(rows, groups, sizes)
         scale *= factor
     return minus_mean(rows, scale, sizes)
-
-
-def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any], work: Work) -> None:
-    """The hash of what survivors of every failure run, empty where there are too many."""
-    n, place = schedule.num_workers, f"{work.place}.answers"
-    count = schedule.num_nodes + sum(comb(n, failed) for failed in range(1, plan.failures + 1))
-    if count * n * schedule.period > ASKED:
-        confirm_equal(place, entry["answers"], "")
-        return
-    text = hashlib.sha256()
-    for failed in all_failures(n, all_nodes(schedule), plan.failures):
-        hash_answers(text, *runs_after(schedule, plan, failed), work)
-    confirm_equal(place, entry["answers"], text.hexdigest())
 
 
 def mean_moved(schedule: Schedule, work: Work) -> Numbers | None:

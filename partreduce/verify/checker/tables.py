@@ -1,26 +1,22 @@
 """Facts about tables that go their own way: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
 `one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
-
-*Theorem.* Every row lies on exactly one worker, and no worker has more rows than said. *Proof.* Row r lies in part
-r mod P and part p on the host at place p mod H of a list that names no worker twice: one part, one place, one worker.
-The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P⌋ rows, one more if p < R mod P. Both numbers
-do not grow with h: so the first host has the most rows, the last one the least.
+*Proof.* Row r lies in part r mod P and part p on the host at place p mod H of a list that names no worker twice: one
+part, one place, one worker. The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P⌋ rows, one more
+if p < R mod P. Both numbers do not grow with h: so the first host has the most rows, the last one the least.
 
 `table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
 of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
-where their row numbers have room in the one before, which hangs on what all members were told there.
-
-*Theorem.* No worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order
-and each of them is the same list of operations; number them all as they come. An operation has the same number at all
-its members, and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one
-number are disjoint, being nodes. A worker that is alone on its node has no operation where the others have one of
-their nodes, which takes none away from anybody. They travel on communicators that nothing else uses, so operations of
-the strategy that are in flight meanwhile come between none of them.
+where their row numbers have room in the one before, which hangs on what all members were told there. *Theorem.* No
+worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order and each of
+them is the same list of operations; number them all as they come. An operation has the same number at all its members,
+and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one number are
+disjoint, being nodes; a worker that is alone on its node has no operation there, which takes none away from anybody.
+They travel on communicators that nothing else uses.
 
 `nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
 lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
-step sends more. How many rows follow is stated as well, and whether they fit their codec, which is not counted.
+step sends more. Not counted: how many rows follow, which is stated as well, and whether they fit their codec.
 
 *Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
 the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
@@ -33,16 +29,14 @@ as often as a worker of A has its successor elsewhere.
 `row-error`: for each table with a codec how far what crosses may be off, as [parameter, relative, absolute]. `rows` are
 those of sharded tables: a number x that a lookup gives is off by at most relative·m + absolute, where m is |x|, or for
 int8 the largest of its row. `gradients`: the sum of what the workers bring for one row is off the exact sum by at most
-relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row.
+relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row. *Proof.*
+`codec_error.py` follows a bound through roundings and additions. A row is rounded once. Of gradients each of n workers
+rounds its own, and n are added in float32; or, where the workers of a node agree first, at most k of the largest node
+are added, one rounds the sum, and those of all nodes are added.
 
-*Proof.* The file of `codec-error` says what one rounding may take, and how a bound is followed through roundings and
-additions in float32. A row is rounded once. Of gradients each of n workers rounds its own, and n are added; or, where
-the workers of a node agree first, at most k of the largest node are added, one rounds the sum, and those of all nodes
-are added. The largest are rounded up: `relative` to a multiple of 2⁻³², `absolute` to a power of 2.
-
-*Assumed of the program:* all workers run one program, which makes the same lookups in the same order (the runtime
-compares that before rows move, and ends the run where it differs), and it places rows and cuts its operations as said.
-For `row-error` tables are of float32, which keeps subnormal numbers.
+*Assumed of the program:* all workers make the same lookups in the same order (the runtime compares that before rows
+move, and ends the run where it differs), and rows are placed and operations cut as said. For `row-error` tables are of
+float32, which keeps subnormal numbers.
 """
 
 from __future__ import annotations
