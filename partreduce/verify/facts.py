@@ -19,7 +19,8 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.verify import checker
 from partreduce.verify.base import Claim, Status, not_proved
-from partreduce.verify.checker.certificate import AFTER_FAILURE_TOO, ASSUMED
+from partreduce.verify.checker.claims import AFTER_FAILURE_TOO, ASSUMED, GAP, MAX_WORK, Fact
+from partreduce.verify.checker.claims import fact as checker_fact
 from partreduce.verify.checker.codec_error import (
     FIRST_ROUNDINGS,
     ROUNDING,
@@ -28,8 +29,6 @@ from partreduce.verify.checker.codec_error import (
     FollowedSum,
     rounded_up,
 )
-from partreduce.verify.checker.facts import GAP, MAX_WORK, Fact
-from partreduce.verify.checker.facts import fact as checker_fact
 from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.groups import conflict
 from partreduce.verify.checker.refusal import Work

@@ -183,7 +183,7 @@ PACED_COVARIANCE = [2**20 * (i == j) for i in range(4) for j in range(i + 1)]
 PACED_DISTANCE = Fraction(515710648349, 301989888)
 MEMBERSHIP = "groups.py"
 TREES, GRAPHS = "consensus.py", "consensus.py"
-RATE, EXACT = "contraction.py", "contraction.py"
+RATE, EXACT = "consensus.py", "consensus.py"
 STEADY, DISTANCE = "consensus_distance.py", "consensus_distance.py"
 
 OUTER_STEPS = "outer_steps.py"
@@ -714,7 +714,7 @@ EDGES = [
     Edge(OUTER_STEPS, "P is more than the identity off the diagonal too",
         (OWN, agreeing("1/2", [20, 0, 20, 0, 0, 3, 0, 0, 1, 3])),
         (OWN, agreeing("1/2", [20, 0, 20, 0, 0, 2, 0, 0, 1, 2])),
-        '.weights[0] is "a matrix with a negative direction in row 3"'),
+        '.weights[0] is "a matrix"; expected a positive semidefinite one: the matrix is indefinite'),
     Edge(OUTER_STEPS, "Nesterov's momentum is added to the step",
         (own(3, [[0, 1, 2]], **NESTEROV, nesterov=True), agreeing("5/6", NESTEROV_WEIGHT)),
         (own(3, [[0, 1, 2]], **NESTEROV), agreeing("5/6", NESTEROV_WEIGHT)), ".squared"),
@@ -738,13 +738,13 @@ EDGES = [
     Edge(OUTER_STEPS, "a P for every class", (own([2], 2, [([0, 1], [0])]), agreeing("1/2", OWN_WEIGHT, OWN_WEIGHT)),
         (own([2], 2, [([0, 1], [0])]), agreeing("1/2", OWN_WEIGHT)), ".weights is 1; expected 2 classes"),
     Edge(OUTER_STEPS, "a triangle of two rows for each worker", (OWN, agreeing("1/2", OWN_WEIGHT)),
-        (OWN, agreeing("1/2", OWN_WEIGHT[:9])), ".weights[0] is 9; expected a triangle of 4 rows"),
+        (OWN, agreeing("1/2", OWN_WEIGHT[:9])), ".weights[0] is 9; expected 10 numbers"),
     Edge(OUTER_STEPS, "an integer of up to 64 bits", (OWN,
         agreeing("1/2", [9 * 2**60, 0, 9 * 2**60, 0, 0, 2**61, 0, 0, 0, 2**61])),
         (OWN, agreeing("1/2", [2**64, 0, 2**64, 0, 0, 2**61, 0, 0, 0, 2**61])), ".weights[0]"),
     Edge(OUTER_STEPS, "only where each worker has outer parameters of its own", (OWN, agreeing("1/2", OWN_WEIGHT)),
         (HALF, agreeing("1/2", OWN_WEIGHT)), "expected a claim about rounds"),
-    Edge("certificate.py", "who is whose member, whatever groups do",
+    Edge("claims.py", "who is whose member, whatever groups do",
         (own([2], 1, [([0], [0])]), answers("0 1", "0 1")), (own([2], 1, [([0], [0])]), answers("0 1", "-")),
         "(membership).answers"),
     Edge(OUTER_STEPS, "no claim about matrices where outer parameters are", (HALF, rate("pivots", "1/4")),

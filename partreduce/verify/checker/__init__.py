@@ -8,13 +8,12 @@ order; every theorem stands above the lines that rest on it. All suppose that gr
 
 1. What is asked. `refusal.py`: the two ways to say no, and the budget of work. `strict_json.py`: reading files
    strictly. `schema.py`: the JSON Schema that lies here, and its interpreter. `schedule.py`: what a schedule says, its
-   hash, and what proofs suppose of its members together. `certificate.py`: which check decides which entry. `facts.py`:
-   what is stated without one. `program.py`: the command line.
+   hash, and what proofs suppose of its members together. `claims.py`: every claim and fact by its name. `program.py`:
+   the command line.
 2. Averages as matrices. `groups.py`: groups are disjoint, workers find their own, rows and columns sum to 1.
    `period.py`: a period as a matrix, and why a rule of any size is a few small ones. `linear_algebra.py`: a matrix is
-   positive semidefinite. `consensus.py`: all come to one value. `contraction.py`: by what factor a period does so, and
-   that it is the mean. `consensus_distance.py`: how far apart steps keep workers. `outer_steps.py`: outer parameters of
-   each worker's own agree.
+   positive semidefinite. `consensus.py`: all come to one value, by what factor, and when to the mean exactly.
+   `consensus_distance.py`: how far apart steps keep workers. `outer_steps.py`: outer parameters of each worker's own.
 3. Failures. `failure_classes.py`: what survivors run, and which failures are equivalent. `survives.py`: they agree, by
    what factor, and how far a failure moves the mean.
 4. Who waits for whom. `rounds.py`: after how many rounds everybody has met everybody, nobody waits for ever, how old
@@ -29,8 +28,7 @@ entry that does not; `facts(read_schedule(document))` yields the rest.
 
 from __future__ import annotations
 
-from .certificate import CLAIMS, check
-from .facts import Fact, facts
+from .claims import CLAIMS, Fact, check, facts
 from .program import main
 from .refusal import Refusal
 from .schedule import read_schedule

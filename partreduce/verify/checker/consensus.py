@@ -1,8 +1,9 @@
-"""Claim `consensus`: averaging alone, repeated period after period, brings all workers to one common value.
+"""Claims `consensus`, `contraction` and `exact-consensus`: what period after period of averaging does to differences.
 
-It is the mean where `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is
-connected and doubly stochastic, and never converges. There are three ways to prove it
-(and a fact, `gaps.py`, where workers do without some of their in-neighbors).
+Claim `consensus`: averaging alone, repeated, brings all workers to one common value. It is the mean where
+`doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is connected and doubly
+stochastic, and never converges. There are three ways to prove it (and a fact, `gaps.py`, where workers do without some
+of their in-neighbors).
 
 **Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
 of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
@@ -12,52 +13,76 @@ those groups, one after the other, hence along the tree, hence everywhere: off t
 dimensions "every vector gets strictly shorter" is a factor below 1. A pair with t = 2 swaps its values, which breaks
 the argument.
 
-For rules the same is asked on the classes of characters (period.py). On the class of the empty set a tree joins all
+For rules the same is asked on the classes of characters (`period.py`). On the class of the empty set a tree joins all
 local ranks. On another class a block acts as the mean, or, where it reaches across a digit of the class, as 0: that
-ties its local ranks to one more vertex, the value 0, and a tree joins all local ranks *and* 0, so that a vector which
-keeps its length is 0. A tree for every single digit is enough: on a class of more digits more blocks act as 0, and a
-witness "these two are equal" becomes "both are 0", which leaves everything tied to 0.
+ties its local ranks to one more vertex, the value 0, and a tree joins all local ranks *and* 0. A tree for every single
+digit is enough: on a class of more digits more blocks act as 0, and a witness "these two are equal" becomes "both are
+0".
 
 **Method `graph`, for weighted graphs.** *Theorem:* rows that sum to 1 (the format makes them), no negative weight, a
-positive weight on oneself in every round, and a root from which edges of positive weight lead to everyone. Then a
-power of P has a positive column: own weights are positive, so what was reached stays reached, and each period follows
-at least one more edge of the tree. Such a power shrinks max − min by a factor below 1.
+positive weight on oneself in every round, and a root from which edges of positive weight lead to everyone. Then a power
+of P has a positive column: own weights are positive, so what was reached stays reached, and each period follows at
+least one more edge of the tree. Such a power shrinks max − min by a factor below 1.
 
-*Under staleness* (`sync.iteration_gap`) the updates that a reduce averages are of different steps, and in some steps
-none of an in-neighbor is. *Theorem:* the same tree suffices. A reduce of step k needs of every in-neighbor u an update
-of step k − s or later. The newest that it holds has been averaged, in this reduce or in an earlier one since it came,
-with a positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many
-steps as staleness, gap and longest skip are together each edge of the tree is followed at least once, with a delay
-bounded likewise, and own weights stay positive. That gap is finite, since the reader refuses a graph with an edge over
-which it is not. The weights are one of finitely many: those of the file and what is left of them, 1/(number taken + 1),
-or quotients of ages, which gap and staleness bound. Write the values of the last so many steps of all workers into one
-vector: a stretch is a row-stochastic matrix of finitely many, and n successive ones have a positive column, that of the
-root, so max − min of the vector shrinks by a factor below 1 (with delays: Cao, Morse and Anderson, Agreeing
-asynchronously, IEEE Transactions on Automatic Control 53, 2008). Not the mean, but one common value.
+*Under staleness* (`sync.iteration_gap`) the updates that a reduce averages are of different steps. *Theorem:* the same
+tree suffices. A reduce of step k needs of every in-neighbor an update of step k − s or later. The newest that it holds
+has been averaged, in this reduce or in an earlier one since it came, with a positive weight; it is at most s steps
+older, and newer by no more than the gap; so in every stretch of as many steps as staleness, gap and longest skip are
+together each edge of the tree is followed at least once, with a delay bounded likewise. That gap is finite, since the
+reader refuses a graph with an edge over which it is not. The weights are one of finitely many: those of the file and
+what is left of them, 1/(number taken + 1), or quotients of ages, which gap and staleness bound. Write the values of the
+last so many steps of all workers into one vector: a stretch is a row-stochastic matrix of finitely many, and n
+successive ones have a positive column, that of the root, so max − min of the vector shrinks by a factor below 1 (with
+delays: Cao, Morse and Anderson, Agreeing asynchronously, IEEE Transactions on Automatic Control 53, 2008). Not the
+mean, but one common value.
 
 **Method `power`.** *Theorem:* if M = Pᵏ − J has ‖M‖₂ < 1 for some k, then P contracts everything off the mean. Rows of
 P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q·x = Q·M·Q·x, because Q·J = 0: k periods shrink
 ‖Q·x‖ by the factor ‖M‖₂ or more.
 
-*The checks are sound because* each witness is looked up in the schedule itself, and the counting of a tree (one edge
-for each vertex but one, each joining two parts that were apart) leaves nothing out.
+Claim `contraction`: ‖P − J‖₂ ≤ c; c² is a fraction. steps_per_round, prologue and delay do not enter: they say when new
+gradients arrive, and this claim says what a period of averaging does to a difference that is there.
+
+**Method `pivots`.** For rules M = P − J is split by classes of characters, which are orthogonal and all listed, so the
+largest norm on a class is the norm, for every number of nodes with this number of digits. **Method `factor`, for
+explicit groups and weighted graphs:** by a factor of integers, which the check makes itself (`linear_algebra.py`).
+**Method `norms`.** ‖M‖₂² is the spectral radius of MᵀM, which no norm undercuts: ‖M‖₂² ≤ ‖MᵀM‖₁ ≤ ‖M‖₁·‖M‖∞ ≤ c².
+
+Claim `exact-consensus`: one period leaves the mean at every worker, P = J.
+
+**Method `product`.** P − J is multiplied out in integers (on every class of characters, for rules) and is 0.
+
+**Method `labels`, for explicit groups of any size.** Every worker carries a different label 0 … n−1, written in mixed
+radix. *Theorem:* if phase `first` + l averages exactly the workers whose labels agree in all digits but digit l, for
+every l, then these phases together are J: after the first l of them a value depends on the remaining digits only, being
+the mean over the others. The phases before and behind keep the sum, or a common value, because rows and columns of each
+sum to 1: J·W = W·J = J.
+
+*The checks are sound because* they multiply the matrices of the schedule itself, and look each witness up in it; the
+counting of a tree (one edge for each vertex but one, each joining two parts that were apart) leaves nothing out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
-from .period import averages_on_class, confirm_norm
-from .refusal import confirm
+from . import linear_algebra
+from .linear_algebra import largest_absolute_sum
+from .period import averages_on_class, classes, confirm_norm, distance_from_mean
+from .refusal import Work, confirm, require
 from .schedule import Schedule, keeps_something
-from .strict_json import as_integer, as_integers
+from .strict_json import as_fraction, as_integer, as_integers
 
 ZERO = -1
 """The vertex of a tree that stands for the value 0."""
 
 MAX_PERIODS = 1000
+
+MAX_ROWS = 1024
+"""Factors are made for matrices of up to so many rows."""
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -84,8 +109,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
     In a group that acts as 0 the first is ZERO.
     """
     num_edges = schedule.width - (0 if digits else 1)
-    as_long = isinstance(tree, list) and len(tree) == num_edges
-    confirm(as_long, place, "…", f"{num_edges} witnesses")
+    confirm(isinstance(tree, list) and len(tree) == num_edges, place, "…", f"{num_edges} witnesses")
     components = Components(schedule.width)
     previous: list[int] = []
     first_of_group = lru_cache(1)(lambda t: _first_of_group(schedule, t, digits))
@@ -149,8 +173,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     ]
     reached = {as_integer(entry["root"], f"{place}.root", 0, schedule.num_workers)}
     tree = entry["tree"]
-    as_long = isinstance(tree, list) and len(tree) == schedule.num_workers - 1
-    confirm(as_long, place, "tree", "n - 1 edges")
+    confirm(isinstance(tree, list) and len(tree) == schedule.num_workers - 1, place, "tree", "n - 1 edges")
     for number, edge in enumerate(tree):
         at = f"{place}.tree[{number}]"
         numbers = as_integers(edge, at, 0, schedule.num_workers + schedule.period)
@@ -170,3 +193,58 @@ def check_by_power(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     num_periods = as_integer(entry["periods"], f"{place}.periods", 1, MAX_PERIODS + 1)
     squared = confirm_norm(schedule, entry, num_periods, place)
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
+
+
+def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`squared` (c²)."""
+    confirm_norm(schedule, entry, 1, place)
+
+
+def check_by_factor(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`squared`."""
+    confirm(schedule.form != "rule", place, "factor", "pivots on the classes of a rule")
+    require(schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
+    squared = as_fraction(entry["squared"], f"{place}.squared")
+    work = Work(place)
+    rows, scale = distance_from_mean(schedule, (), 1, work)
+    linear_algebra.confirm_norm(squared, rows, scale, f"{place}.squared", work)
+
+
+def check_by_norms(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`squared`."""
+    confirm(schedule.form != "rule", place, "norms", "pivots on the classes of a rule")
+    squared = as_fraction(entry["squared"], f"{place}.squared")
+    rows, scale = distance_from_mean(schedule, (), 1, Work(place))
+    product = largest_absolute_sum(rows, scale) * largest_absolute_sum(list(zip(*rows, strict=True)), scale)
+    confirm(product <= squared, f"{place}.squared", entry["squared"], f"at least {product}")
+
+
+def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others
+    """Nothing besides: the product is made again."""
+    work = Work(place)
+    for digits in classes(schedule, place):
+        rows, _ = distance_from_mean(schedule, digits, 1, work)
+        confirm(not any(map(any, rows)), place, "the product", "exactly the mean")
+
+
+def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`first` (a phase), `radices`, `labels` (one for each worker)."""
+    n = schedule.num_workers
+    labels = as_integers(entry["labels"], f"{place}.labels", 0, n)
+    radices = as_integers(entry["radices"], f"{place}.radices", 2, n + 1)
+    first = as_integer(entry["first"], f"{place}.first", 0, schedule.period)
+    confirm(schedule.form == "groups" and len(radices) < 32 and prod(radices) == n, place, radices, "product n")
+    confirm(first + len(radices) <= schedule.period, f"{place}.first", first, "a window inside the period")
+    confirm(len(labels) == len(set(labels)) == n, f"{place}.labels", "…", "a different label for every worker")
+    for digit, radix in enumerate(radices):
+        phase = schedule.phases[first + digit]
+        at = f"{place}.labels and phase {first + digit}"
+        confirm(len(phase) * radix == n, at, len(phase), f"{n // radix} groups")
+        weight = prod(radices[digit + 1 :])  # of this digit in a label
+        for members, _, relaxation in phase:
+            # Labels that differ in this digit alone are smallest + value · weight, for all values of the digit. That
+            # they begin at the value 0 follows, since such groups hold everybody: by induction from label 0 upwards.
+            group_labels = sorted(labels[worker] for worker in members)
+            smallest = group_labels[0]
+            differ_here = group_labels == list(range(smallest, smallest + radix * weight, weight))
+            confirm(differ_here and relaxation == 1, at, members, f"labels that differ in digit {digit} alone")

@@ -1,47 +1,35 @@
-"""What workers add between two averagings, how far that keeps them apart: the ground of consensus distance.
+"""Claim `consensus-distance`: how far apart, in the mean of squares, steps keep the workers in the steady state.
 
-**The model.** A round of worker i has `steps_per_round` steps. With P the largest steps_per_round a round has P equal
-instants: at instant s < P worker i has made ⌊s·steps_per_round/P⌋ of its steps and nothing is averaged yet; at instant
-P it has made all, and W acts. Late averages come in before the steps of their round instead: x ← W·x + (steps), and
-otherwise x ← W·(x + steps). With step-normalized averages what is averaged of the steps is multiplied by (mean
-steps_per_round of the group)/steps_per_round before. A metric is the mean over all instants of a period of ‖x −
-mean‖²/n, in the steady state.
+**The model.** Each step adds noise of unit variance to its worker, independent of all other noise. With P the largest
+steps_per_round a round has P equal instants: at instant s < P worker i has made ⌊s·steps_per_round/P⌋ of its steps and
+nothing is averaged yet; at instant P it has made all, and W acts: x ← W·(x + steps), or late x ← W·x + steps. With
+step-normalized averages what is averaged of the steps is multiplied by (mean steps_per_round of the
+group)/steps_per_round before. The consensus distance is the mean over all instants of a period of ‖x − mean‖²/n, in the
+steady state.
 
-**Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
-for each worker, have unit variance on every character, and what is the same on a whole node is the vector of ones
-there. The squared distance to the mean is the sum over all characters but that of the mean, so the sum over classes,
-each times its number of characters.
-
-**Without the mean.** Let Q = I − J on the class that holds the mean, and Q = I on others. Rows of W sum to 1, so
-Q·W = Q·W·Q: what is off the mean after a round depends on what was off the mean before. So the mean may be left in
-while a period is computed, and taken out at its end.
+**Classes.** As in `period.py` a rule is a G × G matrix on each class of characters, and steps have unit variance on
+every character. So the distance is the sum over classes, each times its number of characters. Let Q = I − J on the
+class that holds the mean, and Q = I on others. Rows of W sum to 1, so Q·W = Q·W·Q: what is off the mean after a round
+depends on what was off the mean before, and the mean may be taken out at the end of a period.
 
 **No phase lengthens.** Groups with 0 ≤ relaxation ≤ 2 have the eigenvalues 1 and 1 − relaxation. A matrix without
-negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase, and
-everything below rests on it.
+negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase.
 
-Claim `consensus-distance`: at most so much, in the steady state.
-
-Each step adds noise of unit variance to its worker, independent of all other noise. The consensus distance is the mean
-squared distance to the mean under this noise (`steady_state.py` says when it is looked at, and what classes are).
-
-Let Σ be the covariance of the workers off the mean at the start of a period. A phase makes it W·(Σ + D)·Wᵀ, or, late,
-W·Σ·Wᵀ + D, with the variances of its steps on the diagonal of D. Write F(Σ) for what a whole period makes of it, off
-the mean.
-
-*Theorem.* Let X be symmetric with X ≻ F(X), and let no phase lengthen a vector. Then workers that start equal, Σ = 0,
-have Σ ⪯ X at the start of every period, and Σ converges, to a steady state that is ⪯ X too. So the sum over a period
-of the traces that X leads to bounds the sum of the traces of Σ, in the steady state and in every period before.
+*Theorem.* Let Σ be the covariance of the workers off the mean at the start of a period, and F(Σ) what the period makes
+of it: each phase W·(Σ + D)·Wᵀ, or late W·Σ·Wᵀ + D, with the variances of its steps on the diagonal of D. Let X be
+symmetric with X ≻ F(X), and let no phase lengthen a vector. Then workers that start equal, Σ = 0, have Σ ⪯ X at the
+start of every period, and Σ converges, to a steady state that is ⪯ X too. So the sum over a period of the traces that X
+leads to bounds the sum of the traces of Σ, in the steady state and in every period before.
 
 *Proof.* Let M be the period off the mean, so F(X) = M·X·Mᵀ + (what is not negative), and ‖M‖₂ ≤ 1. First, X ⪰ 0: were
-its smallest eigenvalue μ negative, with v of length 1, then μ = vᵀXv > vᵀM·X·Mᵀv ≥ μ·‖Mᵀv‖² ≥ μ. Next, F is monotone
-(A ⪯ B gives F(A) ⪯ F(B)), so from 0 ⪯ X all that follows stays ⪯ F(X) ⪯ X. It grows from F(0) ⪰ 0 on, so it
-converges. As X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from wherever workers start they come to that steady state.
+its smallest eigenvalue μ negative, with v of length 1, then μ = vᵀXv > vᵀM·X·Mᵀv ≥ μ·‖Mᵀv‖² ≥ μ. Next, F is monotone (A
+⪯ B gives F(A) ⪯ F(B)), so from 0 ⪯ X all that follows stays ⪯ F(X) ⪯ X. It grows from F(0) ⪰ 0 on, so it converges. As
+X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from wherever workers start they come to that steady state.
 
 **X ≻ F(X)** is seen by rows: on the diagonal of X − F(X) there stands more than the sum of the absolute values beside
 it. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That changes a matrix of g rows by a symmetric
 matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant; D is rounded
-upwards. Everything above holds for such larger matrices, since F is monotone.
+upwards. Everything holds for such larger matrices, since F is monotone.
 
 *The check is sound because* it computes the period itself, in integers; X may come from anywhere. A prologue changes no
 steady state.
@@ -57,7 +45,7 @@ from typing import Any, NamedTuple
 
 from .failure_classes import cells_of
 from .groups import weights_of_round
-from .linear_algebra import IntegerMatrix
+from .linear_algebra import IntegerMatrix, symmetric
 from .period import after_phase, classes_with_counts, growth_bits
 from .refusal import Work, confirm, require
 from .schedule import Average, Schedule
@@ -167,24 +155,17 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
     listed = classes_with_counts(schedule, place)
     triangles = as_list(entry["covariance"], f"{place}.covariance")
-    as_many = len(triangles) == len(listed)
-    confirm(as_many, f"{place}.covariance", len(triangles), f"{len(listed)} classes")
+    confirm(len(triangles) == len(listed), f"{place}.covariance", len(triangles), f"{len(listed)} classes")
     period = _Period(schedule, steps, 1 << (bits + GUARD), work)
     total = Fraction(0)
     for number, ((digits, count), triangle) in enumerate(zip(listed, triangles, strict=True)):
         at = f"{place}.covariance[{number}]"
-        covariance = _symmetric(as_integers(triangle, at, -MAX_ENTRY, MAX_ENTRY), schedule.width, at)
+        entries = [entry << GUARD for entry in as_integers(triangle, at, -MAX_ENTRY, MAX_ENTRY)]
+        covariance = symmetric(entries, schedule.width, at)
         total += count * period.sum_of_traces(digits, covariance, at)
     bound = total / (schedule.num_workers * schedule.period * steps.instants)
     at_most = as_fraction(entry["at_most"], f"{place}.at_most")
     confirm(bound <= at_most, f"{place}.at_most", entry["at_most"], f"at least {float(bound):.9g}")
-
-
-def _symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
-    """The symmetric matrix with these rows of its lower triangle, with GUARD more bits."""
-    confirm(2 * len(triangle) == size * (size + 1), place, len(triangle), f"{size * (size + 1) // 2} numbers")
-    lower = [[entry << GUARD for entry in triangle[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2]] for i in range(size)]
-    return [row + [lower[j][i] for j in range(i + 1, size)] for i, row in enumerate(lower)]
 
 
 class _Period(NamedTuple):
@@ -197,22 +178,19 @@ class _Period(NamedTuple):
 
     def sum_of_traces(self, digits: Sequence[int], start: IntegerMatrix, place: str) -> Fraction:
         """The sum over the instants of a period of the trace off the mean, from X = start; confirms X ≻ F(X)."""
-        schedule, steps = self.schedule, self.steps
-        size = schedule.width
-        noises = [[ceil(variance * self.unit) for variance in row] for row in steps.noise]
+        steps, size, is_late = self.steps, self.schedule.width, self.schedule.is_late
+        half = (size + 1) // 2
         # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
         made = sum(sum(steps.made(s)) for s in range(steps.instants))
         inside = Fraction(made * (size if digits else size - 1), size)
         total, covariance = Fraction(0), start
-        for t in range(schedule.period):
+        for t, variances in enumerate(steps.noise):
             self.work.spend(100 * size * size)
+            noise = [ceil(variance * self.unit) for variance in variances]
             total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
-            if not schedule.is_late:
-                covariance = _with_diagonal(covariance, noises[t])
-            covariance = rounded_after_phase(schedule, t, digits, covariance)
-            covariance = _with_diagonal(covariance, [(size + 1) // 2] * size)
-            if schedule.is_late:
-                covariance = _with_diagonal(covariance, noises[t])
+            before = covariance if is_late else _with_diagonal(covariance, noise)
+            after = rounded_after_phase(self.schedule, t, digits, before)
+            covariance = _with_diagonal(after, [half + late for late in noise] if is_late else [half] * size)
             total += _trace(covariance, digits) / self.unit
         _confirm_smaller(covariance, start, digits, place)
         return total

@@ -154,23 +154,13 @@ class KeptGap(NamedTuple):
         """A number for each worker."""
         return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
 
-    def events(self, num_workers: int, edges: Edges) -> EventGraph:
-        """The events of the workers of a round."""
-        return EventGraph(
-            sorted((source, target) for target, source, _ in edges),
-            self.backups(num_workers),
-            staleness=self.staleness,
-            max_ig=self.max_ig,
-            notify_ack=self.notify_ack,
-        )
-
     def require_fit(self, num_workers: int, edges: Edges) -> None:
         """Refuse a setting, or a graph that it does not fit, of which the theorems above do not speak.
 
-        Where all updates count the same and all are taken, the file's weights must say so: claims speak about them. And
-        no worker may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to
-        that, or a way back over every edge that nobody does without. A worker that skips takes tokens for it, leaves
-        updates out, and acknowledges none of them.
+        Where all updates are taken the file's weights must be what the program uses: claims speak about them. No worker
+        may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to that, or
+        a way back over every edge that nobody does without. A worker that skips takes tokens for it, leaves updates
+        out, and acknowledges none of them.
         """
         has_tokens = self.max_ig is not None
         require(num_workers <= MAX_WORKERS, PLACE, f"over {MAX_WORKERS} workers")
@@ -187,38 +177,35 @@ class KeptGap(NamedTuple):
         is_uniform = all(weight * (number[target] + 1) == 1 for target, _, weight in edges)
         is_told = self.weights == "graph" or not self.takes_all or is_uniform
         require(is_told, f"{PLACE}.weights", "is uniform; the weights of the round are others")
-        if not has_tokens:
-            parts = _strong_parts(num_workers, edges)
-            way_back = all(parts[target] == parts[source] for target, source, _ in edges)
-            require(way_back, "strategy.rounds[0]", "without max_ig a path leads back over every edge")
+        is_safe = has_tokens or _leads_back(edges)
+        require(is_safe, "strategy.rounds[0]", "without max_ig a path leads back over every edge")
 
 
-def _strong_parts(num_workers: int, edges: Edges) -> list[int]:
-    """A number for every worker, the same for two iff each is reached from the other (Kosaraju; Sharir 1981)."""
-    onward: list[list[int]] = [[] for _ in range(num_workers)]
-    backward: list[list[int]] = [[] for _ in range(num_workers)]
+def _leads_back(edges: Edges) -> bool:
+    """Whether from the target of every edge a path leads to its source.
+
+    Then who is reached from a worker is who reaches it. Conversely no edge enters or leaves a set of workers who reach
+    one of them and are reached from it, if all that it reaches or is reached from are such.
+    """
+    onward: dict[int, set[int]] = {}
+    backward: dict[int, set[int]] = {}
     for target, source, _ in edges:
-        onward[source].append(target)
-        backward[target].append(source)
-    order: list[int] = []  # by the time at which a depth-first search leaves a worker
-    seen = [False] * num_workers
-    for start in range(num_workers):
-        path = [(start, iter(onward[start]))] if not seen[start] else []
-        seen[start] = True
-        while path:
-            worker, targets = path[-1]
-            fresh = next((target for target in targets if not seen[target]), None)
-            if fresh is None:
-                order.append(worker)
-                path.pop()
-            else:
-                seen[fresh] = True
-                path.append((fresh, iter(onward[fresh])))
-    part = [-1] * num_workers
-    for start in reversed(order):
-        waiting = [start] if part[start] < 0 else []
-        while waiting:
-            worker = waiting.pop()
-            part[worker] = start
-            waiting += [source for source in backward[worker] if part[source] < 0]
-    return part
+        onward.setdefault(source, set()).add(target)
+        backward.setdefault(target, set()).add(source)
+    seen: set[int] = set()
+    for _, start, _ in edges:
+        if start not in seen:
+            reached = _reached(start, onward)
+            if reached != _reached(start, backward):
+                return False
+            seen |= reached
+    return True
+
+
+def _reached(start: int, following: dict[int, set[int]]) -> set[int]:
+    reached, waiting = {start}, [start]
+    while waiting:
+        fresh = following.get(waiting.pop(), set()) - reached
+        reached |= fresh
+        waiting += fresh
+    return reached

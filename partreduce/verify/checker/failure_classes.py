@@ -2,38 +2,38 @@
 
 **The plan** is one of three rules, for every failure of up to `failures` workers and for that of all workers of any one
 node; failures that leave one worker or none are none. `keep_groups`: the schedule's groups without the failed workers.
-`reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the failed workers;
-`radices` says which radices that has. `all_reduce`: one group of all survivors in every round.
+`reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the failed workers.
+`all_reduce`: one group of all survivors in every round.
 
 **Symmetries** are permutations of the workers that keep every group. These are used:
 
-* in a rule, any permutation of the values of a digit, on all nodes at once: two nodes agree outside some digits after
-  it exactly if they did before;
-* on one node, any permutation of local ranks of one *kind*, which in every phase stand in one block, or all in no
-  group: every group holds all of them, or none;
-* where groups are listed, any permutation of workers of one node that are of one kind in the same sense.
+* in a rule any permutation of the values of a digit, on all nodes at once: two nodes agree outside some digits after it
+  exactly if they did before;
+* on one node any permutation of workers of one *kind*, which in every phase stand in one block or group, or all in
+  none: every group holds all of them, or none.
 
 Steps per round change no group, so they make no difference here.
 
 **Pattern.** Write the failed workers in some order. The pattern is their kinds, and for each digit and each of them the
 first of them with the same value. Of two failures with one pattern a symmetry maps the first worker of one to the first
 of the other, and so on: values are equal in one exactly where they are in the other, so they can be permuted; then the
-nodes are the same, and as many local ranks of each kind failed on each. Any order will do. The one below depends on
-numbers of workers only where it must, so that few patterns are equivalent.
+nodes are the same, and as many workers of each kind failed on each. Any order will do. The one below depends on numbers
+of workers only where it must, so that few patterns are equivalent.
 
-**All classes.** Every failure of k + 1 workers is a failure of k and one worker more. Let a symmetry map the k to the
-failure L that was taken for their class. Values of a digit that L does not have may still be permuted, and so may local
-ranks of a kind that did not fail. So every failure of k + 1 is equivalent to L and a worker that in each digit has a
-value of L or the first other one, and is the first of its kind that did not fail there. One of each pattern is taken.
+**All classes.** Every failure of k + 1 workers is one of k and one worker more. Let a symmetry map the k to the failure
+L that was taken for their class. Values of a digit that L does not have may still be permuted, and so may workers of a
+kind that did not fail. So it is equivalent to L and a worker that in each digit has a value of L or the first other
+one, and is the first of its kind that did not fail there. One of each pattern is taken.
 
-**A rule that is applied again.** After a failure number the nodes with survivors. What survivors run is the rule on so
-many nodes, without the workers that these nodes lack. So two failures that leave as many nodes are equivalent if a
-symmetry of that rule maps what the nodes lack of one to what they lack of the other. Every set of workers without a
-whole node is what some failure of so many nodes leaves out, and so are its subsets: the same induction covers them.
+**A rule that is applied again.** What survivors run is the rule on as many nodes as have survivors, without the workers
+that these lack. So two failures that leave as many nodes are equivalent if a symmetry of that rule maps what the nodes
+lack of one to what they lack of the other. Every set of workers without a whole node is what some failure of so many
+nodes leaves out, and so are its subsets: the same induction covers them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,6 +50,8 @@ MAX_CLASSES = 2**16
 """Classes of failures that are looked at."""
 MAX_CELLS = 2**23
 """Cells of what the survivors of one failure run, in all phases."""
+ASKED = 2**20
+"""Lines of all answers, up to which every failure was asked about."""
 MAX_WIDTH = 2**20
 """Workers of listed groups, and local ranks of a rule, whose kinds are looked at."""
 
@@ -249,11 +251,6 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
             yield tuple(sorted(node))
 
 
-def number_of_failures(num_workers: int, most: int) -> int:
-    """How many failures of up to so many workers there are."""
-    return sum(comb(num_workers, count) for count in range(1, most + 1))
-
-
 class Cells(NamedTuple):
     """`sizes`: workers of a cell; a group of `phases` is (cells, relaxation); `free`: digits with other functions."""
 
@@ -303,3 +300,15 @@ def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> Non
     for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
         home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
         text.update("".join(home.get(worker, "-\n") for worker in range(left)).encode())
+
+
+def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
+    """That of what survivors of every failure answer, empty where there are too many."""
+    n = schedule.num_workers
+    count = schedule.num_nodes + sum(comb(n, failed) for failed in range(1, plan.failures + 1))
+    if count * n * schedule.period > ASKED:
+        return ""
+    text = hashlib.sha256()
+    for failed in all_failures(n, all_nodes(schedule), plan.failures):
+        hash_answers(text, *runs_after(schedule, plan, failed), work)
+    return text.hexdigest()

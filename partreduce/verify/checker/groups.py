@@ -1,29 +1,22 @@
-"""Fact `conflict-free`: in every phase each worker is in at most one group, and all members agree on the group.
+"""Facts `conflict-free`, `doubly-stochastic` and `unit-sums`: groups are disjoint; rows and columns sum to 1.
 
-**Explicit groups.** All workers read the same list of groups, so they agree on it. No worker stands in two groups of a
-phase iff the members of all groups, counted together, are as many as the different workers among them.
-
-**Rules.** Two workers of one block share a group iff their nodes agree in all digits outside `across`. Agreeing is an
-equivalence, so the groups of a block are its classes, which are disjoint. Hence a phase is free of conflicts, for every
-number of nodes, iff no local rank stands in two of its blocks.
-
-It assumes nothing. Everything else about groups rests on it, so it is asked before anything is: without it there is no
-mixing matrix to speak about.
-
-Facts `doubly-stochastic` and `unit-sums`: rows and columns of every mixing matrix sum to 1.
+`conflict-free`: in every phase each worker is in at most one group, and all members agree on the group. All workers
+read one file, so they agree. Listed groups are disjoint iff their members, counted together, are as many as the
+different workers among them. Two workers of one block of a rule share a group iff their nodes agree in all digits
+outside `across`, which is an equivalence: the groups of a block are disjoint. So a phase of a rule is free of
+conflicts, for every number of nodes, iff no local rank stands in two of its blocks. It is asked before anything is:
+without it there is no mixing matrix to speak about.
 
 Rows that sum to 1 leave a common value alone, columns that sum to 1 keep the mean; with no negative entry as well,
-every new value is a mean of old ones.
+every new value is a mean of old ones. `smallest_weight` is the smallest entry of any mixing matrix, 0 where nobody
+averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
 
 **Groups.** In a group of k workers with factor t the matrix has t/k off its diagonal and 1 − t + t/k on it. Rows and
-columns sum to 1 for every t, and the smaller of the two numbers is the smallest entry. It is negative unless
-0 ≤ t ≤ k/(k−1).
+columns sum to 1 for every t, and the smaller of the two numbers is the smallest entry. It is negative unless 0 ≤ t ≤
+k/(k−1).
 
 **Weighted graphs.** A worker keeps 1 − (the weights of its incoming edges), so rows sum to 1 as the format is made. The
 column of a worker sums to 1 iff the weights that leave it equal the weights that enter it, in every round.
-
-`smallest_weight` is the smallest entry of any mixing matrix, 0 where nobody averages. The first fact is stated where it
-is not negative, else the second.
 """
 
 from __future__ import annotations
@@ -71,10 +64,7 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
     *What this check confirms:* `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest
     member of its group and the relaxation, or `-` if it skips. The check computes the groups from the digits itself, so
     a function that answered otherwise, anywhere, has another hash. Where all answers together are long nobody asks
-    every worker, and there is no such claim.
-
-    *It assumes* that it was the installed function that was asked. `conflict-free` confirms the blocks, without any
-    function.
+    every worker, and there is no such claim. *It assumes* that it was the installed function that was asked.
     Numbers: `answers`, the hash of all of them.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")

@@ -1,4 +1,16 @@
-"""Exact linear algebra: what a symmetric matrix is, decided by its pivots, or by a factor rounded to integers."""
+"""Exact linear algebra: a symmetric matrix A is positive semidefinite (A ⪰ 0), by pivots or by a rounded factor.
+
+**Pivots.** Elimination makes A = L·D·Lᵀ with ones on the diagonal of L and the pivots on that of D, and A has as many
+negative eigenvalues as D has negative entries (Sylvester's law of inertia). So A ⪰ 0 iff no pivot is negative. A zero
+pivot above a non-zero entry ends the elimination, and is refused: such a matrix is indefinite.
+
+**A rounded factor.** *Theorem.* Let A and L be of integers and A − e·I = L·Lᵀ + R. If e + R_ii ≥ Σ_{j≠i} |R_ij| for
+every i, then A ⪰ 0: L·Lᵀ is, and so is e·I + R, whose rows are dominated by their diagonal (Gershgorin). *Any* L will
+do, so the elimination may round: R is what it leaves. Below the diagonal L_ij is the integer nearest to a quotient by
+L_jj, so |R_ij| ≤ L_jj/2; on it R_ii ≥ 0 is what an integer root leaves.
+
+**A norm.** ‖M‖₂ ≤ c iff c²·I − MᵀM ⪰ 0; in the inner product with weights w > 0 iff c²·diag(w) − Mᵀ·diag(w)·M ⪰ 0.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +30,15 @@ NORM_BITS = 32
 SMALLEST = Fraction(1, 2**128)
 """Norms whose square is said to be smaller are not looked at: rounding them would need ever longer integers."""
 
+SHIFT_BITS = 45
+"""Of a given matrix e is 2⁻⁴⁵ of the largest entry on the diagonal."""
+
+FACTOR_BITS = 60
+"""The entries of its L have at least about so many bits, so that what is left over stays far below e."""
+
 
 def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
-    """The diagonal D of A = L D Lᵀ for a symmetric A, which is overwritten.
-
-    *Sylvester's law of inertia:* A has as many negative (positive, zero) eigenvalues as D has negative (positive, zero)
-    entries. So A is positive semidefinite iff no pivot is negative. A zero pivot above a non-zero entry ends the
-    elimination, and is refused: such a matrix is indefinite, and no certificate of the prover leads there.
-    """
+    """The pivots of a symmetric matrix, which is overwritten."""
     size = len(matrix)
     for k in range(size):
         below = [i for i in range(k + 1, size) if matrix[i][k]]
@@ -40,13 +53,18 @@ def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
     return [matrix[k][k] for k in range(size)]
 
 
-def bound_minus_gram(squared: Fraction, rows: IntegerMatrix, scale: int) -> Matrix:
-    """c²·I − MᵀM for M = rows / scale: positive semidefinite iff ‖M‖₂ ≤ c."""
+def confirm_norm_by_pivots(
+    squared: Fraction, m: tuple[IntegerMatrix, int], sizes: Sequence[int], place: str, work: Work, *, on: str = ""
+) -> None:
+    """Confirm ‖M‖ ≤ c for M, rows of integers and their denominator, in the inner product with the weights `sizes`."""
+    rows, scale = m
+    work.spend(len(sizes) ** 3 * (8 + scale.bit_length() // 64))
     columns = list(zip(*rows, strict=True))
-    result = [[Fraction(-inner_product(a, b), scale * scale) for b in columns] for a in columns]
-    for i, row in enumerate(result):
-        row[i] += squared
-    return result
+    weighed = [list(map(mul, sizes, column)) for column in columns]
+    matrix = [[Fraction(-inner_product(one, other), scale * scale) for other in columns] for one in weighed]
+    for i, size in enumerate(sizes):
+        matrix[i][i] += squared * size
+    confirm(min(pivots(matrix, place, work)) >= 0, place, str(squared), f"a larger one{on}: the matrix is indefinite")
 
 
 def inner_product(one: Sequence[int], other: Sequence[int]) -> int:
@@ -59,19 +77,19 @@ def largest_absolute_sum(rows: Sequence[Sequence[int]], scale: int) -> Fraction:
     return Fraction(max(sum(map(abs, row)) for row in rows), scale)
 
 
+def symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
+    """The symmetric matrix with these rows of its lower triangle, one after the other."""
+    confirm(2 * len(triangle) == size * (size + 1), place, len(triangle), f"{size * (size + 1) // 2} numbers")
+    firsts = [row * (row + 1) // 2 for row in range(size)]
+    return [[triangle[firsts[max(i, j)] + min(i, j)] for j in range(size)] for i in range(size)]
+
+
 def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str, work: Work) -> None:
     """Confirm ‖M‖₂² ≤ c² for a square M = rows / scale of n rows, by a factor that is rounded to integers.
 
-    *Rounding M.* Let N be 2ᵇ·M with each entry rounded to the nearest integer. Then ‖2ᵇ·M − N‖₂ ≤ ‖2ᵇ·M − N‖_F ≤ n/2.
-    So with r ≤ 2ᵇ·c and m = r − ⌈n/2⌉ it suffices that ‖N‖₂ ≤ m, which is m²·I − NᵀN ⪰ 0.
-
-    *Theorem.* If the rounded elimination below ends, then A + ⌈n·m/2⌉·I ⪰ 0 for the A that it is given, a matrix with
-    no entry above m² on its diagonal. It makes a lower triangular L of integers with A = L·Lᵀ + R. Below the diagonal
-    L[i][j] is the nearest integer to a quotient by L[j][j], so |R[i][j]| ≤ L[j][j]/2 ≤ m/2, as L[j][j]² ≤ A[j][j] ≤ m²;
-    on the diagonal R is what an integer root leaves, so it is not negative. Hence R + ⌈n·m/2⌉·I has on its diagonal at
-    least the sum of the absolute values beside it, which makes it positive semidefinite, and L·Lᵀ is so as well.
-
-    So A is m²·I − NᵀN less ⌈n·m/2⌉·I. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
+    Let N be 2ᵇ·M with each entry rounded to the nearest integer, so ‖2ᵇ·M − N‖₂ ≤ ‖2ᵇ·M − N‖_F ≤ n/2. With r ≤ 2ᵇ·c and
+    m = r − ⌈n/2⌉ it suffices that ‖N‖₂ ≤ m, which is m²·I − NᵀN ⪰ 0. No entry of L is above m, so e = ⌈n·m/2⌉ is above
+    all that rounding leaves. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
     """
     n = len(rows)
     work.spend(n**3 + n)
@@ -80,19 +98,10 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
     m = isqrt(squared.numerator * 4**b // squared.denominator) - (n + 1) // 2
     assert m > 0, "it has 32 bits, and there are fewer rows by far"
     rounded = [[((entry << (b + 1)) + scale) // (2 * scale) for entry in row] for row in rows]
-    shift = m * m - (n * m + 1) // 2
-    factor: IntegerMatrix = []
-    for i, products in enumerate(gram(rounded)):
-        row: list[int] = []
-        for j in range(i):
-            left = -products[j] - sum(map(mul, row, factor[j]))  # of A[i][j]; `row` ends before column j
-            pivot = factor[j][j]
-            row.append((2 * left + pivot) // (2 * pivot))
-        left = shift - products[i] - sum(map(mul, row, row))
-        is_bound = left > 0
-        confirm(is_bound, place, str(squared), "a larger one: the matrix is indefinite, or nearly so")
-        row.append(isqrt(left))
-        factor.append(row)
+    matrix = [[-product for product in row] for row in gram(rounded)]
+    for i, row in enumerate(matrix):
+        row[i] += m * m
+    _confirm_factor(matrix, (n * m + 1) // 2, place, str(squared), "a larger one")
 
 
 def gram(rows: IntegerMatrix) -> IntegerMatrix:
@@ -111,47 +120,41 @@ def gram(rows: IntegerMatrix) -> IntegerMatrix:
     ]
     result = []
     for column in zip(*rows, strict=True):
-        data = (sum(map(mul, column, packed)) + halves).to_bytes(width * size, "little")
+        data = (inner_product(column, packed) + halves).to_bytes(width * size, "little")
         parts = range(0, width * size, width)
         result.append([int.from_bytes(data[at : at + width], "little") - half for at in parts])
     return result
 
 
-SHIFT_BITS = 45
-"""e is 2⁻⁴⁵ of the largest entry on the diagonal."""
-
-FACTOR_BITS = 60
-"""The entries of L have at least about so many bits, so that the remainders stay far below e."""
-
-
 def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
-    """Positive semidefinite, decided without fractions: a rounded factor, and what it leaves over.
+    """Confirm that a symmetric matrix of integers is positive semidefinite, by a factor of 4ᶠ times it.
 
-    *Theorem.* Let A be a symmetric matrix of integers, and A − e·I = L·Lᵀ + R with a symmetric R. If e + R_ii ≥ Σ_{j≠i}
-    |R_ij| for every i, then A is positive semidefinite: L·Lᵀ is, and so is e·I + R, whose rows are dominated by their
-    diagonal (Gershgorin). *Any* L will do, so it may be rounded: the elimination below divides with a remainder, and R
-    is made of just these remainders. Nothing is lost by rounding as long as A stays clear of the edge by more than
-    about 2⁻⁴⁵ of its largest entry; a matrix closer to the edge is refused though it may be positive.
-    Numbers: Confirm that a symmetric matrix of integers is positive semidefinite; its lower triangle is read.
+    A matrix closer to the edge than about 2⁻⁴⁵ of its largest entry is refused though it may be positive.
     """
     size = len(matrix)
     largest = max(matrix[i][i] for i in range(size))
-    finer = max(0, FACTOR_BITS - largest.bit_length() // 2)  # A is taken 4^finer times
-    shift = (largest << 2 * finer) >> SHIFT_BITS
+    finer = max(0, FACTOR_BITS - largest.bit_length() // 2)  # f
     work.spend(size**3 // 3 * (40 + largest.bit_length() // 8))
+    shifted = [[entry << 2 * finer for entry in row] for row in matrix]
+    _confirm_factor(shifted, (largest << 2 * finer) >> SHIFT_BITS, place, "a matrix", "a positive semidefinite one")
+
+
+def _confirm_factor(matrix: IntegerMatrix, shift: int, place: str, shown: str, better: str) -> None:
+    """Confirm that A ⪰ 0 by a rounded factor of A − e·I, where e is `shift`; the lower triangle is read."""
+    expected = f"{better}: the matrix is indefinite, or nearly so"
     factor: IntegerMatrix = []
-    left_over = [0] * size  # Σ_{j≠i} |R_ij| − R_ii
-    for i in range(size):
+    left_over = [0] * len(matrix)  # Σ_{j≠i} |R_ij| − R_ii
+    for i, given in enumerate(matrix):
         row: list[int] = []
         for j in range(i):
-            rest = (matrix[i][j] << 2 * finer) - inner_product(row, factor[j])
-            quotient, remainder = divmod(rest, factor[j][j])
-            row.append(quotient)
+            rest, pivot = given[j] - inner_product(row, factor[j]), factor[j][j]  # `row` ends before column j
+            row.append((2 * rest + pivot) // (2 * pivot))
+            remainder = abs(rest - row[j] * pivot)
             left_over[i] += remainder
             left_over[j] += remainder
-        rest = (matrix[i][i] << 2 * finer) - shift - inner_product(row, row)
-        confirm(rest > 0, place, f"a matrix with a negative direction in row {i}", "a positive semidefinite one")
+        rest = given[i] - shift - inner_product(row, row)
+        confirm(rest > 0, place, shown, expected)
         row.append(isqrt(rest))
         left_over[i] -= rest - row[i] * row[i]
         factor.append(row)
-    confirm(max(left_over) <= shift, place, "a matrix near the edge", "one clear of it")
+    confirm(max(left_over) <= shift, place, shown, expected)

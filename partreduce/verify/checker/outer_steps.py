@@ -27,7 +27,7 @@ from itertools import chain
 from math import lcm
 from typing import Any
 
-from .linear_algebra import IntegerMatrix, confirm_semidefinite, inner_product
+from .linear_algebra import IntegerMatrix, confirm_semidefinite, inner_product, symmetric
 from .period import MAX_ENTRY_BITS, MAX_SIZE, averages_on_class, classes
 from .refusal import Work, confirm, require
 from .schedule import Schedule
@@ -47,10 +47,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     confirm(len(weights) == len(listed), f"{place}.weights", len(weights), f"{len(listed)} classes")
     for number, (digits, given) in enumerate(zip(listed, weights, strict=True)):
         at = f"{place}.weights[{number}]"
-        numbers = as_integers(given, at, -MAX_WEIGHT, MAX_WEIGHT)
-        confirm(2 * len(numbers) == size * (size + 1), at, len(numbers), f"a triangle of {size} rows")
-        firsts = [row * (row + 1) // 2 for row in range(size)]
-        weight = [[numbers[firsts[max(i, j)] + min(i, j)] for j in range(size)] for i in range(size)]
+        weight = symmetric(as_integers(given, at, -MAX_WEIGHT, MAX_WEIGHT), size, at)
         confirm_semidefinite([[p - (i == j) for j, p in enumerate(row)] for i, row in enumerate(weight)], at, work)
         rows, scale = joint_period(schedule, digits, work)
         columns = list(zip(*rows, strict=True))

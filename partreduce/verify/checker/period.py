@@ -1,18 +1,17 @@
 """One period of a schedule as a matrix, exactly, and its distance from the mean.
 
 Write P = W_T … W_1 for the product of one period from phase 0, and J for the matrix of the mean (all entries 1/n).
-Contraction, consensus by a power and exact consensus are statements about M = Pᵏ − J.
-
-**Explicit groups and weighted graphs.** M is computed as it stands: n × n.
+Contraction, consensus by a power and exact consensus are statements about M = Pᵏ − J. Of explicit groups and weighted
+graphs M is computed as it stands: n × n.
 
 **Rules.** A node's index has digits, and a block (L, D) averages over the local ranks L on all nodes that agree outside
 the digits D. Functions on the nodes are spanned by the characters of the group of digits, which are orthogonal. Let c
 be the set of digits along which a character varies, its *class*. Averaging over all values of a digit of c sends the
-character to 0, and averaging over another digit leaves it alone. So on a character of class c a block acts on the
-G local ranks of a node alone: as the mean over L if c ∩ D = ∅, and as 0 on L otherwise. W is therefore one G × G matrix
-for each class, the same for every number of nodes (each radix is at least 2, so every class has a character), and
-‖W‖₂ is the largest of the norms on the classes. The mean lies in the class of the empty set; in the others J is 0.
-Two classes on which the same blocks vanish have the same matrices, so one of each such pattern is enough.
+character to 0, and averaging over another digit leaves it alone. So on a character of class c a block acts on the G
+local ranks of a node alone: as the mean over L if c ∩ D = ∅, and as 0 on L otherwise. W is therefore one G × G matrix
+for each class, the same for every number of nodes (each radix is at least 2, so every class has a character), and ‖W‖₂
+is the largest of the norms on the classes. The mean lies in the class of the empty set; in the others J is 0. Two
+classes on which the same blocks vanish have the same matrices, so one of each such pattern is enough.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from itertools import combinations
 from math import ceil, lcm, prod
 from typing import Any
 
-from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
-from .refusal import Work, confirm, require
+from .linear_algebra import IntegerMatrix, confirm_norm_by_pivots
+from .refusal import Work, require
 from .schedule import Average, Edge, Schedule
 from .strict_json import as_fraction
 
@@ -97,9 +96,13 @@ def distance_from_mean(
             work.spend(max(size * size, 16) * (32 + bits // 32))
             rows, factor = after_phase(schedule, t, digits, rows)
             scale *= factor
-    if digits:
-        return rows, scale
-    return [[size * entry - scale for entry in row] for row in rows], size * scale
+    return (rows, scale) if digits else minus_mean(rows, scale, [1] * size)
+
+
+def minus_mean(rows: IntegerMatrix, scale: int, sizes: Sequence[int]) -> tuple[IntegerMatrix, int]:
+    """P − J for P = rows / scale, J the mean of places that stand for so many workers: integers, and their scale."""
+    total = sum(sizes)
+    return [[total * x - scale * size for x, size in zip(row, sizes, strict=True)] for row in rows], scale * total
 
 
 def growth_bits(schedule: Schedule, t: int) -> int:
@@ -159,7 +162,6 @@ def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, pl
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
     work = Work(place)
     for digits in listed:
-        rows, scale = distance_from_mean(schedule, digits, num_periods, work)
-        is_bound = min(pivots(bound_minus_gram(squared, rows, scale), f"{place}.squared", work)) >= 0
-        confirm(is_bound, f"{place}.squared", entry["squared"], "a larger one: the matrix is indefinite")
+        off_mean = distance_from_mean(schedule, digits, num_periods, work)
+        confirm_norm_by_pivots(squared, off_mean, [1] * schedule.width, f"{place}.squared", work)
     return squared

@@ -11,8 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from .certificate import AFTER_FAILURE_TOO, ASSUMED, check
-from .facts import facts
+from .claims import AFTER_FAILURE_TOO, ASSUMED, check, facts
 from .refusal import REFUTED, UNREADABLE, Refusal, one_line, require
 from .schedule import Numbers, Schedule, read_schedule
 from .strict_json import MAX_BYTES, read_file

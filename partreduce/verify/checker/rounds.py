@@ -1,29 +1,24 @@
 """What holds of rounds, by the rules that a program obeys: a fact a function, with its theorem and its numbers.
 
-Where the text speaks of the program, that is assumed: these facts follow from the rules, and not from the file. All but
-the first rest on the number of rounds after which everybody has met everybody, directly or through others.
-
 Let a worker *meet* another in a round if a group that holds both averages then (relaxation not 0), or if it takes from
-the other over an edge (weight not 0). What began at worker i before round t is, after the rounds t … s, at the
-*reached* set: i itself at first; then, round by round, who meets somebody in it. `rounds_to_meet` is the smallest R
-such that any R successive rounds take any worker to everybody. Two things follow from it.
+the other over an edge (weight not 0). What began at worker i before round t has *reached* i itself at first and then,
+round by round, who meets somebody that it has reached. R, `rounds_to_meet`, is the smallest number such that any R
+successive rounds take any worker to everybody.
 
-**Nobody is more than R rounds ahead.** Let worker i be in round r, so it has not begun to exchange in round r + 1. An
-exchange completes only when all whom one meets have begun it. So who meets i in round r + 1 cannot leave that
-round, who meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up: all
-are in round r + R at most. For a graph of one round R is its largest distance, Hop's bound. Late averages change
-nothing: they are begun with their round, and a round is not left before they are there. A pipeline of gradients leaves
-round s before its average is there, but not before that of round s − d, where d is its lag. So who meets i in round
-r + 1 cannot leave round r + 1 + d, and nobody is more than R + d rounds ahead.
+**Nobody is more than R rounds ahead.** Let worker i be in round r: it has not begun to exchange in round r + 1. An
+exchange completes only when all whom one meets have begun it. So who meets i in round r + 1 cannot leave that round,
+who meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up, in round r + R at
+most. For a graph of one round R is its diameter, Hop's bound. Late averages begin with their round, and a round is not
+left before they are there, so they change nothing. A pipeline of gradients with the lag d leaves round s when the
+average of round s − d is there: nobody is more than R + d rounds ahead.
 
-**Everything arrives after R rounds,** if nobody gives up all of its own value: then reached sets hold whom they held.
+**Everything arrives after R rounds** if nobody gives up all of its own value: who was reached stays reached.
 
-**Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank always are a union of sets
-"all nodes that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L
-across the digits D turns the families of L into their union with D added to each member. A union of proper ones never
-holds a node that differs from x in every digit, so all nodes are reached exactly when F = all digits is in the
-family. By symmetry x does not matter, and radices do not either: R is the same for every number of nodes with so many
-digits.
+**Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank are a union of sets "all nodes
+that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L across the
+digits D turns the families of L into their union with D added to each member. A union of proper sets holds no node that
+differs from x in every digit, so all nodes are reached iff F = all digits is in the family. Neither x nor the radices
+matter: R is the same for every number of nodes with so many digits.
 """
 
 from __future__ import annotations
@@ -142,32 +137,28 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
     for it.
 
     A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
-    several that it issues in one order (the layers of a gradient, the buckets of a model, the stages of a sum), and
-    hand some to a thread that carries them out in that order on communicators of its own, while others go on those of
-    the first thread. *The theorem still holds* if nobody waits for an operation before it was issued, and all members
-    issue in the same order. For let the ticks be the places in the order of issue, the same for all (stages of one sum
-    lie between it and the next one). What a member waits for, by itself or in a thread, before it comes to the
-    operation with the smallest unfinished tick was issued before, carries a smaller tick, and is finished. So it comes
-    to that operation, in either thread; operations that follow are on communicators or in threads of their own or wait
-    behind it; and it completes.
+    several that it issues in one order (layers of a gradient, buckets of a model, stages of a sum), and hand some to a
+    thread that carries them out in that order on communicators of its own. *The theorem still holds* if nobody waits
+    for an operation before it was issued, and all members issue in the same order: let the ticks be the places in the
+    order of issue. What a member waits for, by itself or in a thread, before it comes to the operation with the
+    smallest unfinished tick carries a smaller tick, and is finished. So it comes to that operation, in either thread;
+    what follows is on other communicators or waits behind it; and it completes.
 
-    The ticks here are canonical: 1 + the largest tick that a member had before. One tick per operation is enough for a
-    block of a rule, whose groups are one operation each: all of them get the tick of the block, and a worker meets at
-    most one. Period q adds q times `height`, the largest tick. The operations of the prologue hold all workers and come
-    first.
+    The ticks here are canonical: 1 + the largest tick that a member had before. All groups of a block of a rule get the
+    tick of the block, since a worker is in at most one of them. Period q adds q times `height`, the largest tick. The
+    operations of the prologue hold all workers and come first.
 
-    **Weighted graphs.** An operation is one worker's exchange with its neighbors, and that of round t carries the tick
-    t + 1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
+    **Weighted graphs.** An operation is one worker's exchange with its neighbors; that of round t carries the tick t +
+    1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
     rounds before, so its neighbors enter the same round, and what they send to one another arrives.
 
     *The end:* if every worker carries out the same number of rounds, then every operation has all its members, and by
     the same argument the last ones complete too.
 
-    That the ticks can be computed is the proof; `height` is what was computed. *Assumed of the program:* each worker
-    issues the operations of its rounds in order (a late average too), members meet by round number (so steps per round
-    do not matter), those of one round are cut and numbered in the same way by all, and all workers carry out the same
-    number of rounds.
-    Numbers: `height`: the largest tick of a period.
+    *Assumed of the program:* each worker issues the operations of its rounds in order (late averages too), members meet
+    by round number (so steps per round do not matter), all cut and number those of a round in the same way, and all
+    carry out the same number of rounds.
+    Numbers: `height`: the largest tick of a period; that ticks can be computed is the proof.
     """
     if schedule.form == "graph":
         return {"height": schedule.period}
@@ -187,27 +178,24 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
 def end(schedule: Schedule, work: Work) -> Numbers:
     """`end`, by the rules of rounds: a finite run ends for all after the same round, and nobody waits for one who left.
 
-    *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete. The
-    operations of these rounds are a beginning of those of an endless run, each has all its members, and the argument of
-    `deadlock-free` never looks beyond the operation with the smallest tick.
+    *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete: they are a
+    beginning of those of an endless run, each has all its members, and the argument of `deadlock-free` never looks
+    beyond the operation with the smallest tick.
 
     *Theorem 2, data dealt by steps_per_round.* A round of all workers takes `steps` batches, of which worker i takes
-    its steps_per_round. So N batches are N div `steps` rounds, the same number for everybody, whatever the speeds; the
-    rest is left out.
+    its steps_per_round. So N batches are N div `steps` rounds for everybody, whatever the speeds; the rest is left out.
 
     *Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
     ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
     have ended and, asked after that, the next round is not declared. A worker takes rounds in order, so the declared
-    rounds are 0 … m − 1. A worker that leaves before round k has seen that nobody can declare k any more: k = m. And
-    nobody leaves later, because round m is never begun. So every worker carries out exactly the rounds 0 … m − 1, and
-    theorem 1 applies.
+    rounds are 0 … m − 1. Who leaves before round k has seen that nobody can declare k any more: k = m. And nobody
+    leaves later, because round m is never begun. So every worker carries out exactly the rounds 0 … m − 1.
 
     *Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind`
-    rounds later (the R above, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for
-    longer than that. −1 where somebody never meets somebody.
+    rounds later (R, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for longer. −1 where
+    somebody never meets somebody.
 
-    *A pipeline* ends with operations in flight: all workers have begun each of them, so they complete, and are waited
-    for as it drains.
+    *A pipeline* ends with operations in flight: all workers have begun each of them, so they complete as it drains.
 
     *Assumed of the program:* what `deadlock-free` assumes, and of join mode that what one worker noted is seen by all
     who ask later.
@@ -223,29 +211,27 @@ def end(schedule: Schedule, work: Work) -> Numbers:
 def staleness(schedule: Schedule, work: Work) -> Numbers | None:
     """Fact `staleness`: how old what a worker averages can be, in rounds and in steps.
 
-    *Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round, so
-    nothing is missing. A late average (`sync`) is one of the parameters with which the round began: it lacks the newest
-    `late` = 1 rounds of its worker, which are `late` times its steps_per_round in steps, at most `steps`. So does one
-    that begins inside its round, of fragments in turn or some steps before the end, of the steps behind that place
-    (`fragments` counts them); one that begins before its round, as fragments do that are late by more steps than lie
-    before the first turn, lacks steps of the round before, too: there `late` is 2. A pipeline averages gradients that
-    were taken `late` steps before: it lacks those of the newest `late` steps.
+    *Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round:
+    nothing is missing. A late average is one of the parameters with which the round began: it lacks the newest `late` =
+    1 rounds of its worker, at most `steps` steps. So does one that begins inside its round, of fragments in turn or
+    some steps before the end; one that begins before its round, as fragments do that are late by more steps than lie
+    before the first turn, lacks steps of two: there `late` is 2. A pipeline averages gradients taken `late` steps
+    before.
 
     *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
-    the end of their round r, with a positive weight. For let R = `reach` be such that any R successive rounds lead from
-    everybody to everybody (as above). With no weight negative and a positive one on oneself, what has arrived
-    somewhere stays there and goes on with every meeting. Synchronously the steps of round k enter the average of round
-    k and have arrived everywhere R − 1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 +
-    `late`. (In a pipeline R = 1, and what a worker did in step k is the gradient that it took.) In steps these are at
-    most `age_steps`, `age` times the largest steps_per_round.
+    the end of their round r, with a positive weight. For let any R = `reach` successive rounds lead from everybody to
+    everybody. With no weight negative and a positive one on oneself, what has arrived somewhere stays there and goes on
+    with every meeting. Synchronously the steps of round k enter the average of round k and have arrived everywhere R −
+    1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 + `late`. (In a pipeline R = 1, and
+    what a worker did in step k is the gradient that it took.) In steps these are at most `age_steps`, `age` times the
+    largest steps_per_round.
 
     *Outer steps.* With outer parameters of each worker's own, and no outer momentum, a group of s members with the
     outer rate r leaves to a member's outer parameters the weight 1 − r + r/s, and gives r/s to what each other member
-    has: an average with relaxation r. With an outer momentum nothing is stated of them. With shared outer parameters a
-    round of all adds what everybody did since the last one to them, times r > 0; none of what they have is taken back.
-    Where workers keep a share α of their own besides, what arrives is the sum of the outer steps so far. Without
-    momentum that is r·(1 − qᵏ)/(1 − q) after k rounds, q = α·(1 − r), which is positive for |q| < 1, as the reader
-    asks; with it nothing is stated.
+    has: an average with relaxation r. Shared outer parameters take up r > 0 times what everybody did since the last
+    round of all, and give none of it up. Where workers keep a share α of their own besides, what arrives is the sum of
+    the outer steps so far: without momentum r·(1 − qᵏ)/(1 − q) after k rounds, q = α·(1 − r), positive for |q| < 1, as
+    the reader asks. With an outer momentum nothing is stated of either.
 
     It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over
     everybody, so none of the numbers grows by it.
@@ -277,18 +263,18 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
 def queues(schedule: Schedule, work: Work) -> Numbers | None:
     """`queues` of weighted graphs, by the rules of rounds: how far workers can be apart, and what waits on an edge.
 
-    *The gap.* No worker is ever more than `gap` rounds ahead of another: the R above, with its proof; −1 where
-    some worker never hears of another.
+    *The gap.* No worker is ever more than `gap` rounds ahead of another: R, −1 where some worker never hears of
+    another.
 
     *The queues.* Let worker u send over an edge (u, v) in some rounds of the period, and let v be in round s, whose
-    message it has not read. Messages of rounds before s are read. Worker v has begun no exchange of round s + 1, so by
-    the theorem above u is in round s + d at most, if d successive rounds from round s + 1 on lead from v to u.
-    *Theorem:* of this edge there wait at most as many messages as the rounds s … s + d have that use it; `capacities`
-    holds the largest such number over all s, for every edge of the period in the order of (target, source), −1 where v
-    never reaches u. For one round this is d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
+    message it has not read; those of rounds before s are read. Worker v has begun no exchange of round s + 1, so u is
+    in round s + d at most, if d successive rounds from round s + 1 on lead from v to u. *Theorem:* there wait at most
+    as many messages as the rounds s … s + d have that use the edge. `capacities` holds the largest such number over all
+    s, for every edge of the period in the order of (target, source), −1 where v never reaches u. For one round it is
+    d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
 
     *Assumed of the program:* a worker exchanges with its neighbors of a round before it leaves that round. An edge of
-    weight 0 sends messages here and holds nobody up, so the numbers are bounds whether it is used or not.
+    weight 0 sends messages and holds nobody up, so the numbers are bounds whether it is used or not.
     Numbers: `gap`, and `capacities` (a number for each edge).
     """
     if schedule.form != "graph":
@@ -320,11 +306,11 @@ def _capacities(schedule: Schedule, work: Work) -> list[int]:
 def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     """`fragments`, by the rules of turns: when each part of the model is averaged, and how old it gets.
 
-    The model is cut into P fragments, every parameter in one. Of every H steps, H being the steps_per_round, fragment p
-    = 0 … P − 1 has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and
-    after e_p it is merged: x ← α·x + (1 − α)·g, where g is what an outer step makes of the mean. Where e_p ≤ τ it is
-    sent so many steps before its round begins, and has no turn in the first round. A worker that has both to do after a
-    step merges first, unless τ is 0. A model that is merged τ steps late is one fragment.
+    The model is cut into P fragments, every parameter in one. Of every H = steps_per_round steps fragment p = 0 … P − 1
+    has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and after e_p
+    it is merged: x ← α·x + (1 − α)·g, where g is what an outer step makes of the mean. Where e_p ≤ τ it is sent so many
+    steps before its round begins, and has no turn in the first round. A worker that has both to do after a step merges
+    first, unless τ is 0. A model that is merged τ steps late is one fragment.
 
     *Theorem*, for P ≤ H and τ < H, which every schedule that can be read obeys. (a) Every fragment has exactly one turn
     in each round of H steps, at the same place of it. (b) All workers send fragments in one order, at most one a step,
@@ -333,28 +319,24 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     the others' fragment is at most `age` = H + τ steps old. (e) Where α is 0 a fragment is equal on all workers after
     its turn (`equal`).
 
-    Where steps per round differ (τ and α are 0 then) all this holds with each worker's own H and steps: in a round each
-    has the turns 0 … P − 1 in this order, so all have one order. `every` and `age` are of the largest H, `apart` of the
-    least.
-
-    (d) and (e) are of sums over all workers. Where rounds have groups, τ and α are 0: a fragment's turn in round k is
-    an operation of the groups of round k, so it meets all of the period's groups in `period` = H · T steps, T being
-    their number, and (a), (b) and (c) hold. Of each fragment alone everything is as of a whole model, a part of a round
-    earlier.
+    Where steps per round differ (τ and α are 0 then) all this holds with each worker's own H: each has the turns 0 … P
+    − 1 in this order. `every` and `age` are of the largest H, `apart` of the least. (d) and (e) are of sums over all
+    workers. Where rounds have groups (τ and α are 0) a fragment's turn in round k is an operation of the groups of
+    round k, so it meets all T groups of the period in `period` = H·T steps, and each fragment alone is averaged as a
+    whole model is, a part of a round earlier.
 
     *Proof.* As H / P ≥ 1, e_p ascends from ⌊H / P⌋ by ⌊H / P⌋ or one more to e_(P−1) = H: that is (a) and (c). Count
     turns through all rounds: turn j ends after E_j = ⌊(j + 1)·H / P⌋ steps of the run and is sent after E_j − τ, so
-    both ascend with j, and which turn it is follows from the step alone; τ < H is the rest of the first half of (b).
-    After t steps, and what is due then, those turns are in flight that have been sent and not merged: t < E_j ≤ t + τ.
-    E_j ≤ s says that (j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1 turns end by s, and between t and t + τ end ⌈(t + τ
-    + 1)·P / H⌉ − ⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before what is due then, those are in flight with t ≤ E_j < t + τ: no
-    more, and a merge comes before a send. Just before a turn ends, what came with the last one is H steps after its
-    merging and H + τ after its sending. For (e) all compute g from the same outer parameters, momentum and mean, as
-    `equal-replicas` says of whole models.
+    both ascend with j; τ < H is the rest of the first half of (b). After t steps, and what is due then, those turns are
+    in flight with t < E_j ≤ t + τ. E_j ≤ s says that (j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1 turns end by s, and
+    between t and t + τ end ⌈(t + τ + 1)·P / H⌉ − ⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before what is due then, those are in
+    flight with t ≤ E_j < t + τ: no more, and a merge comes before a send. Just before a turn ends, what came with the
+    last one is H steps after its merging and H + τ after its sending. For (e) all compute g from the same outer
+    parameters, momentum and mean.
 
     *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
     data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no
-    fragment, or in two; which are in which, the file says by patterns, or leaves to the program by their number.
+    fragment, or in two.
     Numbers: `fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups.
     """
     if not schedule.takes_turns:
@@ -371,30 +353,27 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
 def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     """`equal-replicas`, by the rules of rounds: after these rounds all workers hold the same parameters, bit for bit.
 
-    **Gradients** (`of` = "gradients"). Each round is one step of every worker, and what it averages over all of them
-    are gradients, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same
-    optimizer state after every step. For they start so; in each step all apply the same bits or none (in a pipeline the
-    queues of all hold the same averages in the same order), at the same learning rate; and an update that is
-    a function of parameters, state and gradient makes equal out of equal. So do the updates that drain a pipeline, or
-    their absence.
+    **Gradients** (`of` = "gradients"). Each round is one step of every worker, and averages the gradients of all of
+    them, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
+    after every step. For they start so; in each step all apply the same bits or none (the queues of a pipeline hold the
+    same averages in the same order) at the same learning rate; and an update that is a function of parameters, state
+    and gradient makes equal out of equal. So do the updates that drain a pipeline, or their absence.
 
     **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
     workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
-    from an outer parameters and a momentum that are the same for all, since only such rounds change them. With a codec
-    the average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other
-    rounds, and after steps, they may differ; so may optimizer state, always. Nothing is said of fragments in turn,
-    which are never equal all at once (`fragments` says when each is). The rounds of the prologue are such averages as
-    well.
+    from outer parameters and a momentum that are the same for all, since only such rounds change them. With a codec the
+    average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other
+    rounds, and after steps, parameters may differ; so may optimizer state, always. Nothing is said of fragments in
+    turn. The rounds of the prologue are such averages as well.
 
-    Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring (each part
-    has one end of its way around, from where it goes round finished) as in the hierarchical form; with the codec int8 a
-    part is summed by one member, rounded once, and its bytes go to all: the member that made the sum decodes its own
-    bytes too, and does not keep the sum that it had before rounding. In 16 bits the finished sum is a 16-bit number,
-    which everybody widens alike. So a codec is no exception.
+    Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring as in the
+    hierarchical form; with a codec of blocks a part is summed by one member, rounded once, and its bytes go to all: the
+    member that made the sum decodes its own bytes too. In 16 bits the finished sum is a 16-bit number, which all widen
+    in the same way.
 
     *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a
-    deterministic optimizer that is set up in the same way on all workers.
-    Nothing is said about what is not averaged, such as buffers of the model.
+    deterministic optimizer that is set up in the same way on all workers. Nothing is said about what is not averaged,
+    such as buffers.
     Numbers: `of` what the averages are, `rounds` of the period after which all are equal.
     """
     rounds = [t for t, relaxation in schedule.averages_of_all.items() if relaxation == 1]

@@ -3,8 +3,7 @@
 The one form that is read is the *canonical* one, which partreduce writes: members that equal their default are left
 out, groups, blocks, edges and the ranks in them ascend, fractions are in lowest terms, and what is the same for all
 workers stands once. So the hash is that of the file as it stands, whatever its layout, with repeated phases listed one
-by one and without a certificate. Whoever computes another hash has read another schedule; the certificate is then
-refused before any claim is looked at.
+by one and without a certificate.
 
 `schema.py` has seen to types, ranges and words, and to unknown members. What is asked besides is asked because a proof
 needs it; it stands here, and for workers that keep a gap in `events.py`, with the proof that needs it.
@@ -144,16 +143,16 @@ class FailurePlan(NamedTuple):
 class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbors).
 
-    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` starts
-    rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
-    0 where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
+    The first two have `phases` and the third has `rounds`; the other list is empty, and both where a `quorum` starts
+    rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is 0
+    where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
     `node_size` workers, in the order of ranks.
 
     `worker_steps` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline`
-    (empty otherwise); elsewhere parameters are averaged, a round late where `is_late`. `gap` is what workers keep
-    that go on by themselves, None in rounds. `tables` go their own way in each step, in the order in which they are
-    exchanged; where it `aggregates` the workers of a node agree on rows first. With `late_steps` a round averages what
-    workers had so many steps before its end, where they keep the share `kept` of their own.
+    (empty otherwise); elsewhere parameters are averaged, a round late where `is_late`. `gap` is None in rounds.
+    `tables` stand in the order in which they are exchanged; where it `aggregates` the workers of a node agree on rows
+    first. With `late_steps` a round averages what workers had so many steps before its end, where they keep the share
+    `kept` of their own.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -199,8 +198,10 @@ class Schedule:
     @cached_property
     def events(self) -> EventGraph:
         """The events of workers that keep a gap."""
-        assert self.gap is not None, "asked of nothing else"
-        return self.gap.events(self.num_workers, self.rounds[0])
+        gap = self.gap
+        assert gap is not None, "asked of nothing else"
+        edges, backups = sorted((source, target) for target, source, _ in self.rounds[0]), gap.backups(self.num_workers)
+        return EventGraph(edges, backups, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
 
     @property
     def period(self) -> int:
@@ -218,6 +219,16 @@ class Schedule:
         return self.workers_per_node if self.form == "rule" else self.num_workers
 
     @cached_property
+    def node_sizes(self) -> frozenset[int]:
+        """The different numbers of workers on a node."""
+        return frozenset(map(len, self.nodes)) or frozenset({self.node_size})
+
+    @property
+    def num_nodes(self) -> int:
+        """Of its workers."""
+        return len(self.nodes) or self.num_workers // self.node_size
+
+    @cached_property
     def averages_of_all(self) -> dict[int, Fraction]:
         """The relaxation of every phase that is one average over all workers."""
         found = {}
@@ -233,10 +244,8 @@ class Schedule:
 
         None stands for a group of all workers.
         """
-        sizes = set(map(len, self.nodes)) or {self.node_size}
         if average is None:
-            everywhere = len(self.nodes) or self.num_workers // self.node_size
-            return (sizes.pop(), everywhere) if len(sizes) == 1 else (self.num_workers, 0)
+            return (min(self.node_sizes), self.num_nodes) if len(self.node_sizes) == 1 else (self.num_workers, 0)
         members, across, _ = average
         size = len(members) * prod(self.radices[digit] for digit in across)
         if size == self.num_workers:

@@ -84,13 +84,6 @@ def as_list(value: object, place: str) -> list[Any]:
     return value
 
 
-def as_text(value: object, place: str) -> str:
-    """A text."""
-    if not isinstance(value, str):
-        raise Refusal(f"{place}: must be a text", UNREADABLE)
-    return value
-
-
 def as_choice(value: object, place: str, choices: Sequence[object]) -> None:
     """One of a few constants, and of its very type: 1 is neither `true` nor "1"."""
     fits = any(type(value) is type(choice) and value == choice for choice in choices)

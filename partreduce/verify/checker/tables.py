@@ -1,26 +1,22 @@
 """Facts about tables that go their own way: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
 `one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
-
-*Theorem.* Every row lies on exactly one worker, and no worker has more rows than said. *Proof.* Row r lies in part
-r mod P and part p on the host at place p mod H of a list that names no worker twice: one part, one place, one worker.
-The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P⌋ rows, one more if p < R mod P. Both numbers
-do not grow with h: so the first host has the most rows, the last one the least.
+*Proof.* Row r lies in part r mod P and part p on the host at place p mod H of a list that names no worker twice: one
+part, one place, one worker. The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P⌋ rows, one more
+if p < R mod P. Both numbers do not grow with h: so the first host has the most rows, the last one the least.
 
 `table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
 of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
-where their row numbers have room in the one before, which hangs on what all members were told there.
-
-*Theorem.* No worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order
-and each of them is the same list of operations; number them all as they come. An operation has the same number at all
-its members, and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one
-number are disjoint, being nodes. A worker that is alone on its node has no operation where the others have one of
-their nodes, which takes none away from anybody. They travel on communicators that nothing else uses, so operations of
-the strategy that are in flight meanwhile come between none of them.
+where their row numbers have room in the one before, which hangs on what all members were told there. *Theorem.* No
+worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order and each of
+them is the same list of operations; number them all as they come. An operation has the same number at all its members,
+and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one number are
+disjoint, being nodes; a worker that is alone on its node has no operation there, which takes none away from anybody.
+They travel on communicators that nothing else uses.
 
 `nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
 lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
-step sends more. How many rows follow is stated as well, and whether they fit their codec, which is not counted.
+step sends more. Not counted: how many rows follow, which is stated as well, and whether they fit their codec.
 
 *Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
 the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
@@ -33,16 +29,14 @@ as often as a worker of A has its successor elsewhere.
 `row-error`: for each table with a codec how far what crosses may be off, as [parameter, relative, absolute]. `rows` are
 those of sharded tables: a number x that a lookup gives is off by at most relative·m + absolute, where m is |x|, or for
 int8 the largest of its row. `gradients`: the sum of what the workers bring for one row is off the exact sum by at most
-relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row.
+relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row. *Proof.*
+`codec_error.py` follows a bound through roundings and additions. A row is rounded once. Of gradients each of n workers
+rounds its own, and n are added in float32; or, where the workers of a node agree first, at most k of the largest node
+are added, one rounds the sum, and those of all nodes are added.
 
-*Proof.* The file of `codec-error` says what one rounding may take, and how a bound is followed through roundings and
-additions in float32. A row is rounded once. Of gradients each of n workers rounds its own, and n are added; or, where
-the workers of a node agree first, at most k of the largest node are added, one rounds the sum, and those of all nodes
-are added. The largest are rounded up: `relative` to a multiple of 2⁻³², `absolute` to a power of 2.
-
-*Assumed of the program:* all workers run one program, which makes the same lookups in the same order (the runtime
-compares that before rows move, and ends the run where it differs), and it places rows and cuts its operations as said.
-For `row-error` tables are of float32, which keeps subnormal numbers.
+*Assumed of the program:* all workers make the same lookups in the same order (the runtime compares that before rows
+move, and ends the run where it differs), and rows are placed and operations cut as said. For `row-error` tables are of
+float32, which keeps subnormal numbers.
 """
 
 from __future__ import annotations
@@ -86,13 +80,10 @@ def row_error(schedule: Schedule, _: Work) -> Numbers | None:
     coded = [table for table in schedule.tables if table.codec != "none"]
     if not coded:
         return None
-    aggregates = _aggregates(schedule)
+    together = _aggregates(schedule)
+    inside, terms = (max(schedule.node_sizes), schedule.num_nodes) if together else (1, schedule.num_workers)
     rows, gradients = [], []
     for table in coded:
-        inside, terms = 1, schedule.num_workers
-        if aggregates:
-            inside = max(map(len, schedule.nodes), default=schedule.node_size)
-            terms = len(schedule.nodes) or terms // schedule.node_size
         row, total = rounded_rows(table.codec, inside, terms)
         if table.way == "sharded":
             rows.append([table.parameter, *rounded_up(row)])
@@ -116,21 +107,19 @@ def _of_way(schedule: Schedule, way: str) -> list[Table]:
 
 def _aggregates(schedule: Schedule) -> bool:
     """Whether the workers of a node agree on rows first: where several nodes are, and several workers on one."""
-    sizes = list(map(len, schedule.nodes)) or [schedule.node_size]
-    return schedule.aggregates and 1 < max(sizes) < schedule.num_workers
+    return schedule.aggregates and 1 < max(schedule.node_sizes) < schedule.num_workers
 
 
 def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
     """(of a lookup, of gradients) out of the busiest node's NICs."""
     row, rows, n = table.row_bytes, table.rows, schedule.num_workers
-    num_nodes = len(schedule.nodes) or n // schedule.node_size
-    if num_nodes == 1:
+    if schedule.num_nodes == 1:
         return 0, 0
     aggregates = _aggregates(schedule)
     if table.way == "gather":
-        longest = -(-rows // min(map(len, schedule.nodes), default=schedule.node_size)) if aggregates else rows
+        longest = -(-rows // min(schedule.node_sizes)) if aggregates else rows
         return 0, _crossings(schedule) * (n - 1) * longest * (row + 4)
-    everyone = num_nodes if aggregates else n
+    everyone = schedule.num_nodes if aggregates else n
     lookups, gradients = [], []
     for size, held in _nodes(schedule, table):
         asking = 1 if aggregates else size
@@ -154,14 +143,13 @@ def _nodes(schedule: Schedule, table: Table) -> list[tuple[int, int]]:
 
     Where all workers of equal nodes are hosts, rows do not grow from a host to the next, nor from a node to the next.
     """
-    size, n = schedule.node_size, schedule.num_workers
+    size = schedule.node_size
     if not schedule.nodes and isinstance(table.hosts, range):
-        ends = (0, n // size - 1)
+        ends = (0, schedule.num_nodes - 1)
         return [(size, sum(table.rows_of(size * node + local) for local in range(size))) for node in ends]
-    node_of = {worker: number for number, node in enumerate(schedule.nodes) for worker in node}
     held: Counter[int] = Counter()
-    for place, worker in enumerate(table.hosts):
-        held[node_of[worker] if node_of else worker // size] += table.rows_of(place)
+    for place, node in enumerate(schedule.nodes_of(table.hosts)):
+        held[node] += table.rows_of(place)
     if schedule.nodes:
-        return [(len(node), held[number]) for number, node in enumerate(schedule.nodes)]
-    return [(size, rows) for rows in held.values()] + [(size, 0)] * (len(held) < n // size)
+        return [(len(workers), held[node]) for node, workers in enumerate(schedule.nodes)]
+    return [(size, rows) for rows in held.values()] + [(size, 0)] * (len(held) < schedule.num_nodes)

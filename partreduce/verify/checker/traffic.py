@@ -27,20 +27,18 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
     * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
       weighted graphs the most workers that it sends to or hears from.
     * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
-    * `arrays`: arrays of the size of the parameters that are kept besides them, at most. One takes the sums; another
-      keeps the parameters with which a round began, where averages are late or progress is normalized; and a weighted
-      graph keeps one for each in-neighbor of the largest round. A pipeline of width K keeps K arrays for sums: those of
-      K − 1 in flight, and one that is being applied or filled. A codec of parameters, or outer steps, keep the
-      reference that all share, and the momentum of outer steps is one more. Error feedback keeps two: what roundings
-      left over of what the worker gave, and of the shards that it sums and hands on (a half and a quarter at most). So
-      `arrays` is also scratch bytes for each byte of parameters.
+    * `arrays`: arrays of the size of the parameters that are kept besides them, at most: one that takes the sums, or K
+      in a pipeline of width K (K − 1 in flight, and one that is applied or filled); the parameters with which a round
+      began, where averages are late or progress is normalized; of a weighted graph one for each in-neighbor of the
+      largest round; the reference that all share, with a codec of parameters or outer steps, and the momentum of these;
+      two of error feedback: what roundings left over of what the worker gave, and of the shards that it sums and hands
+      on (a half and a quarter at most).
 
     Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
-    are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
+    are 2 or more, their nodes differ.
 
-    *Assumed of the runtime:* it makes one communicator for each distinct set of members (the algorithm `hierarchical`
-    makes three for a group that fits it) and keeps the arrays above; what is allocated inside an operation is not
-    counted (a codec's codes are up to half of what they code), nor are activations, gradients and optimizer state.
+    *Not counted:* what is allocated inside an operation (a codec's codes are up to half of what they code), two more
+    communicators of a group that the algorithm `hierarchical` fits, activations, gradients and optimizer state.
     Numbers: `groups`, `connections`, `splits`, `arrays`.
     """
     transport = schedule.transport
@@ -67,29 +65,24 @@ def _distinct_groups(phase: Sequence[Average]) -> Iterator[Group]:
 
 def _most_groups(schedule: Schedule, phases: Iterable[frozenset[Group]]) -> tuple[int, int]:
     """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
-    all_groups = all_others = 0  # what everybody has; nearly all schedules of millions of groups are like this
-    groups: dict[int, int] = {}  # and what some have besides: a file of a few lines may name a billion workers
-    others: dict[int, int] = {}
-    seen: set[Group] = set()
-    has_everybody = False
-    for phase in phases:
-        alike: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
-        for members, across in phase - seen:
-            size = len(members) * prod(map(schedule.radices.__getitem__, across))
-            alike.setdefault((_communicators(schedule, members, across), size), []).append(members)
-        seen |= phase
-        has_everybody = has_everybody or any(size == schedule.num_workers for _, size in alike)
-        for (times, size), listed in alike.items():
-            if sum(map(len, listed)) == schedule.width:
-                all_groups, all_others = all_groups + times, all_others + times * (size - 1)
-                continue
-            for worker in chain.from_iterable(listed):
-                groups[worker] = groups.get(worker, 0) + times
-                others[worker] = others.get(worker, 0) + times * (size - 1)
-    if schedule.prologue and not has_everybody:
+    kinds: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
+    for members, across in frozenset[Group]().union(*phases):
+        size = len(members) * prod(map(schedule.radices.__getitem__, across))
+        kinds.setdefault((_communicators(schedule, members, across), size), []).append(members)
+    counts = [(times, size, Counter(chain.from_iterable(listed))) for (times, size), listed in kinds.items()]
+    groups = _largest([(times, count) for times, _, count in counts])
+    others = _largest([(times * (size - 1), count) for times, size, count in counts])
+    if schedule.prologue and all(size < schedule.num_workers for _, size in kinds):
         times = _communicators(schedule, (), ())
-        all_groups, all_others = all_groups + times, all_others + times * (schedule.num_workers - 1)
-    return all_groups + max(groups.values(), default=0), all_others + max(others.values(), default=0)
+        groups, others = groups + times, others + times * (schedule.num_workers - 1)
+    return groups, others
+
+
+def _largest(counts: Sequence[tuple[Any, Counter[int]]]) -> Any:  # noqa: ANN401 - of integers or of fractions
+    """The largest sum that one key has of the numbers, each as often as it is counted there."""
+    keys = set().union(*(count for _, count in counts))
+    different = set(zip(*(map(count.__getitem__, keys) for _, count in counts), strict=True))  # few, of many keys
+    return max((sum(map(mul, times, (each for each, _ in counts))) for times in different), default=0)
 
 
 def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[int]) -> int:
@@ -144,8 +137,9 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     * `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
       round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
       `fragments` says why), so where all have the same steps_per_round these are the most that one step sends;
-    * `in_flight` bytes are the payload of the operations that a worker has begun at one time and not yet waited for. An
-      operation counts once: an exchange with d out-neighbors, which sends d times as many bytes, too.
+    * `in_flight` bytes are the payload of the operations that a worker has begun at one time and not yet waited for,
+      each counted once, however many it is sent to: `flying` fragments, K − 1 gradients in a pipeline of width K, or
+      one operation.
 
     *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b
     with a scale of 4 bytes for each block of b numbers. An operation of k workers, of which h stand on a node and c of
@@ -163,8 +157,6 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     summed by one of these two ways over m nodes, of which each has one worker there: 2(m−1) of its parts leave, and l
     workers of a node do that. Groups of a phase are disjoint, so a worker's bytes are those of its group, and a node's
     the sum over all that it has workers in. A weighted graph sends the whole to each out-neighbor.
-
-    In flight are, coded, `flying` fragments, K − 1 gradients in a pipeline of width K, or one operation.
 
     *Not counted:* what cutting into parts of whole numbers and blocks adds, and tags and messages of some bytes.
     *Assumed of the backend:* it sums around one ring, in the order of ranks.
@@ -253,11 +245,7 @@ def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
                     nodes_of.setdefault(spread, []).append(node)
     counts = [(of_operation(schedule.transport, spread), Counter(nodes)) for spread, nodes in nodes_of.items() if nodes]
     of_worker = max((own for (own, _), _ in counts), default=Fraction(0))
-    across = [(each, count) for (_, each), count in counts if each]
-    counted = set().union(*(count for _, count in across))
-    alike = set(zip(*(map(count.__getitem__, counted) for _, count in across), strict=True))  # few, of many nodes
-    of_node = max((sum(map(mul, times, (each for each, _ in across))) for times in alike), default=Fraction(0))
-    return of_worker, Fraction(of_node)
+    return of_worker, Fraction(_largest([(each, count) for (_, each), count in counts if each]))
 
 
 def _alike(size: int, nodes: int) -> Spread:

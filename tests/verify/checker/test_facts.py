@@ -19,7 +19,7 @@ from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
-from partreduce.verify.checker.certificate import ASSUMED
+from partreduce.verify.checker.claims import ASSUMED
 from partreduce.verify.checker.refusal import Work
 
 STATED = {Status.FACT, Status.FOLLOWS}

@@ -1,0 +1,182 @@
+"""All that is said of a schedule: claims, with the check that decides an entry, and facts, with their function.
+
+A certificate holds witnesses: what takes longer to find than to confirm. What follows from the schedule alone stands in
+none: a function states it, with its proof above it or at the top of its file, and answers None where there is nothing
+to state. What holds of every program that obeys a protocol's rules, and of none that does not, is no fact about the
+file but an assumption about what runs: it is stated as following from the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from . import (
+    codec_error,
+    consensus,
+    consensus_distance,
+    gaps,
+    groups,
+    outer_steps,
+    quorum,
+    rounds,
+    survives,
+    tables,
+    traffic,
+)
+from .refusal import TooLarge, Work, confirm, confirm_equal, require
+from .schedule import Mode, Numbers, Schedule
+from .strict_json import as_choice, as_list, as_object
+
+FORMAT = "partreduce.certificate"
+
+MATRICES: frozenset[Mode] = frozenset({"rounds", "gap"})
+"""The matrices of a period are known, applied one after the other, and what workers add between two averagings."""
+
+
+class Claim(NamedTuple):
+    """The check of one kind of claim, the members that its entry has, and of what it can be claimed at all."""
+
+    check: Callable[[Schedule, dict[str, Any], str], None]
+    members: tuple[str, ...]
+    modes: frozenset[Mode] = MATRICES
+
+
+CLAIMS: dict[str, Claim] = {
+    "membership": Claim(groups.check_membership, ("answers",), MATRICES | {"own outer parameters"}),
+    "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own outer parameters"})),
+    "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
+    "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), MATRICES | {"lossy gap"}),
+    "consensus/power": Claim(consensus.check_by_power, ("periods", "squared")),
+    "contraction/pivots": Claim(consensus.check_by_pivots, ("squared",)),
+    "contraction/factor": Claim(consensus.check_by_factor, ("squared",)),
+    "contraction/norms": Claim(consensus.check_by_norms, ("squared",)),
+    "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance")),
+    "exact-consensus/product": Claim(consensus.check_by_product, ()),
+    "exact-consensus/labels": Claim(consensus.check_by_labels, ("first", "radices", "labels")),
+    "survives": Claim(survives.check, ("failures", "classes", "answers"), frozenset({"rounds"})),
+}
+"""Every claim by its name, or its name and method."""
+
+ASSUMED = {
+    "membership": "answers is the hash of what the installed function answered for every worker",
+    "survives": "the installed code runs after a failure what answers is the hash of, or, where that is empty, what "
+    "the file says; survivors agree on who failed, and continue in the same round",
+    "codec-error": "parameters are float32 or float64, and a ring rounds each 16-bit addition once and to the nearest",
+    "memory": "the program has a communicator for each set of members, and no arrays but these",
+    "sent-bytes": "sums go around one ring in the order of ranks, and small messages are not counted",
+    "one-owner": "the installed code takes the owner of every row from the file",
+    "nic-bytes": "a step looks each table up once, and messages about sizes are not counted",
+    "row-error": "tables are float32",
+}
+"""What proofs and facts suppose of the program that runs, beside its following the protocol."""
+
+AFTER_FAILURE_TOO = frozenset({"conflict-free", "consensus", "deadlock-free", "survives", "mean-moved"})
+"""What holds of the survivors of every failure that a plan covers; all else speaks of the groups of the file."""
+
+
+def check(certificate: object, schedule: Schedule) -> Iterator[str]:
+    """The name of each claim of a parsed certificate, once it is seen to hold for the schedule.
+
+    The certificate must name the schedule's own hash, and no claim stands twice. Groups are seen to be disjoint first,
+    because without that there is no mixing matrix to speak about.
+    """
+    members = ("format", "version", "schedule_sha256", "num_workers", "period", "claims")
+    document = as_object(certificate, "certificate", members)
+    as_choice(document["format"], "certificate.format", (FORMAT,))
+    as_choice(document["version"], "certificate.version", (1,))
+    named, own = document["schedule_sha256"], schedule.sha256
+    confirm(named == own, "schedule_sha256", named, f'"{own}": the certificate is of another schedule')
+    confirm_equal("num_workers", document["num_workers"], schedule.num_workers)
+    confirm_equal("period", document["period"], schedule.period)
+    groups.confirm_disjoint(schedule)
+    proved: set[str] = set()
+    for number, entry in enumerate(as_list(document["claims"], "claims")):
+        place = f"claims[{number}]"
+        require(isinstance(entry, dict) and "claim" in entry, place, "must be an object with a claim")
+        for member in {"claim", "method"} & entry.keys():
+            require(isinstance(entry[member], str), f"{place}.{member}", "must be a text")
+        claim = entry["claim"]
+        name = f"{claim}/{entry['method']}" if "method" in entry else claim
+        place = f"{place} ({name[:60]})"
+        require("/" not in claim and name in CLAIMS and claim not in proved, place, "is unknown or repeated")
+        confirm(schedule.mode in CLAIMS[name].modes, place, name, f"a claim about {schedule.mode}")
+        as_object(entry, place, ("claim", *CLAIMS[name].members), ("method",))
+        CLAIMS[name].check(schedule, entry, place)
+        proved.add(claim)
+        yield claim
+
+
+Stated = Callable[[Schedule, Work], Numbers | None]
+
+MAX_WORK = 10**9
+"""What one fact may cost: seconds. One that costs more is left out, and said to be."""
+
+
+class Fact(NamedTuple):
+    """`numbers` are those of its file, None where they cost too much; `follows`: from the rules, not from the file."""
+
+    name: str
+    numbers: Numbers | None
+    follows: bool
+
+
+SUMS: dict[str, Stated] = {"doubly-stochastic": groups.doubly_stochastic, "unit-sums": groups.unit_sums}
+GAP: dict[str, Stated] = {
+    "deadlock-free": gaps.live,
+    "queues": gaps.queues,
+    "gap": gaps.gap,
+    "gap-of-pairs": gaps.gap_of_pairs,
+    "memory": gaps.memory,
+}
+RUNS: dict[str, Stated] = {
+    "deadlock-free": rounds.deadlock_free,
+    "staleness": rounds.staleness,
+    "end": rounds.end,
+    "queues": rounds.queues,
+    "fragments": rounds.fragments,
+    "equal-replicas": rounds.equal_replicas,
+    "codec-error": codec_error.codec_error,
+    "memory": traffic.memory,
+    "sent-bytes": traffic.sent_bytes,
+    "one-owner": tables.one_owner,
+    "table-order": tables.table_order,
+    "nic-bytes": tables.nic_bytes,
+    "row-error": tables.row_error,
+    "mean-moved": survives.mean_moved,
+}
+OWN = ("deadlock-free", "staleness", "end", "memory", "sent-bytes")
+FACTS: dict[Mode, dict[str, Stated]] = {
+    "rounds": SUMS | RUNS,
+    "own outer parameters": {name: RUNS[name] for name in OWN},
+    "gap": SUMS | GAP | {"staleness": rounds.staleness, "end": rounds.end},
+    "lossy gap": GAP | {"consensus": gaps.consensus, "skip": gaps.skip, "staleness": gaps.staleness},
+    "rounds by quorum": quorum.FACTS,
+}
+"""What is stated of a schedule, by how its workers wait for one another."""
+
+OF_THE_FILE = SUMS.keys() | ASSUMED.keys() | {"mean-moved"}
+"""Facts. All others follow from the rules of a protocol, and so does all that is said of a gap but sums."""
+
+
+def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
+    """One fact of a schedule whose groups are disjoint, for so much work; None where there is nothing to state."""
+    stated = FACTS[schedule.mode].get(name)
+    if stated is None:
+        return None
+    follows = name not in OF_THE_FILE or stated in GAP.values()
+    try:
+        numbers = stated(schedule, Work(name, limit or MAX_WORK))
+    except TooLarge:
+        return Fact(name, None, follows)
+    return None if numbers is None else Fact(name, numbers, follows)
+
+
+def facts(schedule: Schedule) -> Iterator[Fact]:
+    """Everything that can be stated of a schedule."""
+    groups.confirm_disjoint(schedule)
+    if schedule.phases:
+        yield Fact("conflict-free", {}, follows=False)
+    for name in FACTS[schedule.mode]:
+        if (found := fact(schedule, name)) is not None:
+            yield found
