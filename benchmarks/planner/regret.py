@@ -1,6 +1,6 @@
 """The recommendation's regret on jobs that nobody chose: its true time to a loss over the best trained one's.
 
-    python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0]
+    python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0] [--seeds 6] [--thorough]
 
 A job is drawn from (seed, number): the cluster's shape, links, speeds and jitter, how data are spread, and a task, one
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
@@ -42,8 +42,9 @@ from benchmarks.lab.rehearse import by_schedule, by_turns, steps_to
 from benchmarks.lab.tasks import Samples, evaluated, samples_of
 from partreduce import PlanRequest
 from partreduce.planner.calibration import trained_sha256
-from partreduce.planner.gain import gain
-from partreduce.planner.job import Data
+from partreduce.planner.comparison import family, strongest
+from partreduce.planner.gain import gain, is_outer
+from partreduce.planner.job import EFFORTS, Data
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
@@ -225,8 +226,8 @@ SEEDS, DIVERGED = 6, 5.0
 """Seeds, of which each half judges the other's best; the ratio of what does not get there."""
 FIRST, BEHIND = 2, 1.5
 """Seeds after which a rival is given up that takes so many times as long as the recommendation."""
-EFFORT = 3.0
-"""Of a plan."""
+ASKED = ("not told", "simple", "thorough", "own prices")
+"""What is compared with the recommendation."""
 KEPT = ("median", "90th percentile", "worst")
 Row = dict[str, Any]
 
@@ -252,7 +253,7 @@ def draw(seed: int, number: int) -> tuple[PlanRequest, str]:
     )
     data = Data.PER_WORKER if rng.random() < 0.15 else Data.SHUFFLED
     task = str(rng.choice(sorted(tasks())))
-    about = {"data": data, "optimizer": Optimizer(task.partition("/")[2]), "effort": EFFORT}
+    about = {"data": data, "optimizer": Optimizer(task.partition("/")[2]), "effort": EFFORTS["quick"]}
     return PlanRequest(cluster=replace(cluster, hardware=hardware), gap=False, quorum=False, **about), task
 
 
@@ -261,8 +262,10 @@ def able(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[Candida
     return [one for one in permitted(options, job) if np.isfinite(one.time) and (one.facts is None or is_outer(one))]
 
 
-def is_outer(option: CandidateSchedule) -> bool:
-    return option.facts is not None and bool(option.facts.by_task)
+def label(option: CandidateSchedule) -> str:
+    """What its seconds stand under: an outer step's depend on the rate, too."""
+    share = option.facts.rate if option.facts else 1.0
+    return option.name if share == 1 else f"{option.name} at {share:g} of the rate"
 
 
 def rivals(options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[CandidateSchedule]:
@@ -280,9 +283,9 @@ def rivals(options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[C
 class Trainer:
     """Trains schedules on a job's task; `known` are the steps of each task, spread of data, schedule and seed."""
 
-    def __init__(self, task: str, mode: str, everyone: Schedule, known: dict[str, float]) -> None:
-        self.task, self.mode, self.known, self.most = task, mode, known, 600
-        self.base = self.steps(everyone, SEEDS)
+    def __init__(self, task: str, mode: str, everyone: Schedule, known: dict[str, float], seeds: int) -> None:
+        self.task, self.mode, self.known, self.most, self.seeds = task, mode, known, 600, seeds
+        self.base = self.steps(everyone, seeds)
         self.most = int(DIVERGED * np.mean(self.base))
 
     def steps(self, schedule: Schedule, seeds: int, share: float = 1.0) -> list[float]:
@@ -311,42 +314,49 @@ class Trainer:
             advance = by_schedule(network, schedule)
         return steps_to(target, network, advance, self.most)
 
-    def seconds(self, option: CandidateSchedule, seeds: int = SEEDS) -> list[float]:
+    def seconds(self, option: CandidateSchedule, seeds: int | None = None) -> list[float]:
         """Until the loss, of each seed."""
         share = option.facts.rate if option.facts else 1.0
-        return [round(steps * option.step_seconds, 4) for steps in self.steps(option.schedule, seeds, share)]
+        found = self.steps(option.schedule, seeds or self.seeds, share)
+        return [round(steps * option.step_seconds, 4) for steps in found]
 
 
 def covered(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]], job: PlanRequest) -> list[bool]:
     """Of every two options whether the measured ratio of their times lies in the stated interval."""
     found = []
     for one, other in combinations(options, 2):
-        told, ratio = gain(one, other, job.data), np.mean(seconds[other.name]) / np.mean(seconds[one.name])
+        told, ratio = gain(one, other, job.data), np.mean(seconds[label(other)]) / np.mean(seconds[label(one)])
         found.append(bool(told.low <= ratio <= told.high))
     return found
 
 
-def judged(seed: int, number: int, known: dict[str, float]) -> Row:
+def judged(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *, thorough: bool = False) -> Row:
     """A job's row, with the seconds of every option that was trained with every seed."""
     job, task = draw(seed, number)
     mode = "shuffled" if job.data is Data.SHUFFLED else "per-worker"
     options = able(plan(job).options, job)
     own = replace(job.steps_model, tasks=(TASKS[job.optimizer or Optimizer.SGD][task.partition("/")[0]],)).cases[0]
+    assumed = replace(job, optimizer=Optimizer.ADAM)
     asked = {
         "recommended": recommend(options, job),
+        "not told": recommend(options if assumed == job else able(plan(assumed).options, assumed), assumed),
+        "simple": strongest([one for one in options if family(one.schedule)], job) or options[0],
         "synchronous": recommend([one for one in options if not one.late], job),
         "no outer": recommend([one for one in options if not is_outer(one)], job),
         "own prices": min(options, key=lambda one: one.time_in(own, job.steps_model, delay=True)),
     }
+    if thorough:
+        searching = replace(job, effort=EFFORTS["thorough"])
+        asked["thorough"] = recommend(able(plan(searching).options, searching), searching)
     chosen = asked["recommended"]
-    trainer = Trainer(task, mode, build("allreduce", job.cluster.shape()), known)
-    seconds = {option.name: trainer.seconds(option) for option in asked.values()}
-    hopeless = BEHIND * sum(seconds[chosen.name][:FIRST])
+    trainer = Trainer(task, mode, build("allreduce", job.cluster.shape()), known, seeds)
+    seconds = {label(option): trainer.seconds(option) for option in asked.values()}
+    hopeless = BEHIND * sum(seconds[label(chosen)][:FIRST])
     for option in rivals(options, job):
-        if option.name not in seconds and sum(trainer.seconds(option, FIRST)) <= hopeless:
-            seconds[option.name] = trainer.seconds(option)
-    pairs = covered([one for one in options if one.name in seconds], seconds, job)
-    ratio = float(np.mean(seconds[chosen.name]) / chosen.step_seconds / np.mean(trainer.base))
+        if label(option) not in seconds and sum(trainer.seconds(option, min(FIRST, seeds))) <= hopeless:
+            seconds[label(option)] = trainer.seconds(option)
+    pairs = covered([one for one in options if label(one) in seconds], seconds, job)
+    ratio = float(np.mean(seconds[label(chosen)]) / chosen.step_seconds / np.mean(trainer.base))
     return {
         "number": number,
         "cluster": str(job.cluster),
@@ -355,7 +365,8 @@ def judged(seed: int, number: int, known: dict[str, float]) -> Row:
         "nic": job.hardware.nic.seconds_per_byte,
         "jitter": job.hardware.jitter,
         "slow": len(job.hardware.slowdown),
-        **{words: option.name for words, option in asked.items()},
+        **{words: label(option) for words, option in asked.items()},
+        **({"thorough predicted": asked["thorough"].time / chosen.time} if thorough else {}),
         "predicted": chosen.steps_ratio,
         "measured": ratio,
         "reached": ratio < 0.99 * DIVERGED,
@@ -381,7 +392,7 @@ def ratios(row: Row) -> dict[str, float]:
         "regret": mean[chosen] / mean[best],
         "fair": float(np.exp(np.mean(fair))),
         "floor": float(np.exp(np.mean(floor))),
-        "own prices": mean[row["own prices"]] / mean[best],
+        **{words: mean[row[words]] / mean[best] for words in ASKED if words in row},
         "with late": mean[chosen] / mean[row["synchronous"]],
         **({"with outer": mean[chosen] / mean[row["no outer"]]} if "no outer" in row else {}),
     }
@@ -389,7 +400,7 @@ def ratios(row: Row) -> dict[str, float]:
 
 def page(rows: Sequence[Row]) -> str:
     """The table of jobs."""
-    cells, words = [], ("regret", "fair", "own prices")
+    cells, words = [], ("regret", "fair", *ASKED)
     for row in rows:
         taken = {name: float(np.mean(found)) for name, found in row["seconds"].items()}
         best, found = min(taken, key=lambda name: taken[name]), ratios(row)
@@ -424,16 +435,18 @@ def main() -> None:
     arguments.add_argument("--number", type=int, default=30)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--seeds", type=int, default=SEEDS)
+    arguments.add_argument("--thorough", action="store_true")
     arguments.add_argument("--output", type=Path, default=kit.RESULTS / "regret.json")
     chosen = arguments.parse_args()
     kit.one_thread()
     known: dict[str, float] = json.loads(chosen.output.read_text())["steps"] if chosen.output.exists() else {}
     rows: list[Row] = []
     for number in range(chosen.first, chosen.first + chosen.number):
-        rows.append(judged(chosen.seed, number, known))
+        rows.append(judged(chosen.seed, number, known, chosen.seeds, thorough=chosen.thorough))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         chosen.output.write_text(kit.compact({"rows": rows, "steps": known}))
-    about = f"`{kit.command('planner.regret')}`; no pilot, effort {EFFORT:g}, {SEEDS} seeds."
+    about = f"`{kit.command('planner.regret')}`; no pilot, {chosen.seeds} seeds, commit {kit.commit()}."
     kit.write(chosen.output, "Regret on random jobs", about, summary(rows), page(rows))
 
 

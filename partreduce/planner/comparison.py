@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from partreduce.planner.candidates import competitors
-from partreduce.planner.gain import Gain, contenders, counted, gain, least_time
+from partreduce.planner.gain import Gain, contenders, decisive_time, gain, least_time
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import CandidateSchedule, known
@@ -65,14 +65,14 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
         usual = competitors(free, until=math.inf, names=SIMPLE)
     every_step = min(filter(_is_every_step, [*options, *usual]), key=lambda option: option.time)
     known += [one for one in usual if family(one.schedule)]
-    simple = chosen if is_simple else _strongest(known, job) or every_step
+    simple = chosen if is_simple else strongest(known, job) or every_step
     others = [one for one in able if families[id(one)] not in {"", families[id(chosen)]}]
     prompt = [one for one in able if not one.late and (one.facts is None or one.facts.kind == "outer")]
     return Comparison(
         chosen=chosen,
         every_step=every_step,
         simple=simple,
-        other=_strongest(others, job) if is_simple else None,
+        other=strongest(others, job) if is_simple else None,
         fastest=min([chosen, *able], key=lambda option: option.time),
         without_delay=chosen if chosen in prompt else _best(prompt, job) or every_step,
         over_simple=gain(chosen, simple, job.data),
@@ -84,10 +84,9 @@ def _is_every_step(option: CandidateSchedule) -> bool:
     return option.is_plain and option.steps_per_round == 1 and not option.late
 
 
-def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
+def strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
     """The least time that counts; regret on other tasks has no part in it, so that no baseline looks weak."""
-    able = contenders(options, job)
-    return min(zip(counted(able, job), range(len(able)), able, strict=True), default=(0, 0, None))[2]
+    return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 
 
 def _best(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:

@@ -3,8 +3,9 @@
 The ratio of two predicted times carries the errors of both predictions. They are taken as independent: over all pairs
 of schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 %
 (the digits) of the predicted ones, where one error of 13 % or 7.5 % on either side gives 19 % and 11 %
-(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). They are stated with a gain and decide nothing:
-most of what a prediction errs in is common to all options (`least_time`).
+(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). Between schedules that one model prices they decide
+nothing, since most of what it errs in is common to both. A kind with a price of its own has to win by more than its own
+error over the best that is simpler, and where the assumption that makes it win fails (`contenders`).
 """
 
 from __future__ import annotations
@@ -74,10 +75,13 @@ def gain(option: CandidateSchedule, alternative: CandidateSchedule, data: Data) 
     if not option.time > 0:
         return Gain(alternative, 1.0 if not alternative.time > 0 else math.inf, 1.0, math.inf)
     ratio = alternative.time / option.time
-    errors = [math.log1p(one.steps_ratio_error(data)) for one in (option, alternative)]
-    errors += [NINE_OF_TEN * one.step_error for one in (option, alternative)]
-    spread = math.exp(math.hypot(*errors))
+    spread = math.exp(math.hypot(_error(option, data), _error(alternative, data)))
     return Gain(alternative, ratio, ratio / spread, ratio * spread, is_guess=option.extrapolated)
+
+
+def _error(option: CandidateSchedule, data: Data) -> float:
+    """The logarithm of what a predicted time may be off by."""
+    return math.hypot(math.log1p(option.steps_ratio_error(data)), NINE_OF_TEN * option.step_error)
 
 
 def beats(option: CandidateSchedule, other: CandidateSchedule) -> bool:
@@ -113,38 +117,18 @@ def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
 
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Delay
     that nobody asked for is different: what it costs depends on the task, and what waits for its averages does not pay
-    it; nor what comes from a run, whose seconds vary. Coded sums took longer in the lab than predicted, plain ones did
-    not (`travel.WORTH`). And what a calibrated task was lost under has to win at `LOST_RATIO` times its steps: no time
-    saved makes up for a loss never reached.
+    it; nor what comes from a run, whose seconds vary. Outer steps were measured on every task, so `contenders` compares
+    them task by task. Coded sums took longer in the lab than predicted, plain ones did not (`travel.WORTH`). And what a
+    calibrated task was lost under has to win at `LOST_RATIO` times its steps: no time saved makes up for a loss never
+    reached.
     """
     if job.fastest:
         return option.time
-    is_doubtful = (option.late or option.facts) and not _is_asked_for(option, job)
+    is_doubtful = (option.late or option.facts) and not (is_outer(option) or _is_asked_for(option, job))
     time = option.time_at_worst if is_doubtful else option.time
     if is_doubtful and option.facts:  # of a run, whose seconds vary
         time *= 1 + NINE_OF_TEN * option.step_error
     return time * (LOST_RATIO if option.may_fail else 1.0) / (1 - worth(option.schedule))
-
-
-def counted(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[float]:
-    """What each option counts among these: its decisive time, but of outer steps what they are predicted to take.
-
-    That is lengthened by what they lose on the task that suits them least, to the best of what is sure. Their steps
-    were measured on every task, and on the task that is dearest to them averages of others are dear, too: what they
-    take there is compared with what others take there, not with what these take on the mean task. Nothing wins by less
-    than it may lose.
-    """
-    times = [decisive_time(option, job) for option in options]
-    outer = [index for index, option in enumerate(options) if option.facts and option.facts.by_task]
-    sure = [option for option in options if not (option.late or option.facts or option.may_fail)]
-    if job.fastest or not outer or not sure:
-        return times
-    best = np.min(times_by_case(sure, job), axis=0)  # (cases,)
-    for index, taken in zip(outer, times_by_case([options[index] for index in outer], job), strict=True):
-        option = options[index]
-        worst = max(1.0, float((taken / best).max())) if (best > 0).all() else math.inf
-        times[index] = min(times[index], option.time * worst / (1 - worth(option.schedule)))
-    return times
 
 
 def times_by_case(options: Sequence[CandidateSchedule], job: PlanRequest) -> npt.NDArray[np.float64]:
@@ -177,7 +161,7 @@ def least_time(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candid
     """
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
-    time = dict(zip(map(id, options), counted(options, job), strict=True))
+    time = {id(option): decisive_time(option, job) for option in options}
     soonest = min(time.values())
     sooner = [option for option in options if time[id(option)] <= soonest * (1 + WORTH)]
     least = min(worst[id(option)] for option in sooner)
@@ -191,26 +175,39 @@ def least_time(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candid
 def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
     """What may be recommended, unless the job asks for the fastest.
 
-    What is late, and was not asked for, has to be fastest where delay costs most; what a calibrated task was lost
-    under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted. What lets workers drift
-    apart on data of their own needs a price of that (`PlanRequest.bears_drift`), and what averages less than anything
-    that was measured a price of what lies beyond, where anything else is allowed.
+    What lets workers drift apart on data of their own needs a price of that (`PlanRequest.bears_drift`), and what lies
+    beyond anything that was measured a price of that, where anything else is allowed. Other kinds have to beat the best
+    that is simpler although what makes them win fails: what a calibrated task was lost under, at `LOST_RATIO` times its
+    steps; what is coded, if that takes longer than predicted; what is late or runs by a protocol, and was not asked
+    for, where delay costs most (and `trials.SteadyCheck` for paces and protocols, if workers are less slow than said);
+    outer steps by more than the error of their own price, and on every task.
     """
     if job.fastest:
         return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     options = [one for one in options if not is_unpriced(one)] or options
     for is_doubtful in (lambda one: one.may_fail, _is_coded, lambda one: one.late or one.facts):
-        times = counted(options, job)
-        sure = min((time for one, time in zip(options, times, strict=True) if not is_doubtful(one)), default=math.inf)
-        options = [one for one, time in zip(options, times, strict=True) if not is_doubtful(one) or time <= sure]
-    return list(options)
+        sure = min((decisive_time(one, job) for one in options if not is_doubtful(one)), default=math.inf)
+        options = [one for one in options if not is_doubtful(one) or decisive_time(one, job) <= sure]
+    simpler = [one for one in options if not is_outer(one)]
+    best = min(simpler, key=lambda one: decisive_time(one, job), default=None)
+    return simpler + [one for one in options if is_outer(one) and (best is None or wins_surely(one, best, job))]
+
+
+def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: PlanRequest) -> bool:
+    """Whether an option is faster than a simpler one by more than its own error, and in each case."""
+    ours, theirs = times_by_case([option, simpler], job)
+    return simpler.time > option.time * math.exp(_error(option, job.data)) and bool((ours <= theirs).all())
 
 
 def is_unpriced(option: CandidateSchedule) -> bool:
-    """Whether it averages less than anything that was measured; outer steps have the price of the nearest setting."""
-    has_own_price = option.facts is not None and bool(option.facts.by_task)
-    return option.extrapolated and option.model.is_unpriced_beyond and not has_own_price
+    """Whether it lies beyond anything that was measured: it averages less, or cuts the model into more fragments."""
+    return option.extrapolated and (is_outer(option) or option.model.is_unpriced_beyond)
+
+
+def is_outer(option: CandidateSchedule) -> bool:
+    """Whether it takes outer steps, which have a measured price on each task."""
+    return option.facts is not None and bool(option.facts.by_task)
 
 
 def _is_coded(option: CandidateSchedule) -> bool:

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.planner.front import front
-from partreduce.planner.gain import TIE, decisive_time
+from partreduce.planner.gain import TIE, decisive_time, is_outer
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import ScheduleMetrics, metrics_of, pushed_by, seconds_of
 from partreduce.planner.option import CandidateSchedule, Facts, LongerRun
@@ -402,27 +402,36 @@ class SteadyCheck:
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
         """Why what answers slow workers is not recommended, though it wins: it loses if they are half as slow.
 
-        The best of what has common rounds has to be slower there, too: how slow who is, nobody knows well.
+        The best of equal paces and common rounds has to be slower there, too: how slow who is, nobody knows well.
         """
         job, facts = self.job, chosen.facts
-        fixed = [one for one in permitted(options, job) if one.facts is None]
-        if facts is None or facts.by_task or job.gap or job.quorum or job.take is not None or not fixed:
+        fixed = [one for one in permitted(options, job) if one.facts is None and one.schedule.has_one_steps_per_round]
+        answers_slowness = not chosen.schedule.has_one_steps_per_round if facts is None else not is_outer(chosen)
+        if not answers_slowness or job.gap or job.quorum or job.take is not None or not fixed:
             return ""
         slowdown = tuple((worker, (1 + factor) / 2) for worker, factor in job.hardware.slowdown)
         hardware = replace(job.hardware, slowdown=slowdown, jitter=job.hardware.jitter / 2)
         if hardware == job.hardware:
             return ""
         eased, rival = replace(job, cluster=replace(job.cluster, hardware=hardware)), recommend(fixed, job)
-        rounds = LONGER.get(facts.kind, MEETING_ROUNDS)
-        again = Candidate(facts.kind, chosen.name, facts.words, chosen.schedule, chosen.algorithm)
-        if not self._has_time(again.nominal(rounds)):
-            return f"{chosen.name} (there was no time to run it with less slow workers)"
-        try:
-            there = decisive_time(priced(again, trial(again.schedule, eased, rounds, again.algorithm), eased), eased)
-        except PartreduceError as error:
-            return f"{chosen.name} ({error})"
-        seconds = seconds_of(rival.schedule, eased, rival.algorithm).step
-        ratio = there / max(decisive_time(replace(rival, step_seconds=seconds), eased), 1e-300)
+
+        def eased_time(option: CandidateSchedule) -> float:
+            seconds = seconds_of(option.schedule, eased, option.algorithm).step
+            return decisive_time(replace(option, step_seconds=seconds), eased)
+
+        if facts is None:
+            there = eased_time(chosen)
+        else:
+            rounds = LONGER.get(facts.kind, MEETING_ROUNDS)
+            again = Candidate(facts.kind, chosen.name, facts.words, chosen.schedule, chosen.algorithm)
+            if not self._has_time(again.nominal(rounds)):
+                return f"{chosen.name} (there was no time to run it with less slow workers)"
+            try:
+                tried = trial(again.schedule, eased, rounds, again.algorithm)
+                there = decisive_time(priced(again, tried, eased), eased)
+            except PartreduceError as error:
+                return f"{chosen.name} ({error})"
+        ratio = there / max(eased_time(rival), 1e-300)
         if ratio <= 1 + TIE:
             return ""
         return f"{chosen.name} (if they were half as slow, it would take {ratio:.2f} times as long as {rival.name})"

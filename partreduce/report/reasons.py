@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partreduce.planner.delay import Delay
-from partreduce.planner.gain import TIE, contenders, counted, is_unpriced, regrets, times_by_case
+from partreduce.planner.gain import (
+    TIE,
+    contenders,
+    decisive_time,
+    is_outer,
+    is_unpriced,
+    regrets,
+    times_by_case,
+    wins_surely,
+)
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.outer_prices import FRAGMENTS
@@ -186,12 +195,8 @@ def _why_not(
     if fastest.may_fail:
         return f"{lost(fastest, job)}; `partreduce measure` tries it on your job"
     if is_unpriced(fastest) and not is_unpriced(chosen):
-        return (
-            "it averages less often than any schedule that was measured, so its steps are a guess; `partreduce "
-            "measure` tries it on your job"
-        )
-    of = dict(zip(map(id, both := [*allowed, fastest, chosen]), counted(both, job), strict=True))
-    worst = of[id(fastest)] / of[id(chosen)]
+        return f"{_beyond(fastest)}, so its steps are a guess; `partreduce measure` tries it on your job"
+    worst = decisive_time(fastest, job) / decisive_time(chosen, job)
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
     if worst > 1 >= uncoded:
         return (
@@ -204,9 +209,6 @@ def _why_not(
     if worst > 1 + TIE:
         most = "as your pilot leaves open" if job.pilot is not None else "as on other tasks"
         select = "--select takes it all the same"
-        if fastest.facts is not None and fastest.facts.by_task:
-            there = float((times_by_case([fastest], job) / times_by_case([chosen], job)).max())
-            return f"on the task that suits it least it would take {max(worst, there):.2f} times as long; {select}"
         if fastest.facts is not None and not (fastest.quorum or fastest.gap):
             return f"if its steps cost as much {most}, it would take {worst:.2f} times as long; {select}"
         asked = "partial" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
@@ -214,6 +216,8 @@ def _why_not(
             f"if delay costs as much {most}, it would take {worst:.2f} times as long; --sync {asked} takes it all the "
             "same"
         )
+    if is_outer(fastest) and not wins_surely(fastest, chosen, job):
+        return _not_sure(fastest, chosen, job)
     rivals = contenders([*allowed, chosen], job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
@@ -224,6 +228,16 @@ def _why_not(
     if fastest.time * (1 + TIE) < chosen.time:  # a pessimistic price has decided
         return f"{where} it would take {worst:.2f} times as long; within {TIE:.0%} the other is chosen {simpler}"
     return f"within {TIE:.0%} it is chosen {simpler}"
+
+
+def _not_sure(fastest: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> str:
+    """Why an outer step does not win surely."""
+    there = float((times_by_case([fastest], job) / times_by_case([chosen], job)).max())
+    lack = f"on the task that suits it least it would take {there:.2f} times as long"
+    if there <= 1:
+        error = fastest.steps_ratio_error(job.data)
+        lack = f"its steps are known within {error:.0%} only, and it has to win by more than that"
+    return f"{lack}; --select takes it all the same"
 
 
 def _phases(option: CandidateSchedule) -> str:
@@ -292,12 +306,14 @@ def _is_too_late(option: CandidateSchedule) -> bool:
 
 def _guessed(chosen: CandidateSchedule) -> str:
     """Why the steps of what lies outside of the measured are a guess, and what would tell them."""
-    if (count := chosen.schedule.strategy.payload.num_fragments) > 1:
-        return (
-            f"its model is cut into {count} fragments and at most {FRAGMENTS} were measured, so its steps are a guess, "
-            "and so is its speedup; compare it with All-Reduce for some rounds on your own job"
-        )
-    return (
-        "it averages less often than any schedule that was measured, so its steps are a guess, and so is its speedup; "
-        "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
-    )
+    tells = "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
+    if is_outer(chosen):
+        tells = "compare it with All-Reduce for some rounds on your own job"
+    return f"{_beyond(chosen)}, so its steps are a guess, and so is its speedup; {tells}"
+
+
+def _beyond(option: CandidateSchedule) -> str:
+    """What of an option exceeds everything that was measured, as a clause."""
+    if (count := option.schedule.strategy.payload.num_fragments) > 1:
+        return f"its model is cut into {count} fragments and at most {FRAGMENTS} were measured"
+    return "it averages less often than any schedule that was measured"

@@ -20,7 +20,6 @@ from itertools import combinations, pairwise
 from math import comb, floor
 from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -141,6 +140,8 @@ class ScheduleModel:
 
     def _missing(self, phases: Sequence[Groups]) -> list[frozenset[int]]:
         """The cuts that no group crosses: the workers that are joined, one cut for each component."""
+        import networkx as nx
+
         graph = nx.empty_graph(self.num_workers)
         for groups in phases:
             for group in groups:

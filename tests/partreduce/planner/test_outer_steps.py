@@ -7,19 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import pytest
 
 from partreduce import Limits, PlanRequest
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.gain import counted, regrets, times_by_case
+from partreduce.planner.gain import contenders, decisive_time, regrets, times_by_case
 from partreduce.planner.job import Data
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
 from partreduce.report.kinds import WORDS, not_weighed
-from partreduce.report.reasons import cautions, explained
+from partreduce.report.reasons import cautions, explained, reasons
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.compute import ComputeTimes
@@ -88,44 +87,60 @@ def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_dearest_that_w
             assert min(one.ratios.values()) <= one.ratio <= max(one.ratios.values())
 
 
-def test_an_outer_step_is_recommended_only_where_its_price_says_so(planned, outer):
-    others = [option for option in planned.options if option not in outer]
-    best, dearest = min(outer, key=lambda option: option.time), min(option.time for option in others)
+def sure(planned, outer):
+    """What waits for its averages and runs by no protocol, and the soonest of that."""
+    options = [one for one in planned.options if one not in outer and not (one.late or one.facts)]
+    return options, min(contenders(options, job()), key=lambda one: decisive_time(one, job()))
 
-    def at(ratio, by_task):
-        facts = replace(best.facts, by_task=(by_task,) * len(best.facts.by_task))
-        return replace(best, steps_ratio=ratio, facts=facts)
 
-    cheap, dear = 0.2 * dearest / best.step_seconds, 1.1 * dearest / best.step_seconds
-    assert recommend([*others, at(cheap, cheap)], job()).facts is not None
-    assert recommend([*others, at(dear, dear)], job()).facts is None
-    assert recommend([*others, at(cheap, 20 * dear)], job()).facts is None, "on some task it would be a great loss"
+def at(option, ratios):
+    """An outer step with these steps ratios on the tasks."""
+    return replace(
+        option, steps_ratio=fmean(ratios), facts=replace(option.facts, by_task=tuple(ratios)), extrapolated=False
+    )
+
+
+@pytest.mark.parametrize(("beyond", "is_taken"), [(1.01, True), (0.99, False)])
+def test_an_outer_step_has_to_win_by_more_than_its_own_error(planned, outer, beyond, is_taken):
+    others, best = sure(planned, outer)
+    error = 1 + outer[0].steps_ratio_error(Data.SHUFFLED)
+    just = at(outer[0], [best.time / outer[0].step_seconds / (beyond * error)] * len(TASKS[Optimizer.ADAM]))
+    chosen = recommend([*others, just], job())
+    assert chosen is (just if is_taken else recommend(others, job()))
+    if is_taken:
+        assert chosen.time * error < best.time, "its range lies above 1"
+    else:
+        said = " ".join(reasons(best, [*others, just], job()))
+        assert f"its steps are known within {error - 1:.0%} only, and it has to win by more than that" in said
+
+
+@pytest.mark.parametrize(("dearest", "is_taken"), [(1.01, True), (0.99, False)])
+def test_an_outer_step_has_to_win_on_every_task_whatever_it_gains_on_the_others(planned, outer, dearest, is_taken):
+    others, best = sure(planned, outer)
+    (there,) = times_by_case([best], job())
+    for task in range(len(there)):
+        taken = [time / (dearest if task == one else 8.0) for one, time in enumerate(there)]
+        once = at(outer[0], [time / outer[0].step_seconds for time in taken])
+        assert best.time / once.time > 1 + once.steps_ratio_error(Data.SHUFFLED), "the error alone would let it win"
+        assert recommend([*others, once], job()) is (once if is_taken else recommend(others, job()))
+        if not is_taken:
+            said = " ".join(reasons(best, [*others, once], job()))
+            assert f"on the task that suits it least it would take {1 / dearest:.2f} times as long" in said
+
+
+def test_what_lies_beyond_the_measured_is_recommended_where_there_is_nothing_else_only(planned, outer):
+    others, _ = sure(planned, outer)
+    cheap = at(outer[0], [0.01] * len(TASKS[Optimizer.ADAM]))
+    assert recommend([*others, cheap], job()) is cheap
+    beyond = replace(cheap, extrapolated=True)
+    assert recommend([*others, beyond], job()) is recommend(others, job())
+    assert recommend([beyond], job()) is beyond
+
+
+def test_outer_steps_are_compared_by_their_predicted_time_and_have_no_regret_alone(outer):
+    best = min(outer, key=lambda option: option.time)
+    assert decisive_time(best, job()) == best.time < best.time_at_worst
     assert regrets([best], job()) == [1.0]
-
-
-def test_an_outer_step_that_wins_on_every_task_wins_though_its_dearest_exceeds_what_others_take_on_the_mean_one(
-    planned, outer
-):
-    """As it was at 100 MB/s under SGD: 1.08 times as fast or more on each task, 1.56 on the mean one, and set aside."""
-    asked = job()
-    others = [option for option in planned.options if option not in outer]
-    sure = [one for one in others if not (one.late or one.facts or one.may_fail)]
-    best, there = outer[0], times_by_case(sure, asked).min(axis=0)
-    soonest = min(one.time for one in sure)
-
-    def at(faster):
-        taken = there / np.array(faster)
-        ratios = tuple(taken / best.step_seconds)
-        return replace(best, steps_ratio=fmean(ratios), facts=replace(best.facts, by_task=ratios))
-
-    dearest = int(there.argmax())
-    wins = at([1.08 if case == dearest else 1.5 for case in range(len(there))])
-    assert wins.time_at_worst > soonest, "else this shows nothing"
-    assert recommend([*others, wins], asked) is wins
-    assert counted([*others, wins], asked)[-1] == pytest.approx(wins.time)
-    loses = at([0.5 if case == dearest else 1.1 for case in range(len(there))])
-    assert counted([*sure, loses], asked)[-1] == pytest.approx(min(2 * loses.time, loses.time_at_worst))
-    assert recommend([*sure, loses], asked) is not loses, "it may lose more than it gains"
 
 
 def test_a_streamed_fragment_hides_behind_the_computing_and_lowers_the_peak(outer):
