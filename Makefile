@@ -6,9 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := conformance processes proofs commands running strategies devices others training
-
-.PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
+.PHONY: demo test test-slow both-parts check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -21,30 +19,29 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/partreduce demo
 
-# The suite runs in parts, three side by side, each a process of its own (tests/README.md). The longest come first, so that no core idles at the end:
-# conformance waits for hosts that are cut off. What only computes gives way to the others. Parts are folders; a new one falls to `running` or `others`.
-# Pretended devices go apart, since they reach so far below torch that a mistake may end their process. Lines interleave, each with its part's name; any
-# failing fails the whole. Bytecode is kept even where it is switched off: the processes that tests start would compile all sources again.
-test-proofs: FILES = tests/topo tests/verify tests/schedulers
-test-training: FILES = $(addprefix tests/runtime/processes/,test_training.py)
-test-processes: FILES = $(addprefix tests/runtime/,processes) --ignore=tests/runtime/processes/test_training.py
-test-conformance: FILES = $(addprefix tests/runtime/,conformance launcher state)
-test-strategies: FILES = $(addprefix tests/runtime/,strategies sharding)
-test-devices: FILES = $(addprefix tests/runtime/,devices)
-test-running: FILES = tests/runtime $(foreach folder,processes conformance launcher state strategies sharding devices,--ignore=tests/runtime/$(folder))
-test-commands: FILES = tests/partreduce
-test-others: FILES = $(filter-out $(addprefix tests/,topo verify runtime partreduce schedulers helpers __pycache__),$(patsubst %/,%,$(wildcard tests/*/)))
-test-proofs test-commands: NICE = nice -n 5
+# Two parts side by side, each with its summary at the end: pretended devices reach so far below torch that a mistake may end their process, so they have
+# one of their own; all other tests are dealt out, file by file, to one process more than there are processors (tests wait for one another's deadlines).
+# Bytecode is kept even where it is switched off: the processes that tests start would compile all sources again.
+PROCESSES ?= $(shell expr $$(nproc) + 1)
+PARTS := all-but-devices devices
+FILES_all-but-devices := tests --ignore=tests/runtime/devices --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
+FILES_devices := tests/runtime/devices
 
-test: export OPENBLAS_NUM_THREADS = 1
-test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP)  ## the whole test suite
+test test-slow: export OPENBLAS_NUM_THREADS = 1
+test test-slow: export PYTHONDONTWRITEBYTECODE =
+test: $(STAMP)  ## the tests that a change has to pass, in minutes
+	@$(MAKE) --no-print-directory both-parts CHOICE="not slow"
+
+test-slow: $(STAMP)  ## all other tests: more seeds, larger sizes, longer runs (tests/slow.toml)
+	@$(MAKE) --no-print-directory both-parts CHOICE=slow
+
+both-parts:
 	@rm -f build/test-*.txt; status=0; \
-	$(MAKE) --no-print-directory --jobs=3 --keep-going $(PARTS:%=test-%) || status=$$?; \
-	echo; for part in $(PARTS); do echo "test-$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
+	$(MAKE) --no-print-directory --jobs=2 --keep-going $(PARTS:%=part-%) || status=$$?; \
+	echo; for part in $(PARTS); do echo "$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
-$(PARTS:%=test-%): $(STAMP)
-	@mkdir -p build && PYTHONUNBUFFERED=1 $(NICE) $(BIN)/python -m pytest $(FILES) 2>&1 | tee build/$@.txt | sed -u 's/^/$@ | /'
+part-%:
+	@mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest $(FILES_$*) -m "$(CHOICE)" 2>&1 | tee build/test-$*.txt | sed -u 's/^/$* | /'
 
 check: $(STAMP)  ## style, types, layers, schema, links between documents
 	$(BIN)/ruff check .

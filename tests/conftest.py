@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from helpers.tiers import mark_slow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +20,15 @@ if TYPE_CHECKING:
 UNMINDED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50, suppress_health_check=UNMINDED)
 settings.load_profile("steady")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `make test` leaves to `make test-slow`; begin with files that start processes, which wait longest."""
+    mark_slow(items, whole=not any("::" in argument for argument in config.args))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        waiting = {item.path for item in items if item.get_closest_marker("processes")}
+        items.sort(key=lambda item: item.path not in waiting)
 
 
 def pytest_collection_finish() -> None:

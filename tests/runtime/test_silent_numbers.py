@@ -533,7 +533,7 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
 
     def work(world):
-        model, optimizer = wrapped(world, strategy, model=Counting(), timeout=20)
+        model, optimizer = wrapped(world, strategy, model=Counting(), timeout=5)
         if world.rank == 1:
             model.seen = changed.clone()
         if where == "mean_model":

@@ -45,10 +45,11 @@ def gives_nothing_back(raw, matrices):
     return all(1 - rate + rate * matrix.diagonal().min() > 1e-9 for matrix in matrices)
 
 
-def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
+@pytest.mark.parametrize("schedules", [120, pytest.param(360, marks=pytest.mark.slow)])
+def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser(schedules):
     draw = random.Random(3)
     proved: dict[str, int] = {}
-    for number in range(360):
+    for number in range(schedules):
         schedule = random_allreduce(draw) if number % 2 else random_schedule(draw)
         proof = prove(schedule)
         raw, certificate = certified(schedule)
@@ -82,8 +83,8 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
     often = set(payloads.JUDGES) - {"outer-consensus"}
     names = ("staleness", "queues", "end", "memory", *often)
     assert proved["outer-consensus"] > 0
-    assert min(proved[name] for name in names) > 20, "every claim was seen to hold often"
-    assert min(proved[name] for name in ("equal-replicas", "codec-error", "memory")) > 60
+    assert min(proved[name] for name in names) > schedules / 18, "every claim was seen to hold often"
+    assert min(proved[name] for name in ("equal-replicas", "codec-error", "memory")) > schedules / 6
 
 
 def test_of_a_weighted_graph_operations_in_flight_are_counted_once_and_the_bytes_that_leave_for_each_neighbor():

@@ -157,8 +157,8 @@ def test_nodes_start_in_any_order_and_wait_for_the_other(trains, order):
 
 
 def test_a_stopped_worker_of_another_node_is_evicted_and_its_launcher_ends_it(trains):
-    run = trains("SIGSTOP", timeout=10.0, tolerate=2)
-    check(run, THREE, [EvictedError.exit_code] * 2, "worker 3 said nothing for 10 s and was given up")
+    run = trains("SIGSTOP", timeout=5.0, tolerate=2)
+    check(run, THREE, [EvictedError.exit_code] * 2, "worker 3 said nothing for 5 s and was given up")
 
 
 def test_a_stopped_worker_whose_launcher_is_stopped_too_is_evicted_with_its_node(trains):

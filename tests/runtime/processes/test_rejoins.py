@@ -2,13 +2,12 @@
 
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.elastic_runs import own, replayed, run
+from helpers.warm import WARM
 from partreduce.runtime.data.sampler import dealt
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
@@ -146,8 +145,7 @@ def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
     root, schedule = Path(__file__).parents[3], tmp_path / "schedule.json"
     write_schedule(schedule, Schedule("all", Cluster.regular(1, 2), AllReduce(steps_per_round=4)))
     options = ["--workers", "2", "--tolerate-failures", "1", "--max-restarts", "1"]
-    command = [sys.executable, "-m", "partreduce", "run", *options, root / "examples/train_digits.py", schedule]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = WARM.run("partreduce", "run", *options, root / "examples/train_digits.py", schedule)
     assert done.returncode == 0, done.stderr
     assert "test accuracy of the mean model" in done.stdout
 

@@ -70,14 +70,15 @@ def ring(n, **options):
     return Schedule("ring", Cluster.regular(1, n), NeighborAveraging(rounds=(Round.from_edges(n, edges),), **options))
 
 
-def big_model(world, schedule, *, dtype=torch.float32, buffers="average"):
+def big_model(world, schedule, *, dtype=torch.float32, buffers="average", timeout=60):
     model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.BatchNorm1d(200), torch.nn.Linear(200, 1)).to(dtype)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float(world.rank))
         model[1].running_mean.fill_(float(world.rank))
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    return model, DistributedOptimizer(inner, model, schedule, timeout=60, initial="keep", buffers=buffers, world=world)
+    options = {"timeout": timeout, "initial": "keep", "buffers": buffers, "world": world}
+    return model, DistributedOptimizer(inner, model, schedule, **options)
 
 
 @pytest.mark.parametrize("is_delayed", [False, True])
@@ -170,7 +171,7 @@ def test_a_neighbor_that_never_comes_is_named_in_time(ranks):
     ranks.fresh()
 
     def work(world):
-        _, optimizer = big_model(world, ring(3))
+        _, optimizer = big_model(world, ring(3), timeout=4)
         optimizer.run.reducer.timeout = 3
         if world.rank != 2:
             optimizer.step()

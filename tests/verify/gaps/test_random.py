@@ -80,11 +80,12 @@ def runaways(graph, backups, behind):
     return frozenset(range(graph.num_workers)) - outside
 
 
+@pytest.mark.parametrize("graphs", [PER_SETTING // 4, pytest.param(PER_SETTING, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_exact_bound_is_what_exploration_attains(name, record_property):
+def test_exact_bound_is_what_exploration_attains(name, graphs, record_property):
     rng = random.Random(f"gaps {name}")
     states = below_paper = 0
-    for _ in range(PER_SETTING):
+    for _ in range(graphs):
         graph = random_digraph(rng, rng.randrange(2, LARGEST.get(name, 5) + 1))
         setting = random_setting(rng, name, graph)
         exact, paper = exact_bounds(graph, setting), published(graph, setting)
