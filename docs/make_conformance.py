@@ -14,14 +14,12 @@ Training loops under every strategy kind, compared with plain torch. `tests/runt
 workers against plain torch models that exchange vectors over a barrier, and compares every worker's parameters after
 each step and at the end (float64, relative 1e-9). `python docs/make_conformance.py` writes this page from the suite.
 
-* **equal**: the kind's definition holds. With averaged gradients that is training on all batches (DDP); otherwise each
-  worker's own training with the averages of its rounds; in a pipeline each step applies the mean gradient of the step
-  before.
+* **equal**: the kind's definition holds: training on all batches (DDP) where gradients are averaged, else each worker's
+  own training with the averages of its rounds.
 * **refused**: an `InputError` of one line, before anything changes.
-* **warned**: one Python warning; the numbers differ from DDP's, models differ, or something was dropped.
+* **warned**: one Python warning; numbers differ from DDP's, models differ, or something was dropped.
 
-Asynchronous servers and pairs take turns here, so that results are exact. Iteration gaps use tokens (`max_ig` 2), and a
-quorum waits for all gradients (`grace`): with backup, staleness or skips, results depend on timing.
+Asynchronous servers and pairs take turns here. Iteration gaps use tokens, and a quorum waits for all gradients.
 
 """
 
