@@ -2,10 +2,14 @@
 
     $ partreduce design 2x2 --build allreduce -o allreduce.json
     $ partreduce run --schedule allreduce.json examples/cnn_slow_link.py allreduce.json
-OUTPUT1
+    [0] All-Reduce of gradients in every step
+    [0] test accuracy of the mean model 0.673 after 138 steps
+    [0] predicted: 248 ms per step, 439 kB out of a node
     $ partreduce design 2x2 --build "node-then-all(node_rounds=15)" -o schedule.json
     $ partreduce run --schedule schedule.json examples/cnn_slow_link.py schedule.json
-OUTPUT2
+    [0] average inside each node every step, all workers every 16 steps (hierarchical local SGD)
+    [0] test accuracy of the mean model 0.731 after 138 steps
+    [0] predicted: 165 ms per step, 27 kB out of a node
 
 Losses and accuracies are those of real workers here; times per step are predicted for a link between the nodes of
 --link bytes per second. The images are scikit-learn's digits in random colors on a noisy ground, since CIFAR-10 would

@@ -1,7 +1,12 @@
 """A training script with DistributedDataParallel; ddp_after.py is the same script with partreduce.
 
-    $ torchrun --nproc-per-node 4 examples/ddp_before.py
-OUTPUT
+$ torchrun --nproc-per-node 4 examples/ddp_before.py
+epoch 1: test accuracy 0.798
+epoch 2: test accuracy 0.926
+epoch 3: test accuracy 0.936
+epoch 4: test accuracy 0.943
+epoch 5: test accuracy 0.939
+epoch 6: test accuracy 0.949
 """
 
 import argparse

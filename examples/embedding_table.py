@@ -1,7 +1,9 @@
 """An embedding table of 50,000 rows, spread over all workers; changed lines end in `# changed`.
 
-    $ partreduce run --workers 4 --simulate-nodes 2 examples/embedding_table.py 2x2
-OUTPUT
+$ partreduce run --workers 4 --simulate-nodes 2 examples/embedding_table.py 2x2
+[0] 0.weight (50,000 x 64, 12.8 MB; a worker touches 0.88% of its rows in a step, ...): sharded, 2.988 ms and ...
+[0] workers of a node do not agree on rows before they cross: 2.988 ms a step for all that is sent and visited, ...
+[0] loss 0.645, 3200130 numbers
 """
 
 import sys

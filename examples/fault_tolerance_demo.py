@@ -3,7 +3,11 @@
     $ partreduce design 1x4 --build allreduce -o schedule.json
     $ partreduce run --schedule schedule.json --tolerate-failures 1 --max-restarts 1 examples/fault_tolerance_demo.py \\
           schedule.json
-OUTPUT
+    partreduce: worker 2 was killed by signal 9 (SIGKILL) while it trained; ...
+    partreduce: without worker 2 the other 3 continue together from round 20; ...
+    partreduce: worker 2 joined in round 116 with the state of worker 0, and all 4 continue together; ...
+    [2] worker 2: step 300, test accuracy 0.892, replaced: True
+    [0] worker 0: step 300, test accuracy 0.892, replaced: False
 """
 
 import argparse

@@ -4,7 +4,11 @@ Workers of a node average in every step; an outer Nesterov step over both nodes 
 
     $ partreduce design 2x2 --build "regions-diloco(every=15,lr=1,momentum=0.5)" -o diloco.json
     $ partreduce run --schedule diloco.json examples/gpt_diloco.py diloco.json
-OUTPUT
+    [0] step 50: validation loss of the mean model 2.68
+    [0] step 100: validation loss of the mean model 2.49
+    [0] step 150: validation loss of the mean model 2.43
+    [0] this schedule sends 48 kB per step out of a node
+    [0] All-Reduce in every step sends 724 kB per step out of a node
 
 `design 2x2` has two nodes of two workers. With whole nodes as regions between which the link is slow, only the outer
 steps cross it. On two machines run the second command on each, with --nnodes 2 --node-rank I --rdzv-endpoint HOST:PORT.

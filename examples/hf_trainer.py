@@ -2,7 +2,7 @@
 
     $ partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
     $ partreduce run --schedule schedule.json examples/hf_trainer.py schedule.json
-OUTPUT
+    [0] loss of the mean model on new sentences: 0.0028
 
 A small BERT classifies sentences of random words by their first word, so that nothing has to be downloaded.
 """
@@ -37,4 +37,6 @@ with tempfile.TemporaryDirectory() as folder:
     trainer = Trainer(model, settings, train_dataset=sentences(1, 1024), eval_dataset=sentences(2, 256))
     trainer.add_callback(ScheduleCallback(trainer, args.schedule))  # the only line for partreduce
     trainer.train()
-    print(f"loss of the mean model on new sentences: {trainer.evaluate()['eval_loss']:.4f}")
+    loss = trainer.evaluate()["eval_loss"]  # on all workers
+    if trainer.is_world_process_zero():
+        print(f"loss of the mean model on new sentences: {loss:.4f}")

@@ -1,8 +1,8 @@
 """Lightning: one strategy puts the schedule in the place of DDP. Needs lightning.
 
-    $ partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
-    $ partreduce run --schedule schedule.json examples/lightning_strategy.py schedule.json
-OUTPUT
+$ partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
+$ partreduce run --schedule schedule.json examples/lightning_strategy.py schedule.json
+[0] test accuracy of the mean model 0.865
 """
 
 import argparse
@@ -47,4 +47,5 @@ trainer = Trainer(
 trainer.fit(module, loader)
 with torch.no_grad():  # after fit() every worker holds the mean of all models
     accuracy = (module.model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
-print(f"test accuracy of the mean model {accuracy:.3f}")
+if trainer.is_global_zero:
+    print(f"test accuracy of the mean model {accuracy:.3f}")

@@ -2,10 +2,12 @@
 
     $ partreduce design 1x4 --build allreduce -o allreduce.json
     $ partreduce run --schedule allreduce.json examples/straggler_demo.py allreduce.json
-OUTPUT1
+    [0] worker 0: 115 steps in 26.3 s, accuracy of the mean model 0.865
+    [3] worker 3: 115 steps in 26.3 s, accuracy of the mean model 0.865
     $ partreduce design 1x4 --set slow=3:5x --set compute=40ms --model-bytes 41kB -o schedule.json
     $ partreduce run --schedule schedule.json examples/straggler_demo.py schedule.json
-OUTPUT2
+    [0] worker 0: 100 steps in 5.2 s, accuracy of the mean model 0.852
+    [3] worker 3: 20 steps in 5.2 s, accuracy of the mean model 0.852
 
 Sleep stands for computing, so that workers need no cores of their own.
 """
@@ -51,4 +53,6 @@ optimizer.finish()  # every worker now holds the mean of all models
 with torch.no_grad():
     accuracy = (model(images[1500:]).argmax(1) == labels[1500:]).float().mean().item()
 if optimizer.rank in {0, 3}:
-    print(f"worker {optimizer.rank}: {optimizer.steps} steps in {taken:.1f} s, accuracy of the mean model {accuracy:.3f}")
+    print(
+        f"worker {optimizer.rank}: {optimizer.steps} steps in {taken:.1f} s, accuracy of the mean model {accuracy:.3f}"
+    )

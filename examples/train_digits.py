@@ -1,7 +1,10 @@
-"""Train a small network on scikit-learn's digits: an ordinary single-process PyTorch script plus three lines (marked).
+"""A small CNN on scikit-learn's digits: a single-process PyTorch script plus the marked lines.
 
-partreduce run --workers 8 examples/train_digits.py schedule.json
-torchrun --nproc-per-node 8 examples/train_digits.py schedule.json
+    $ partreduce design 2x4 --build allreduce -o schedule.json
+    $ partreduce run --schedule schedule.json examples/train_digits.py schedule.json
+    [0] last loss 0.215, test accuracy of the mean model 0.923
+
+ddp_after.py is a longer script, with epochs, checkpoints and evaluation.
 """
 
 import sys
@@ -10,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-import partreduce  # line 1
+import partreduce  # changed
 
 torch.manual_seed(0)
 digits = load_digits()
@@ -18,7 +21,7 @@ order = torch.randperm(len(digits.target))
 images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[order]
 labels = torch.tensor(digits.target)[order]
 test_images, test_labels = images[1500:], labels[1500:]
-images, labels = partreduce.shard_dataset(images[:1500]), partreduce.shard_dataset(labels[:1500])  # line 2
+images, labels = partreduce.shard_dataset(images[:1500]), partreduce.shard_dataset(labels[:1500])  # changed
 
 model = nn.Sequential(
     nn.Unflatten(1, (1, 8, 8)),
@@ -31,12 +34,12 @@ model = nn.Sequential(
     nn.Linear(32 * 16, 10),
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-optimizer = partreduce.DistributedOptimizer(optimizer, model, sys.argv[1], timeout=60)  # line 3
+optimizer = partreduce.DistributedOptimizer(optimizer, model, sys.argv[1], timeout=60)  # changed
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=150)
-optimizer.register_stateful(scheduler)  # only `run --max-restarts` needs it: a worker that comes back continues with it
+optimizer.register_stateful(scheduler)  # only for `run --max-restarts`: a worker that joins copies it
 
 generator = torch.Generator().manual_seed(optimizer.rank)
-for _ in optimizer.batches(range(150)):  # all end at the same round
+for _ in optimizer.batches(range(150)):  # changed: all end at the same round
     batch = torch.randint(len(images), (32,), generator=generator)
     loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
     optimizer.zero_grad()
@@ -44,7 +47,7 @@ for _ in optimizer.batches(range(150)):  # all end at the same round
     optimizer.step()
     scheduler.step()
 
-optimizer.finish()  # from here on every worker holds the mean of all models
+optimizer.finish()  # changed: from here on every worker holds the mean of all models
 with torch.no_grad():
     accuracy = (model(test_images).argmax(1) == test_labels).float().mean().item()
 if optimizer.rank == 0:

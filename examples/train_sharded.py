@@ -1,9 +1,10 @@
-"""Train a model that fully_shard has sharded, so that replicas average as a schedule says.
+"""A model sharded by fully_shard (FSDP2), whose replicas average as a schedule says.
 
-Four ranks are two replicas of two shards each; replicas are what the schedule calls workers.
+    $ partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
+    $ torchrun --nproc-per-node 4 examples/train_sharded.py schedule.json
+    loss of the mean model 0.002
 
-partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
-torchrun --nproc-per-node 4 examples/train_sharded.py schedule.json
+Four ranks are two replicas of two shards each; a replica is a worker of the schedule.
 """
 
 import sys

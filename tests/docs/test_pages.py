@@ -1,0 +1,164 @@
+"""The commands of the guides print what the pages show, and the numbers of their tables are the measured ones."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lab.results import Row, listed
+from helpers.warm import WARM
+from partreduce.__main__ import main
+from partreduce.planner.predict import predict
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.schedule import load_schedule, parse_schedule
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
+PAGES = [
+    *sorted((ROOT / "docs/how-to").glob("*.md")),
+    *(ROOT / f"docs/{name}.md" for name in ("concepts", "faq", "troubleshooting")),
+]
+SHOWN = {"frameworks": 1, "regions": 6, "slow-link": 3, "slow-worker": 3, "concepts": 7, "troubleshooting": 1}
+"""How many lines of output each page shows; pages that are not named show none."""
+OURS = ["peers-ours"]
+GUIDES_WORDS = {"fault-tolerance": 900, "multi-node": 300}
+
+
+def text_of(page: str) -> str:
+    return (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The blocks of code of a page in a language; "" for those that name none."""
+    return [
+        code for name, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if name == language
+    ]
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """Every command behind a `$` with the lines that it is shown to print."""
+    pieces = [piece for block in blocks(text, "") for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    return [(command, lines) for command, *lines in (piece.strip("\n").splitlines() for piece in pieces)]
+
+
+def plain(line: str) -> str:
+    """A line with single spaces; which workers of several said the same in time is left out."""
+    return re.sub(r"^\[\d+-\d+\] ", "[0] ", " ".join(line.split()))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_commands_of_a_page_print_what_it_shows_in_this_order(path, tmp_path, monkeypatch):
+    text = path.read_text(encoding="utf-8")
+    found = commands(text)
+    if not found:
+        pytest.skip("shows no output")
+    for example in (ROOT / "examples").iterdir():
+        shutil.copy(example, tmp_path)
+    scripts = [block for block in blocks(text, "python") if "sys.argv" in block]
+    (tmp_path / "train.py").write_text(scripts[0] if scripts else (ROOT / "examples/train_digits.py").read_text())
+    seen = 0
+    for command, lines in found:
+        monkeypatch.setenv("COLUMNS", "80" if command.startswith("partreduce design") else "200")
+        done = WARM.run(*shlex.split(command), cwd=tmp_path)
+        fails = any("Error: " in line for line in lines)
+        assert (done.returncode != 0) == fails, (command, done.stderr)
+        printed = iter([plain(line) for line in (done.stdout + done.stderr).splitlines()])
+        expected = [plain(line) for line in lines if line.strip() not in {"", "…"}]
+        assert [line for line in expected if line not in printed] == [], (command, done.stdout)
+        seen += len(expected)
+    assert seen == SHOWN.get(path.stem, 0)
+
+
+def rows_of(name: str) -> dict[str, Row]:
+    """The rows of a lab's result by contestant."""
+    ((_, rows),) = listed(json.loads((RESULTS / f"lab-{name}.json").read_text()))
+    return {row.contestant: row for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("page", "label", "results", "contestant"),
+    [
+        ("slow-link", "PyTorch DDP", ["peers"], "DDP"),
+        ("slow-link", "PyTorch DDP, fp16 hook", ["peers"], "DDP, float16"),
+        ("slow-link", "PyTorch post-local SGD, every 16 steps", ["peers", "peers-ours"], "torch post-local SGD 16"),
+        ("slow-link", "partreduce: inside nodes every step, all every 24", OURS, "node-then-all 23, hierarchical"),
+        ("slow-link", "the same, int8 between nodes", OURS, "node-then-all 23, hierarchical, int8"),
+        ("slow-worker", "All-Reduce, hierarchical, overlapped", ["peers-slow"], "hierarchical, overlapped"),
+        ("slow-worker", "PyTorch hierarchical averager", ["peers-slow"], "torch averager 1/16"),
+        ("slow-worker", "PyTorch DDP, fp16 hook", ["peers-slow"], "DDP, float16"),
+        ("slow-worker", "partreduce: groups on request", ["peers-slow"], "generator, node-then-all 24"),
+    ],
+)  # fmt: skip
+def test_the_seconds_of_a_guide_are_the_measured_ones(page, label, results, contestant):
+    (line,) = (line for line in text_of(f"how-to/{page}").splitlines() if line.startswith(f"| {label} |"))
+    cells = [cell for name in results for cell in rows_of(name)[contestant].all_seconds]
+    _, _, seconds, *runs = (cell.strip() for cell in line.split("|")[:-1])
+    assert seconds == f"{sum(cells) / len(cells):.1f}"
+    assert runs in ([], [str(len(cells))])
+
+
+def test_the_losses_of_the_guide_to_regions_are_the_measured_ones():
+    page = (RESULTS / "long_regions.md").read_text(encoding="utf-8")
+    measured = {cells[1].strip(): cells for line in page.splitlines() if len(cells := line.split("|")) > 9}
+    ours = "regions as replicas, outer steps every 15 in 4 bits, AdamW"
+    for label, name in {
+        "All-Reduce in every step": "All-Reduce in each step, AdamW",
+        "a region is a replica, outer step every 15": ours,
+        "every 30": "regions as replicas, outer steps every 30 in 4 bits, AdamW",
+        "regions average parameters, outer step every 15": ours.replace("as replicas", "in each step"),
+        "DiLoCo of single workers, every 15": "DiLoCo, every 15, 4 bits, AdamW",
+    }.items():
+        row = measured[name]
+        fewer = row[7].strip().removesuffix("×")
+        share = fewer if fewer == "1" else f"1/{fewer}"
+        line = f"| {label} | {float(row[3].split()[0]):.2f} | {share} | {row[4].strip()} |"
+        assert line in text_of("how-to/regions")
+    longer, best = (
+        float(measured[f"{name}, 1,170 steps"][3].split()[0]) for name in (ours, "All-Reduce in each step, AdamW")
+    )
+    assert f"ends at {round(longer - 1e-9, 2)} and All-Reduce at {best:.2f} (1 seed)" in text_of("how-to/regions")
+    sgd = measured["regions in each step, outer steps every 30 in 4 bits"], measured["All-Reduce in each step"]
+    assert "({:.2f} and {:.2f})".format(*(float(row[3].split()[0]) for row in sgd)) in text_of("how-to/regions")
+
+
+def test_a_step_over_regions_takes_the_seconds_that_the_guide_says(tmp_path, capsys):
+    guide = text_of("how-to/regions")
+    cluster = ROOT / "examples/two-regions.yaml"
+    assert cluster.read_text() in guide
+    paths = [str(tmp_path / f"{name}.json") for name in ("ours", "whole")]
+    for build, path in zip(("regions-diloco(every=20,lr=1,momentum=0.5)", "allreduce"), paths, strict=True):
+        assert main(["design", str(cluster), "--build", build, "-o", path]) == 0
+    capsys.readouterr()
+    assert main(["simulate", *paths, "--cluster", str(cluster), "--json"]) == 0
+    ours, whole = (row["seconds_per_step"] for row in json.loads(capsys.readouterr().out)["schedules"])
+    assert f"A step takes {1000 * ours:.1f} ms; with All-Reduce in every step it takes {whole:.1f} s" in guide
+
+
+def test_streaming_sends_a_quarter_and_the_examples_for_regions_are_proved(capsys):
+    path = ROOT / "examples/streaming.json"
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    hardware = load_cluster(ROOT / "examples/two-regions.yaml").hardware
+    late = predict(load_schedule(path), hardware)
+    del raw["strategy"]["sync"], raw["strategy"]["payload"]["fragments"]
+    assert late.peak_nic_bytes == predict(parse_schedule(json.dumps(raw)), hardware).peak_nic_bytes / 4
+    for name in ("two-level", "streaming"):
+        assert main(["verify", str(ROOT / f"examples/{name}.json")]) == 0
+        assert capsys.readouterr().out.startswith("PROVED: ")
+
+
+def test_the_python_of_the_faq_runs(tmp_path):
+    (code,) = blocks(text_of("faq"), "python")
+    done = WARM.run("-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_schedule(tmp_path / "schedule.json").num_workers == 16
+
+
+@pytest.mark.parametrize("page", GUIDES_WORDS)
+def test_a_guide_is_short(page):
+    text = re.sub(r"<!--.*?-->", "", text_of(f"how-to/{page}"))
+    assert sum(bool(re.search(r"\w", word)) for word in text.split()) <= GUIDES_WORDS[page]
