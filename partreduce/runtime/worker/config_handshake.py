@@ -83,7 +83,7 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class HandshakeResult:
     """The outcome of a handshake: how to reach the others, and which optimizer of the run this is, equal on all."""
 
     world: World
@@ -100,17 +100,17 @@ def agree(
     *,
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
-) -> Agreed:
+) -> HandshakeResult:
     """Compare `facts`, and the lines behind those that are hashes, over all workers; join the run if no world is given.
 
     With `mesh` the workers are its replicas, and `replica` are the ranks of this one's processes, this one first.
     """
     if is_alone(world, mesh):
-        return Agreed(SingleProcessWorld(), "alone")
+        return HandshakeResult(SingleProcessWorld(), "alone")
     if world is not None:
         key = str(world.next_instance())
         handshake(world.store, world.rank, world.size, facts, details=details, key=key, timeout=timeout)
-        return Agreed(world, key)
+        return HandshakeResult(world, key)
 
     key = ""
     lifelines: KeepaliveSockets | None = None
@@ -135,7 +135,7 @@ def agree(
         if lifelines is not None:
             lifelines.close()
         raise
-    return Agreed(world, key, lifelines)
+    return HandshakeResult(world, key, lifelines)
 
 
 def _share_processes(store: NamedPrefixStore, size: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import partreduce.verify.prove
 from partreduce.__main__ import main
-from partreduce.commands.cluster_options import assumed
+from partreduce.commands.cluster_options import hardware_defaults
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
@@ -410,10 +410,10 @@ def test_links_without_a_rate_are_said_to_count_as_free():
     links = {"inside": Link(seconds_per_byte=1e-10), "node_nic": ((2, Link(latency=1e-6)),)}
     stated = Hardware(nic=Link(seconds_per_byte=1e-9), **links)
     cluster = Cluster.regular(3, 2, hardware=stated)
-    assert assumed(cluster, {"compute": 1.0}, model_bytes="1MB") == {"--set nic": "free on 1 of 3 nodes"}
-    assert assumed(cluster, {"compute": 1.0, "nic": 1e9}, model_bytes="1MB") == {}
+    assert hardware_defaults(cluster, {"compute": 1.0}, model_bytes="1MB") == {"--set nic": "free on 1 of 3 nodes"}
+    assert hardware_defaults(cluster, {"compute": 1.0, "nic": 1e9}, model_bytes="1MB") == {}
     alone = Cluster.regular(1, 2, hardware=Hardware(inside=links["inside"]))
-    assert assumed(alone, {"compute": 1.0}, model_bytes="1MB") == {}, "nothing leaves the node"
+    assert hardware_defaults(alone, {"compute": 1.0}, model_bytes="1MB") == {}, "nothing leaves the node"
 
 
 def test_design_lists_and_explains_the_catalogue(capsys):
