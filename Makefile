@@ -46,13 +46,14 @@ test: $(STAMP)  ## the whole test suite
 $(PARTS:%=test-%): $(STAMP)
 	@mkdir -p build && PYTHONUNBUFFERED=1 $(NICE) $(BIN)/python -m pytest $(FILES) 2>&1 | tee build/$@.txt | sed -u 's/^/$@ | /'
 
-check: $(STAMP)  ## style, types, layers, schema, links between documents
+check: $(STAMP)  ## style, types, layers, schema, links between documents, names and words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m partreduce.topo.document.schema --check
 	$(BIN)/python -m docs.links
+	$(BIN)/python -m docs.words
 
 docs: $(STAMP)  ## the documentation as a site: build/site/index.html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
