@@ -145,7 +145,9 @@ def _is_answered_by_the_catalogue(
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if build is not None:
-        reason = "tells the planner what to weigh, and --build builds an entry without weighing; leave one of them out"
+        reason = (
+            "cannot be combined with --build: a catalogue schedule is built, not searched for; leave one of them out"
+        )
         options.check_unused(context, others - set(BUILDING), reason)
         claim_stdout(output, as_json=as_json)
         _write(_built(cluster, build, tolerate_failures), output, as_json=as_json)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from partreduce.commands import options
 from partreduce.console import console
 from partreduce.runtime.environment import NODE_RANKS, SCHEDULE, TORCH_CPP_LOG_LEVEL
 from partreduce.runtime.generator.process import generator_process
@@ -113,7 +114,8 @@ def command(
     if workers is None:
         misplaced = {"--workers", "--nproc-per-node", "-n", "--schedule"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
-        raise typer.BadParameter(f"is needed, or --schedule{where}", param_hint="--workers")
+        raise typer.BadParameter(f"expected --workers N or --schedule FILE{where}", param_hint="--workers")
+    options.check_nodes("--simulate-nodes", simulate_nodes, workers)
     plan = None if loaded is None else loaded.failure_plan
     planned = 0 if loaded is None or plan is None else plan.most_failures(loaded.cluster)
     if loaded is not None and loaded.strategy.needs_generator:

@@ -91,7 +91,7 @@ def launch(
             is called with the address at which that listens, and with its key if the nodes have one.
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
-        raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
+        raise InputError(f"num_nodes: expected a divisor of {num_workers} workers, got {num_nodes}")
     check_script(target)
     try:
         with raise_on_sigterm(), contextlib.ExitStack() as stack:
@@ -189,7 +189,7 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
     """Check that one worker remains, and that failed workers start again only where the others continue."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
-            f"--tolerate-failures {max_failures}: of {num_workers} workers 0 to {num_workers - 1} may fail"
+            f"--tolerate-failures: expected 0 to {num_workers - 1} for {num_workers} workers, got {max_failures}"
         )
     if max_restarts < 0 or (max_restarts and not max_failures):
         raise InputError(

@@ -296,8 +296,8 @@ def log_single_process(schedule: Schedule) -> None:
     """One line for each schedule of the process."""
     n = schedule.num_workers
     text = (
-        f"partreduce: this script runs alone, and schedule {schedule.name!r} is for {n} workers: nothing is averaged; "
-        f"start it with `partreduce run --workers {n} SCRIPT` or torchrun for that\n"
+        f"partreduce: running as a single process; schedule {schedule.name!r} needs {n} workers, so nothing is "
+        f"averaged; start it with `partreduce run --workers {n} SCRIPT` or torchrun\n"
     )
     if text not in _said:
         _said.add(text)

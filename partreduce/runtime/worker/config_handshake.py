@@ -68,7 +68,7 @@ class Policies:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
     def check_apart(self, schedule: Schedule) -> None:
-        """Refuse models that begin apart where only what is added to a common start may be rounded, or stepped with."""
+        """Check that models start equal where only what is added to a common start may be rounded, or stepped with."""
         outer = schedule.strategy.payload.outer
         if not self.broadcast and outer.in_words and not outer.has_own_outer_params:
             raise InputError(
@@ -78,7 +78,8 @@ class Policies:
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.transport.codec.rounds:
             raise InputError(
                 f"initial='keep': codec {schedule.strategy.transport.codec.value!r} rounds what workers added since "
-                "they were equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
+                "they were equal, and models that start from different weights differ by more than that; "
+                "use 'broadcast' or no codec"
             )
 
 

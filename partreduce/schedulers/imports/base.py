@@ -150,6 +150,6 @@ def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Sch
     chosen = Cluster.regular(count, 1) if cluster is None else cluster
     if chosen.num_workers != count:
         raise ScheduleError(
-            f"{name}: is for {count} workers, cluster {chosen} has {chosen.num_workers}; name a cluster of {count}"
+            f"cluster {chosen}: has {chosen.num_workers} workers, {name!r} is for {count}; name a cluster of {count}"
         )
     return Schedule(name, chosen, NeighborAveraging(rounds=tuple(rounds)))

@@ -114,6 +114,8 @@ def _import(
         imported = _GRAPHS[chosen](data, name, **options)
         return schedule(PurePath(name).stem, [round_of(imported, weights)], cluster)
     except ScheduleError as error:
+        if str(error).startswith("cluster "):  # the argument is wrong, not the file
+            raise
         raise ScheduleError(f"{name}: {error}") from None
 
 

@@ -258,7 +258,7 @@ def test_what_names_no_machine_is_no_endpoint(text):
         ),
         ("--nnodes 2 --workers 1 --node-rank 0 --rdzv-endpoint a:b", "--rdzv-endpoint 'a:b': name where all"),
         ("--nnodes 0 --workers 1", "--nnodes"),
-        ("--nnodes 2 --node-rank 0 --rdzv-endpoint a", "--workers: is needed, or --schedule"),
+        ("--nnodes 2 --node-rank 0 --rdzv-endpoint a", "--workers: expected --workers N or --schedule FILE"),
         ("--nnodes 2 --simulate-nodes 2 --node-rank 0 --rdzv-endpoint a --workers 2", "--simulate-nodes: simulates"),
     ],
 )

@@ -78,7 +78,7 @@ def test_cluster_and_weights_are_options(tmp_path):
     schedule = import_schedule(path, cluster=Cluster.parse("2x2"), weights="best-constant")
     assert schedule.cluster == Cluster.parse("2x2")
     assert schedule.strategy.rounds[0].weights == (Fraction(1, 2),)
-    with pytest.raises(ScheduleError, match="is for 4 workers, cluster 3x2 has 6; name a cluster of 4"):
+    with pytest.raises(ScheduleError, match="cluster 3x2: has 6 workers, 'path' is for 4; name a cluster of 4"):
         import_schedule(path, cluster=Cluster.parse("3x2"))
 
 
