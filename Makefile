@@ -43,13 +43,14 @@ both-parts:
 part-%:
 	@mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest $(FILES_$*) -m "$(CHOICE)" 2>&1 | tee build/test-$*.txt | sed -u 's/^/$* | /'
 
-check: $(STAMP)  ## style, types, layers, schema, links between documents
+check: $(STAMP)  ## style, types, layers, schema, links between documents, names and words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m partreduce.topo.document.schema --check
 	$(BIN)/python -m docs.links
+	$(BIN)/python -m docs.words
 
 docs: $(STAMP)  ## the documentation as a site: build/site/index.html
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs

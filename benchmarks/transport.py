@@ -111,7 +111,7 @@ def sums(
     import torch
 
     from partreduce.runtime.codecs import Coding
-    from partreduce.runtime.transport.worlds import formed
+    from partreduce.runtime.transport.worlds import world_for_algorithm
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.allreduce import AllReduce
@@ -120,7 +120,7 @@ def sums(
     given = torch.randn(int(megabytes * 10**6) // 4, generator=torch.Generator().manual_seed(world.rank))
     groups = {}
     for name, how in transports.items():
-        of_algorithm = formed(world, how.algorithm, cluster)
+        of_algorithm = world_for_algorithm(world, how.algorithm, cluster)
         of_algorithm.prepare(Schedule("sums", cluster, AllReduce(transport=how)))
         groups[name] = of_algorithm.everyone()
     exact = given.double()

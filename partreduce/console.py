@@ -41,7 +41,7 @@ def _console(errors: bool) -> Console:
         environment.pop("COLUMNS", None)  # rich prints nothing at all in 0 columns, which some containers state
     terminal = Console(stderr=errors, highlight=False, soft_wrap=True, _environ=environment)
     if not terminal.is_terminal and "COLUMNS" not in environment:
-        # A file or a pipe has no width of its own; 80 columns would fold tables for no reason.
+        # A file or a pipe has no width; 80 columns would fold tables for no reason.
         return Console(stderr=errors, highlight=False, soft_wrap=True, width=120, _environ=environment)
     return terminal
 

@@ -1,4 +1,4 @@
-"""Everything that partreduce raises of its own. The tree, with the exit code of each, is drawn in `topo/errors.py`."""
+"""All exceptions that partreduce raises. The tree, with the exit code of each, is drawn in `topo/errors.py`."""
 
 from partreduce.topo.errors import DocumentError as DocumentError
 from partreduce.topo.errors import EvictedError as EvictedError

@@ -26,13 +26,13 @@ PLAIN = {
 
 
 class OutputLostError(Exception):
-    """Nobody gets our output: its reader (such as `head`) has gone, or what the text says, as on a full disk.
+    """Our output has no reader left: its reader (such as `head`) has gone, or what the text says, as on a full disk.
 
     No OSError, so that no library below us handles it.
     """
 
 
-class _Watched(io.FileIO):
+class _WatchedDescriptor(io.FileIO):
     """A descriptor that tells by OutputLostError that it takes no more."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer, as in FileIO
@@ -49,7 +49,7 @@ def guarded_streams() -> Iterator[None]:
     """Replace the process's own standard output and error while a command runs; streams of a caller are left alone."""
     before = (sys.stdout, sys.stderr)
     codecs.register_error("partreduce-plain", _plainly)
-    sys.stdout, sys.stderr = _guarded(sys.stdout, sys.__stdout__, 1), _guarded(sys.stderr, sys.__stderr__, 2)
+    sys.stdout, sys.stderr = _guard(sys.stdout, sys.__stdout__, 1), _guard(sys.stderr, sys.__stderr__, 2)
     try:
         yield
     finally:
@@ -61,20 +61,20 @@ def guarded_streams() -> Iterator[None]:
 
 
 def silence() -> None:
-    """Point both streams elsewhere, so that the interpreter's last flush of what nobody reads is silent."""
+    """Point both streams elsewhere, so that the interpreter's last flush without a reader is silent."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
 
 
-def _guarded(stream: TextIO | None, own: TextIO | None, descriptor: int) -> TextIO:
+def _guard(stream: TextIO | None, own: TextIO | None, descriptor: int) -> TextIO:
     if stream is None:  # the descriptor was closed by the process that started us
         return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as long as the process
     if stream is not own or not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
-    raw = _Watched(descriptor, "wb", closefd=False)
+    raw = _WatchedDescriptor(descriptor, "wb", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         encoding=stream.encoding,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
@@ -39,7 +40,9 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
             guard = 'put what makes it a program under `if __name__ == "__main__":`'
             raise InputError(f"{place} {text}: {path} ended the program when it was executed; {guard}") from None
         except Exception as error:
-            raise InputError(f"{place} {text}: {path} raised {one_line(error)}") from error
+            raise InputError(
+                f"{place} {text}: importing {path} failed: {one_line(error)}{_line_of(error, path)}"
+            ) from error
     function = getattr(module, name, None)
     if not callable(function):
         near = get_close_matches(name, [key for key, value in vars(module).items() if callable(value)], n=1)
@@ -79,6 +82,14 @@ def _as_if_run(path: Path) -> Iterator[None]:
             sys.path.remove(folder)
         if folder not in sys.path:
             sys.path.append(folder)
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """Where in the file it was raised, such as ` (line 31)`; empty where it was not raised through the file."""
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
+    ]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def one_line(error: BaseException) -> str:

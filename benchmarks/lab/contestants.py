@@ -15,7 +15,7 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.strategies import load_strategy
 from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.classic import ring
-from partreduce.topo.graphs.clustered import clustered
+from partreduce.topo.graphs.clustered import clustered_graph
 from partreduce.topo.graphs.hop import double_ring, ring_based
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.schedule import Schedule
@@ -41,8 +41,8 @@ GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
     "ring": lambda cluster: ring(cluster.num_workers),
     "ring-based": lambda cluster: ring_based(cluster.num_workers),
     "double-ring": lambda cluster: double_ring(cluster.num_workers),
-    "machines b": lambda cluster: clustered(_nodes(cluster), ends="gateway"),
-    "machines c": lambda cluster: clustered(_nodes(cluster), ends="spread"),
+    "machines b": lambda cluster: clustered_graph(_nodes(cluster), ends="gateway"),
+    "machines c": lambda cluster: clustered_graph(_nodes(cluster), ends="spread"),
 }
 """The last two are Figure 21's settings b and c for our machines: in b one worker of a machine has both its links."""
 

@@ -123,7 +123,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
                     parameter.metavar = ""  # a flag takes no value, and the help would show `<bool>` as one
             return parameters
 
-    def unasked() -> None:
+    def show_help() -> None:
         """Stands for a verb that is listed only."""
 
     for verb in VERBS + HIDDEN:
@@ -133,7 +133,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
         document = _help_of(verb) if module is None else module.command.__doc__
         said = inspect.cleandoc(document).split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in said)  # typer would keep the source's lines
-        function, settings = (unasked, {}) if module is None else (module.command, getattr(module, "SETTINGS", {}))
+        function, settings = (show_help, {}) if module is None else (module.command, getattr(module, "SETTINGS", {}))
         app.command(verb, cls=Verb, help=text, hidden=verb in HIDDEN, **settings)(function)
     return app
 

@@ -113,7 +113,7 @@ def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch
     return tuple(replace(one, uplink=Link(one.uplink.latency, 1 / given["uplink"])) for one in stated)
 
 
-def assumed(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
+def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
     """What `hardware_of` takes from its defaults, by the option that would say it."""
     stated = cluster.hardware
     links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else _free_links(cluster, stated)

@@ -18,7 +18,7 @@ from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.tables import ModelFacts, read_model
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.problem import Objective
-from partreduce.topo.closed_model import dumped
+from partreduce.topo.closed_model import dump_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.cluster import load_cluster
@@ -89,7 +89,7 @@ def command(
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     limits, queues = own.limits_of(most)
     facts = None if model is None else _facts_of(model, given.get("touched"), place)
-    assumed = cluster_options.assumed(place, given, model_bytes=model_bytes)
+    assumed = cluster_options.hardware_defaults(place, given, model_bytes=model_bytes)
     told = options.member_or_none(Optimizer, optimizer or own.OptimizerChoice.ANY)
     if optimizer is None and facts is not None:
         told = facts.optimizer
@@ -145,7 +145,9 @@ def _is_answered_by_the_catalogue(
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if build is not None:
-        reason = "tells the planner what to weigh, and --build builds an entry without weighing; leave one of them out"
+        reason = (
+            "cannot be combined with --build: a catalogue schedule is built, not searched for; leave one of them out"
+        )
         options.check_unused(context, others - set(BUILDING), reason)
         claim_stdout(output, as_json=as_json)
         _write(_built(cluster, build, tolerate_failures), output, as_json=as_json)
@@ -191,7 +193,7 @@ def _write(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
         "period": phases_of(schedule)[0],
         "num_distinct_phases": phases_of(schedule)[1],
         "sha256": schedule_sha256(schedule),
-        **({} if schedule.failure_plan is None else {"failure_plan": dumped(schedule.failure_plan)}),
+        **({} if schedule.failure_plan is None else {"failure_plan": dump_fields(schedule.failure_plan)}),
     }
     if as_json:
         emit_json(facts | ({"output": str(output)} if output else {"schedule": dump_schedule(schedule)}))

@@ -47,7 +47,7 @@ def search(
 ) -> None:
     """Plan, write what was asked for, and print the recommendation; with `show_front` the front, to `explain` the rest.
 
-    `assumed` holds the defaults that stand in for what nobody stated, by option.
+    `assumed` holds the defaults of options that were not given, by option.
     The tables of a `model` are placed as is best with the recommendation.
     """
     check(plot)
@@ -130,7 +130,7 @@ def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _shown(planned: Plan) -> list[CandidateSchedule]:
+def _select_rows(planned: Plan) -> list[CandidateSchedule]:
     """What the table shows by rising communication: recommendation, baselines, and others of the front, evenly."""
     kinds: dict[str, CandidateSchedule] = {}
     for option in sorted(planned.options, key=lambda one: one.time, reverse=True):
@@ -145,7 +145,7 @@ def _shown(planned: Plan) -> list[CandidateSchedule]:
 
 
 def _print_front(planned: Plan, job: PlanRequest) -> None:
-    hardware, shown = job.hardware, _shown(planned)
+    hardware, shown = job.hardware, _select_rows(planned)
     queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
     columns = [Column("schedule / NAME", justify="left", wraps=True), Column("period", drop=6)]
     columns += [*map(Column, ("comm.", "step", "distance")), Column("drift", drop=2), Column("steps"), Column("time")]

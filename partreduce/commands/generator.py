@@ -39,17 +39,17 @@ def command(
     worker_keys: Annotated[
         Path | None, typer.Option(help="Write the key here, too, for the workers (mode 0600).")
     ] = None,
-    beside: Annotated[int | None, typer.Option(hidden=True)] = None,
+    parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
     """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it."""
-    # `--beside PID` ends it with process PID, which started it and talks to it, and then removes its files: see
+    # `--parent PID` ends it with process PID, which started it and talks to it, and then removes its files: see
     # generator/process.py.
     files = [path for path in (log, address_file) if path is not None]
     files += [] if log is None else [log.with_name(f"{log.name}{end}") for end in LOG_ENDINGS]
     with contextlib.ExitStack() as stack:
         launcher = Launcher()
-        if beside is not None:
-            stack.enter_context(belongs_to(beside, files))
+        if parent is not None:
+            stack.enter_context(belongs_to(parent, files))
         loaded = load_schedule(schedule)
         if not isinstance(loaded.strategy, DynamicGroups):
             raise InputError(
@@ -61,7 +61,7 @@ def command(
         setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
         service = GeneratorService(
             setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded),
-            failed=tuple if beside is None else launcher.failed, on_evicted=launcher.evicted,
+            failed=tuple if parent is None else launcher.failed, on_evicted=launcher.evicted,
         )  # fmt: skip
         stack.callback(service.close)
         for number in (signal.SIGTERM, signal.SIGINT):

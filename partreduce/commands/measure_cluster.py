@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_SIZE = "8MB"
-"""What is moved where nobody says how large the model is."""
+"""What is moved where the size of the model is not given."""
 
 
 def cluster_measurement(
@@ -42,7 +42,7 @@ def cluster_measurement(
 
     def measure() -> None:
         measured = _measure(size, function, repetitions=repetitions, quiet=as_json)
-        if measured is not None and model_bytes is None:  # nobody said what the model has, and the file does not
+        if measured is not None and model_bytes is None:  # neither option nor file gives the size of the model
             hardware = replace(measured.cluster.hardware or Hardware(), model_bytes=None)
             measured = replace(measured, cluster=replace(measured.cluster, hardware=hardware))
         if measured is not None:

@@ -37,7 +37,7 @@ def job_measurement(
 
     def measure() -> None:
         build = function_of(function, "FILE.py:NAME")
-        pilot = _measured(build, str(data), job, steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
+        pilot = _run_on_workers(build, str(data), job, steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
         if pilot is not None:
             _report(pilot, output, cluster or "CLUSTER", as_json=as_json)
 
@@ -51,7 +51,7 @@ def _planned_for(cluster: str, data: Data) -> PlanRequest:
     return PlanRequest(cluster=replace(place, hardware=hardware), data=data)
 
 
-def _measured(
+def _run_on_workers(
     build: Callable[..., Any], data: str, job: PlanRequest | None, *, steps: int, seeds: int, warm_up: int, quiet: bool
 ) -> Pilot | None:
     """Runs on every worker; the pilot on rank 0, None elsewhere."""

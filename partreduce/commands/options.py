@@ -220,27 +220,39 @@ def whole(least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= least):
-            raise InputError(f"{text!r} is not a whole number >= {least}")
+            raise InputError(f"expected an integer >= {least}, got {text!r}")
         return int(text)
 
     return read
+
+
+def check_nodes(option: str, nodes: int, workers: int) -> None:
+    """Check that local workers can be spread evenly over simulated machines.
+
+    Raises:
+        BadParameter: they cannot.
+    """
+    if workers % nodes:
+        raise typer.BadParameter(f"expected a divisor of {workers} workers, got {nodes}", param_hint=option)
 
 
 def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | None, nodes: int) -> int:
     """Run what `measure` measures: here, inside a job, or in `workers` processes of this machine; the exit code.
 
     Raises:
-        InputError: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
+        BadParameter: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
     """
     if RANK in os.environ:
         measure()
         return 0
     if workers is None:
-        raise InputError(
-            f"measure: runs inside a job; start it with --workers N here, or on the cluster with "
-            f"torchrun … -m partreduce measure {usage}"
+        raise typer.BadParameter(
+            "measure runs on all workers: give N here, or start it on the cluster with "
+            f"torchrun … -m partreduce measure {usage}",
+            param_hint="--workers N",
         )
 
+    check_nodes("--nodes", nodes, workers)
     from partreduce.runtime.launcher.launch import launch
 
     return launch(measure, num_workers=workers, num_nodes=nodes)

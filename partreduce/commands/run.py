@@ -11,13 +11,14 @@ from typing import Annotated, Any
 
 import typer
 
+from partreduce.commands import options
 from partreduce.console import console
 from partreduce.runtime.environment import NODE_RANKS, SCHEDULE, TORCH_CPP_LOG_LEVEL
 from partreduce.runtime.generator.process import generator_process
 from partreduce.runtime.launcher.follower import Follower
-from partreduce.runtime.launcher.launch import Restarts, attempts, check_failure_limits, launch
+from partreduce.runtime.launcher.launch import Restarts, check_failure_limits, launch, run_attempts
 from partreduce.runtime.launcher.nodes import Endpoint, Nodes, same_on_all
-from partreduce.runtime.launcher.signals import Terminated, terminable
+from partreduce.runtime.launcher.signals import Terminated, raise_on_sigterm
 from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
@@ -113,7 +114,8 @@ def command(
     if workers is None:
         misplaced = {"--workers", "--nproc-per-node", "-n", "--schedule"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
-        raise typer.BadParameter(f"is needed, or --schedule{where}", param_hint="--workers")
+        raise typer.BadParameter(f"expected --workers N or --schedule FILE{where}", param_hint="--workers")
+    options.check_nodes("--simulate-nodes", simulate_nodes, workers)
     plan = None if loaded is None else loaded.failure_plan
     planned = 0 if loaded is None or plan is None else plan.most_failures(loaded.cluster)
     if loaded is not None and loaded.strategy.needs_generator:
@@ -155,7 +157,7 @@ class _Run:
         return {} if self.path is None else {SCHEDULE: str(self.path)}
 
     def alone(self) -> int:
-        return attempts(self.attempt, self.max_restarts)
+        return run_attempts(self.attempt, self.max_restarts)
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
         """Decide for all nodes as node 0, or follow it."""
@@ -171,15 +173,15 @@ class _Run:
         placement = cluster if cluster is not None and cluster.num_nodes == nnodes else None
         num_workers = None if cluster is None else cluster.num_workers
         with (
-            terminable(),
+            raise_on_sigterm(),
             Nodes(endpoint, facts, run_id, num_nodes=nnodes, placement=placement, num_workers=num_workers) as nodes,
         ):
-            code = attempts(functools.partial(self.attempt, nodes=nodes), self.max_restarts, pause=NODES_PAUSE)
+            code = run_attempts(functools.partial(self.attempt, nodes=nodes), self.max_restarts, pause=NODES_PAUSE)
             nodes.end(code)
             return code
 
     def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
-        """Run it once, with a generator of its own; `variables` are further ones of its workers."""
+        """Run it once, with its own generator; `variables` are further ones of its workers."""
         on_request = self.schedule is not None and self.schedule.strategy.needs_generator
         return launch(
             self.script,

@@ -15,7 +15,7 @@ from partreduce.console import console, emit_json, seconds, size, write_text
 from partreduce.report.picture import save, titled
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
-from partreduce.schedulers.simulator.record import GapRecord, Observed
+from partreduce.schedulers.simulator.record import AsynchronousMetrics, GapRecord
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.cluster import Cluster
@@ -115,7 +115,7 @@ def _simulate_one(
     timeline = simulate(
         loaded, hardware, compute=times, num_rounds=rounds, seed=seed, algorithm=algorithm, touched=shares
     )
-    facts = facts_of(loaded, timeline) | _sent(loaded, timeline, hardware, algorithm, free=free)
+    facts = facts_of(loaded, timeline) | _traffic_facts(loaded, timeline, hardware, algorithm, free=free)
     if timeline.waited is not None:
         facts |= table_facts(loaded, hardware, times, shares, algorithm=algorithm, free=free)
     elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
@@ -129,7 +129,7 @@ def _simulate_one(
         _print(whole, timeline, facts, output, algorithm=algorithm, free=free)
 
 
-def _sent(
+def _traffic_facts(
     schedule: Schedule, timeline: Timeline, hardware: Hardware, algorithm: AllReduceAlgorithm | None, *, free: bool
 ) -> dict[str, Any]:
     """What was sent, and the gaps or rounds that were observed."""
@@ -210,7 +210,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
     }
 
 
-def _quorum_facts(schedule: Schedule, observed: Observed) -> dict[str, Any]:
+def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str, Any]:
     """Who was in the rounds, and how fast they came, after the first quarter of them; and what is proved of both."""
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"

@@ -64,7 +64,7 @@ def command(
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
     claim_stdout(certificate, export, as_json=as_json)
-    loaded, proof = _proved(schedule, cluster, period, quantity("--max-bytes", parse_size, max_bytes))
+    loaded, proof = _load_and_prove(schedule, cluster, period, quantity("--max-bytes", parse_size, max_bytes))
     sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
@@ -111,7 +111,9 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     )
 
 
-def _proved(place: Path, cluster: str | None, period: int | None, max_bytes: int) -> tuple[Schedule | None, Proof]:
+def _load_and_prove(
+    place: Path, cluster: str | None, period: int | None, max_bytes: int
+) -> tuple[Schedule | None, Proof]:
     """The schedule and its proof; no schedule where a function's answers make none."""
     if place.stem.endswith(".py") or ".py:" in place.name:
         return _of_function(str(place), cluster, period)

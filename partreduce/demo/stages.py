@@ -118,7 +118,7 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
 
 
 def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
-    """Run the plan in processes of its own; `watch(name, step)` is called as it advances.
+    """Run the plan in its own processes; `watch(name, step)` is called as it advances.
 
     Raises:
         UnavailableError: a run failed; its output is kept in a file that the message names.
@@ -178,12 +178,12 @@ def conclusion(measured: list[Result], target: float) -> list[str]:
         lines.append(
             f"{result.name} sends {fewer:.1f} times fewer bytes across nodes per step than {base.name}. It reached a "
             f"loss of {target:g} in {reached[0]} steps ({base.name}: {reference[0]}), with {to_loss:.1f} times fewer "
-            f"bytes. {_speed(base.name, reference[1], reached[1])}"
+            f"bytes. {_format_speed(base.name, reference[1], reached[1])}"
         )
     return lines
 
 
-def _speed(base: str, reference: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> str:
+def _format_speed(base: str, reference: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> str:
     """Seconds of all turns, and how many times as fast each of them was as the same turn of the other."""
     ratios = reference / seconds
     low, high = float(ratios.min()), float(ratios.max())

@@ -51,7 +51,7 @@ from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import RulePhases
 from partreduce.topo.timing.cost import communication
-from partreduce.topo.timing.quorum import balance, sampled
+from partreduce.topo.timing.quorum import balance, sample_seconds
 from partreduce.verify.facts import ScheduleFacts
 
 RESTS = "all-and-rests"
@@ -363,7 +363,7 @@ def _quorums(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:  # noqa: ARG001
     base, count = all_reduce(job), job.cluster.num_workers
     if not within_limits(base.schedule, job.limits):
         return
-    seconds = sampled(job.compute_times(), count, seed=job.seed)
+    seconds = sample_seconds(job.compute_times(), count, seed=job.seed)
     for setting in quorum_settings(base, job, seconds):
         words = str(setting.quorum) if isinstance(setting.quorum, QuorumStart) else f"{setting.quorum} of {count}"
         name, strategy = (

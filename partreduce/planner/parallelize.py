@@ -18,11 +18,18 @@ import torch
 from partreduce.planner.tables import APPLYING, check_unpriced, choose_routes, tables_of
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
-from partreduce.runtime.liveness.store_collectives import decided
+from partreduce.runtime.liveness.store_collectives import broadcast_decision
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.placement import embeddings_of
-from partreduce.runtime.sharding.row_access import OtherUses, Seen, gather_texts, message_of, shares, touched_here
+from partreduce.runtime.sharding.row_access import (
+    OtherUses,
+    SampledRows,
+    gather_texts,
+    message_of,
+    sample_row_access,
+    shares,
+)
 from partreduce.runtime.transport.rendezvous import default_world, is_alone
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.registry import build
@@ -160,25 +167,25 @@ def _seen(
     batches: Iterable[Any] | None,
     forward: Callable[[torch.nn.Module, Any], object] | None,
     uses: OtherUses,
-) -> Seen:
+) -> SampledRows:
     """The rows that this worker's sample batches look up; nothing of a model whose embeddings are not trained."""
     trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
     if not trained:
-        return Seen({}, [])
+        return SampledRows({}, [])
     if batches is None:
         raise InputError(
             f"parallelize: the model has {len(trained)} embeddings and it is not known which rows a step "
             "touches; give batches=..., such as the data loader, or a schedule that says payload.tables"
         )
     with uses:
-        return touched_here(model, batches, forward, BATCHES)
+        return sample_row_access(model, batches, forward, BATCHES)
 
 
 def _decided(
     world: World,
     timeout: float,
     schedule: Schedule,
-    see: Callable[[], Seen],
+    see: Callable[[], SampledRows],
     choose: Callable[[Mapping[str, RowAccess]], tuple[Schedule, tuple[str, ...]]],
 ) -> dict[str, Any]:
     """What worker 0 chooses by what all see; a mistake of anybody's user stops all with the same line."""
@@ -195,7 +202,9 @@ def _decided(
     if world.rank != 0:
         gather_texts(world, key, mine, timeout)
     # Worker 0 may itself have waited in vain for somebody, whom it names.
-    found: dict[str, Any] = decided(world, f"parallelize/{key}", decide, timeout + PATIENCE, who="parallelize")
+    found: dict[str, Any] = broadcast_decision(
+        world, f"parallelize/{key}", decide, timeout + PATIENCE, who="parallelize"
+    )
     return found
 
 

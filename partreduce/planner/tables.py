@@ -523,10 +523,10 @@ def measure_touched(
         InputError: too few batches for one step, batches that cannot be iterated over, or one that forward() does not
             take.
     """
-    from partreduce.runtime.sharding.row_access import looking, shares_of, sizes_of
+    from partreduce.runtime.sharding.row_access import record_lookups, shares_of, sizes_of
 
     num_workers = cluster.num_workers
-    with looking(model, _forward) as look:
+    with record_lookups(model, _forward) as look:
         rows = [look(batch) for batch in islice(_iterated(batches), num_steps * num_workers)]
     if len(rows) < num_workers:
         raise InputError(

@@ -56,7 +56,7 @@ def draw_timeline(
             place = (row + low, high - low)
             axis.broken_barh(spans, place, facecolors=color, hatch=hatch, edgecolor="white", linewidth=0.4)
 
-        below = 0.5 if timeline.runs_beside else 0.9
+        below = 0.5 if timeline.runs_concurrently else 0.9
         bars(begin, timeline.finish, 0.1, 0.9, WAIT)
         steps_per_round = int(worker_steps[worker]) if len(worker_steps) and max(worker_steps) <= MAX_STEPS else 1
         length = (timeline.compute_end - timeline.compute_start) / steps_per_round
@@ -64,7 +64,7 @@ def draw_timeline(
             since = timeline.compute_start + step * length
             bars(since, since + length, 0.1, below, COMPUTE)
         bars(
-            timeline.communicate_start, timeline.communicate_end, 0.5 if timeline.runs_beside else 0.1, 0.9,
+            timeline.communicate_start, timeline.communicate_end, 0.5 if timeline.runs_concurrently else 0.1, 0.9,
             COMMUNICATE, hatch=COMMUNICATE_HATCH,
         )  # fmt: skip
     axis.set_ylim(len(rows), 0)

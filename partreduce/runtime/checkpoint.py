@@ -84,20 +84,18 @@ def save_checkpoint(
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
     ending.guard(lambda: optimizer.engine.pause("save_checkpoint()"))
-    with _assembled(optimizer, "save_checkpoint()") as members:
-        saved = _saved_shards if optimizer.run.flat.sharders.shards else _saved
+    with _gathering(optimizer, "save_checkpoint()") as members:
+        saved = _saved_shards if optimizer.run.flat.sharders.shards else _save
         return saved(optimizer, directory, extra, keep, members)
 
 
-def _saved(
-    optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]
-) -> Path:
+def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]) -> Path:
     """Save where all that are left have come; the folder."""
     ending, meeting = optimizer.ending, optimizer.meeting
     round_, rank = optimizer.round, optimizer.rank
     name = f"round-{round_:08d}"
     mine = {"round": round_, "lineage": meeting.lineage or secrets.token_hex(8)}
-    said = meeting.exchange("checkpoint", mine | checkpoint_directory.standing(directory, name), members)
+    said = meeting.exchange("checkpoint", mine | checkpoint_directory.save_status(directory, name), members)
     _check_other_rounds(said)
     number = 1 + max(int(entry["highest"]) for entry in said)
     meeting.lineage = lineage = str(said[0]["lineage"])
@@ -138,7 +136,7 @@ def _saved(
 def _saved_shards(
     optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]
 ) -> Path:
-    """As `_saved`, of a sharded replica."""
+    """As `_save`, of a sharded replica."""
     ending, meeting, round_ = optimizer.ending, optimizer.meeting, optimizer.round
     folder = directory / f"round-{round_:08d}"
     _check_other_rounds(meeting.exchange("checkpoint", {"round": round_}, members))
@@ -176,7 +174,7 @@ def _check_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
 
 
 @contextlib.contextmanager
-def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[int, ...]]:
+def _gathering(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[int, ...]]:
     """Who takes part: all that are left have come."""
     with optimizer.run.reducer.heartbeat.gathering(place, optimizer.round):
         yield optimizer.ending.guard(lambda: optimizer.runner.membership.gathered(place))
@@ -210,10 +208,10 @@ def load_checkpoint(
     if optimizer.engine.is_behind:
         return None
     optimizer.ending.guard(lambda: optimizer.engine.pause("load_checkpoint()"))
-    with _assembled(optimizer, "load_checkpoint()") as members:
+    with _gathering(optimizer, "load_checkpoint()") as members:
         if optimizer.run.flat.sharders.shards:
             return _loaded_shards(optimizer, directory, members, allow_different_run=allow_different_run)
-        return _loaded(optimizer, directory, members, allow_different_run=allow_different_run)
+        return _load(optimizer, directory, members, allow_different_run=allow_different_run)
 
 
 def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str | Path) -> Path:
@@ -225,7 +223,7 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
     return Path(directory)
 
 
-def _loaded(
+def _load(
     optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
     """Load where all that are left have come; what it is."""
@@ -233,7 +231,7 @@ def _loaded(
     try:
         mine: dict[str, object] = {
             "seen": checkpoint_directory.plain(
-                checkpoint_directory.survey(directory, None if allow_different_run else optimizer.rank)
+                checkpoint_directory.list_checkpoints(directory, None if allow_different_run else optimizer.rank)
             )
         }
     except PartreduceError as error:
@@ -241,7 +239,7 @@ def _loaded(
     reports = meeting.exchange("checkpoint loadable", mine, members)
     # Only the first worker reads when the runs differ.
     readers = 1 if allow_different_run else len(members)
-    name, passed_over = checkpoint_directory.chosen(directory, reports[:readers], members[:readers])
+    name, passed_over = checkpoint_directory.newest_common(directory, reports[:readers], members[:readers])
     if passed_over and optimizer.rank == members[0]:
         warn_user(passed_over, RuntimeWarning)
     if name is None:
@@ -273,7 +271,7 @@ def _loaded(
 def _loaded_shards(
     optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
-    """As `_loaded`, of a sharded replica."""
+    """As `_load`, of a sharded replica."""
     if allow_different_run:
         raise InputError(
             "load_checkpoint: allow_different_run=True would take the mean of whole models, and these are sharded; "

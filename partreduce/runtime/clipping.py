@@ -30,7 +30,7 @@ def clip_grad_norm_(
 
     All workers call it, between `backward()` and `step()`. Where the schedule averages gradients they are averaged
     first (see `average_gradients`). The norms of the rows that each worker owns are added up in the message that ends
-    the backward passes of a step, or in one of its own where that has gone already; what is equal on all workers counts
+    the backward passes of a step, or in a separate one where that has gone already; what is equal on all workers counts
     once. Where a schedule averages parameters, dense gradients differ between workers: then the mean of their norms (to
     the power of `norm_type`) counts, so that all clip by the same factor.
 
@@ -60,7 +60,7 @@ def clip_grad_norm_(
     has_equal_means = optimizer is None or optimizer.run.schedule.strategy.averages_gradients
     if tables:
         _check(norm_type)
-    apart = _Apart(given, tables, float(norm_type), alike=has_equal_means)
+    apart = _Apart(given, tables, float(norm_type), equal=has_equal_means)
     said = tables.close_step(apart.share) if tables else None
     if optimizer is not None:
         optimizer.average_gradients()
@@ -95,17 +95,17 @@ class _Apart:
         parameters: whose gradients.
         tables: of which each worker has some rows.
         norm_type: p of the p-norm.
-        alike: whether all workers have the same dense gradients once these are averaged.
+        equal: whether all workers have the same dense gradients once these are averaged.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, alike: bool
+        self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, equal: bool
     ) -> None:
         self._norm_type, self._num_workers = norm_type, tables.num_workers if tables else 1
         sharded = {id(table.parameter) for table in tables or () if table.is_sharded}
         self._rows = [one for one in parameters if id(one) in sharded]
         dense = [one for one in parameters if id(one) not in sharded]
-        self._differing, self._known = ([], dense) if alike else (dense, [])
+        self._differing, self._known = ([], dense) if equal else (dense, [])
 
     def share(self) -> float:
         """What this worker says to all: the largest number, or a sum of powers, of what only it has."""

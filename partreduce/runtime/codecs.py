@@ -91,14 +91,14 @@ class Codings:
     def clear(self) -> None:
         """Forget what is left over: the run continues from other parameters, or among other workers.
 
-        A sum that was given up may still be rounding in its thread; what it keeps is nobody's.
+        A sum that was given up may still be rounding in its thread; what it keeps is not used.
         """
         transport, number = self._transport, self._num_buckets
         self._leftovers = [Leftovers() for _ in range(number if transport.error_feedback else 0)]
         self.of_buckets = [Coding(transport, left) for left in self._leftovers] or [Coding(transport)] * number
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What is left over, for a checkpoint; one entry more, so that nothing left over is told from no feedback."""
+        """What is left over, for a checkpoint; one entry more, so that nothing left over differs from no feedback."""
         if not self._leftovers:
             return {}
         named = {"feedback": torch.ones(())}
@@ -255,7 +255,7 @@ def code_bytes(count: int, coding: Coding) -> int:
     return block_bytes(coding.transport.codec, count, coding.transport.block) if coding.in_blocks else 2 * count
 
 
-def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
+def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
 
     Args:
@@ -268,11 +268,13 @@ def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     code = torch.zeros(code_bytes(len(values), coding), dtype=torch.uint8)
     codec_of(coding.transport.codec, coding.transport.block).encode(values, code)
     if coding.leftovers is not None:
-        coding.leftovers.keep(place, values, decoded(code, len(values), coding.transport.codec, coding.transport.block))
+        coding.leftovers.keep(
+            place, values, decode_values(code, len(values), coding.transport.codec, coding.transport.block)
+        )
     return code
 
 
-def decoded(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
+def decode_values(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
     """The numbers of a code, in float32."""
     values = torch.empty(count)
     codec_of(codec, block).decode(code, values)

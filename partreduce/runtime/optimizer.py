@@ -39,7 +39,7 @@ from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
 from partreduce.runtime.sharding.placement import check_other_shapes, find_tables, layout_of, spread
-from partreduce.runtime.sharding.table_state import own_states, whole_states
+from partreduce.runtime.sharding.table_state import full_optimizer_states, local_optimizer_states
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.state.peer_state import Handover, Stateful
 from partreduce.runtime.strategies import build
@@ -48,7 +48,7 @@ from partreduce.runtime.torch_defaults import default_modes, in_default_modes, k
 from partreduce.runtime.transport.rendezvous import SingleProcessWorld, forget, is_alone, log_single_process
 from partreduce.runtime.transport.store import publish_stage
 from partreduce.runtime.transport.torch_api import torch_compile_disable
-from partreduce.runtime.transport.worlds import World, chosen_algorithm, formed
+from partreduce.runtime.transport.worlds import World, chosen_algorithm, world_for_algorithm
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.collective_points import Meeting
@@ -161,7 +161,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         else:
             check_run(agreed.world, self)
             check_other_shapes(tables, self.schedule)
-            reached = formed(agreed.world, group_algorithm, self.schedule.cluster)
+            reached = world_for_algorithm(agreed.world, group_algorithm, self.schedule.cluster)
         own_process = world is None and not alone
         lives_on = own_process and supports_elastic(plan, reached, agreed.key, replica)
         heartbeat = Heartbeat(
@@ -323,7 +323,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._step(None, skip=True)
 
     follows_a_schedule = True
-    """So that nobody wraps it again."""
+    """Mark it, so that it is not wrapped again."""
     _step_supports_amp_scaling = True
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
@@ -413,7 +413,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     members = membership.gathered("mean_model()")
                     with self.engine.guard.comparing_models():
                         if not membership.may_change:
-                            self.meeting.exchange("mean_model()", {}, members)  # nobody is elsewhere any more
+                            self.meeting.exchange("mean_model()", {}, members)  # no worker is at another place any more
                         membership.average_model(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
                     distance = squared_distance(run.flat, own)
@@ -487,7 +487,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             PeerFailedError: a worker is gone whose gradients were on their way.
         """
-        state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
+        state = full_optimizer_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
         if self.ending.is_running:
             kept = self.ending.guard(self.runner.state) if self.run.traits.carries_state else {}
@@ -500,7 +500,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
 
         What was in flight is dropped, and the run continues from what the state holds and from the model as the next
-        step finds it, so load that too. Of a pipeline's gradients it is said where the state holds none in their place.
+        step finds it, so load that too. A warning says so where the state of a pipeline holds no gradients.
 
         Raises:
             InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
@@ -516,7 +516,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self._check_other_steps(steps)
         theirs = {key: value for key, value in state_dict.items() if key != "partreduce"}
-        self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
+        self.optimizer.load_state_dict(local_optimizer_states(self.run.tables, self.optimizer, theirs))
         if steps is not None:
             if self.run.traits.drains_together:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
@@ -655,6 +655,6 @@ def _run(
 
 
 def optimizer_of(parameter: torch.Tensor) -> DistributedOptimizer | None:
-    """Who averages the gradient of a parameter; None where nobody does."""
+    """Who averages the gradient of a parameter; None if it is not averaged."""
     owner: DistributedOptimizer | None = _optimizers[parameter]() if parameter in _optimizers else None
     return owner

@@ -125,22 +125,22 @@ def profile(
     all_phases = StaticGroups(phases=GroupPhases((*known, *unseen)))  # so that all groups are made at once
     reached.prepare(Schedule("profile", cluster.shape(), all_phases))
 
-    def timed(wanted: list[tuple[Phase, int]], what: str) -> list[Measurement]:
+    def time_phases(wanted: list[tuple[Phase, int]], what: str) -> list[Measurement]:
         say(f"{what} {len(wanted)} phases, {repetitions} times each")
         return measure_phases(reached, wanted, repetitions=repetitions, device=where)
 
-    measured = timed([(phase, size) for size in sizes for phase in known], "measuring")
+    measured = time_phases([(phase, size) for size in sizes for phase in known], "measuring")
     base = Hardware(model_bytes=model_bytes) if step is None else _with_compute(reached, step, model_bytes, where)
     say("measuring the codecs")
     coded = measure_codecs(reached, model_bytes=model_bytes, repetitions=repetitions, device=where)
     base = replace(base, codec=coded)
-    fit = _fitted(reached, measured, cluster, base, where)
-    checked = timed([(phase, model_bytes) for phase in unseen], "checking the fit on")
+    fit = _broadcast_fit(reached, measured, cluster, base, where)
+    checked = time_phases([(phase, model_bytes) for phase in unseen], "checking the fit on")
     predictions = [predicted_seconds(measured, cluster, fit.hardware) for measured in checked]
     return Profile(replace(cluster, hardware=fit.hardware), tuple(zip(checked, predictions, strict=True)), fit.errors)
 
 
-def _fitted(
+def _broadcast_fit(
     world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
 ) -> Fit:
     """Rank 0's fit, told to all: a fit takes seconds of one core, which workers of one node would take in turn."""
@@ -194,13 +194,13 @@ def measure_phases(
         mine = next((group.members for group in phase if world.rank in group.members), None)
         runs.append(partial(run, mine, buffer[: max(1, size // 4)]))
     times = torch.zeros(len(wanted), repetitions, world.size, dtype=torch.float32, device=device)
-    times[:, :, world.rank] = _timed(world, runs, repetitions=repetitions, device=device)
+    times[:, :, world.rank] = _time_runs(world, runs, repetitions=repetitions, device=device)
     world.everyone().all_reduce(times).wait()
     slowest = times.max(dim=2).values
     return [Measurement(phase, size, tuple(row.tolist())) for (phase, size), row in zip(wanted, slowest, strict=True)]
 
 
-def _timed(
+def _time_runs(
     world: World, runs: Sequence[Callable[[], object]], *, repetitions: int, device: torch.device
 ) -> torch.Tensor:
     """Seconds of this worker, [runs, repetitions].
@@ -236,7 +236,7 @@ def measure_codecs(
     count = min(max(1, model_bytes // 4), MAX_NUMBERS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(world.rank)).to(device)
     passes = _passes(values)
-    times = _timed(world, list(passes.values()), repetitions=repetitions, device=device)
+    times = _time_runs(world, list(passes.values()), repetitions=repetitions, device=device)
     medians = torch.zeros(world.size, len(passes), dtype=torch.float32, device=device)
     medians[world.rank] = times.median(dim=1).values
     world.everyone().all_reduce(medians).wait()

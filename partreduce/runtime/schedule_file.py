@@ -1,6 +1,6 @@
 """The schedule of a run, from a value or from a file; what trains, deals data or adapts DDP all read it here.
 
-What no run could notice by itself is said before the first step: workers that averaging never brings together.
+What no run could notice by itself is reported before the first step: workers that are never averaged together.
 """
 
 from __future__ import annotations

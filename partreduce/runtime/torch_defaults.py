@@ -40,13 +40,13 @@ def in_default_modes(call: Callable[Arguments, Result]) -> Callable[Arguments, R
     """A call of ours that does the same inside such a mode."""
 
     @functools.wraps(call)
-    def called(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+    def call_in_default_modes(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         if is_in_default_modes():
             return call(*arguments, **named)
         with default_modes():
             return call(*arguments, **named)
 
-    return called
+    return call_in_default_modes
 
 
 def keep_user_modes(closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -55,8 +55,8 @@ def keep_user_modes(closure: Callable[[], Any]) -> Callable[[], Any]:
         return closure
     device = torch.get_default_device()
 
-    def called() -> Any:  # noqa: ANN401 - what the closure returns
+    def call_in_default_modes() -> Any:  # noqa: ANN401 - what the closure returns
         with device:
             return closure()
 
-    return called
+    return call_in_default_modes

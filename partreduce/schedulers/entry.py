@@ -129,7 +129,7 @@ class Entry:
         """Why the cluster has no such schedule, in one sentence with the nearest possible thing; None if it has one."""
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
-            return "there is 1 worker and nobody to average with; the smallest cluster has 2 workers"
+            return "there is 1 worker and no other to average with; the smallest cluster has 2 workers"
         return self.unsupported_reason(cluster, **values)
 
     def build(self, cluster: Cluster, **parameters: object) -> Schedule:

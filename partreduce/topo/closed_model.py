@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.fraction import PATTERN, dump_fraction, parse_fraction
-from partreduce.topo.place import child, shown
+from partreduce.topo.place import child, format_value
 from partreduce.topo.renamed import renamed_key, renamed_value
 
 
@@ -59,8 +59,8 @@ def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
     if sentence := renamed_key(key, known) if word == "key" else renamed_value(word, key):
         return sentence
     near = get_close_matches(key[:60], known, n=1, cutoff=0.6)
-    way_out = f"did you mean {shown(near[0])}?" if near else "known: " + ", ".join(known)
-    return f"has the unknown {word} {shown(key)}; {way_out}"
+    way_out = f"did you mean {format_value(near[0])}?" if near else "known: " + ", ".join(known)
+    return f"has the unknown {word} {format_value(key)}; {way_out}"
 
 
 def _exact(value: object) -> Fraction:
@@ -72,7 +72,7 @@ def _exact(value: object) -> Fraction:
 
 def _printable(value: str) -> str:
     if not value.isprintable():
-        raise custom_error(f"is {shown(value)}; a name is 1 line of printable text")
+        raise custom_error(f"is {format_value(value)}; a name is 1 line of printable text")
     return value
 
 
@@ -107,12 +107,12 @@ def validate(model: type[Checked], value: object, place: str) -> Checked:
     Raises:
         DocumentError: the first fault, with its place below `place`.
     """
-    with located(value, place):
+    with translate_errors(value, place):
         return model.model_validate(value)
 
 
 @contextmanager
-def located(value: object, place: str) -> Iterator[None]:
+def translate_errors(value: object, place: str) -> Iterator[None]:
     """Turn pydantic's refusal of `value`, which stands at `place`, into ours.
 
     Raises:
@@ -136,12 +136,12 @@ def read_value(kind: type[Value], raw: object, place: str) -> Value:
     Raises:
         DocumentError: the first fault, with its place below `place`.
     """
-    with located(raw, place):
+    with translate_errors(raw, place):
         value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
     return value
 
 
-def dumped(value: object) -> Any:  # noqa: ANN401 - JSON
+def dump_fields(value: object) -> Any:  # noqa: ANN401 - JSON
     """The object of a value's fields, without those that equal their default."""
     kind: Any = type(value)
     return adapter(kind).dump_python(value, mode="json", exclude_defaults=True)
@@ -170,7 +170,7 @@ def _first_error(errors: list[ErrorDetails], value: object, root: str) -> Docume
     for part in _walk(value, error["loc"]):
         place = child(place, part)
     if error["type"] in ("missing", "missing_argument"):
-        return DocumentError(place or "document", f"the key {shown(error['loc'][-1])} is missing; add it")
+        return DocumentError(place or "document", f"the key {format_value(error['loc'][-1])} is missing; add it")
     return DocumentError(place or "document", _sentence(error, place))
 
 
@@ -210,7 +210,7 @@ _WAYS_OUT = {
 
 
 def _sentence(error: ErrorDetails, place: str) -> str:
-    kind, got, context = error["type"], shown(error["input"]), error.get("ctx", {})
+    kind, got, context = error["type"], format_value(error["input"]), error.get("ctx", {})
     if "problem" in context:
         return str(context["problem"])
     if kind in _EXPECTED:

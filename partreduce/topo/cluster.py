@@ -159,7 +159,7 @@ class Cluster:
         Nodes that lose all their workers are no more. O(num_workers).
 
         Raises:
-            InputError: nobody is left.
+            InputError: no worker is left.
         """
         gone = np.zeros(self.num_workers, dtype=bool)
         gone[list(failed)] = True

@@ -57,7 +57,7 @@ def describe(schedule: Schedule) -> str:
     The failure plan and how sums travel (but for a codec) are left out: they change no average.
     """
     strategy = schedule.strategy
-    found = [*KINDS[strategy.kind](schedule, strategy), *_delays(schedule, strategy), *_sent(strategy)]
+    found = [*KINDS[strategy.kind](schedule, strategy), *_delays(schedule, strategy), *_describe_codec(strategy)]
     parts = [(part,) if isinstance(part, str) else part for part in found]
     forms = [0] * len(parts)
     for form in range(max(map(len, parts))):
@@ -134,7 +134,7 @@ class Level(NamedTuple):
 
 
 def levels(schedule: Schedule) -> list[Level]:
-    """The sorts of rounds of one period, small groups first; rounds in which nobody averages are left out."""
+    """The sorts of rounds of one period, small groups first; rounds in which no worker averages are left out."""
     strategy, cluster = schedule.strategy, schedule.cluster
     assert isinstance(strategy, StaticGroups), "only static groups have levels"
     rounds: dict[tuple[str, int, int], list[int]] = {}
@@ -189,7 +189,7 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
 
 
 def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int, int]:
-    """What a round averages, and the sizes of its smallest and largest groups; 0 where nobody averages."""
+    """What a round averages, and the sizes of its smallest and largest groups; 0 where no worker averages."""
     if not shapes:
         return "", 0, 0
     n, sizes = cluster.num_workers, cluster.node_sizes()
@@ -425,10 +425,10 @@ def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
     if sync.late_steps:
         yield f"merged {_count(sync.late_steps, 'step')} late", f"{sync.late_steps} late"
     if sync.kept:
-        yield f"keeps {float(sync.kept):g} of its own", f"keeps {float(sync.kept):g}"
+        yield f"keeps {float(sync.kept):g} of its parameters", f"keeps {float(sync.kept):g}"
 
 
-def _sent(strategy: Strategy) -> Iterator[Part]:
+def _describe_codec(strategy: Strategy) -> Iterator[Part]:
     """How sums are coded, and what goes its own way."""
     transport, payload = strategy.transport, strategy.payload
     if transport.codec.rounds:

@@ -10,7 +10,7 @@
     ├── InfeasibleError                4   proved: nothing of a named class keeps the limits
     ├── UnavailableError              69   a worker, service or store that never answered; names it
     │   ├── PeerFailedError             69   a group operation that failed or timed out; names step and group
-    │   └── StoreLostError            75   the run's store is gone or silent: nobody is to blame but its host
+    │   └── StoreLostError            75   the run's store is gone or silent: no worker is to blame but its host
     ├── FileError                   74   a file that cannot be read or written
     ├── EvictedError                   76   this worker is no longer part of the job
     └── MissingDependencyError           77   an optional dependency or a machine feature that is absent

@@ -37,7 +37,7 @@ def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
 
 
 def require(*modules: str, purpose: str) -> None:
-    """Refuse to go on without optional libraries; they are not loaded.
+    """Refuse to continue without optional libraries; they are not loaded.
 
     Raises:
         MissingDependencyError: one is not installed; the message names all that are missing and how to install them.

@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed
+from partreduce.topo.fields import Choice, JsonObject
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import GradientBuckets
 from partreduce.topo.strategies.base import Averaging, HasGroups, Strategy
@@ -35,7 +35,7 @@ class SurvivorRule(Choice):
 
 
 @dataclass(frozen=True, slots=True)
-class FailurePlan(Closed):
+class FailurePlan(JsonObject):
     """What survivors run after any `failures` workers fail, or fewer, or all workers of any one node.
 
     Only the groups change: steps_per_round, averaging, prologue and how payload travels stay what they are. Survivors
@@ -56,7 +56,7 @@ class FailurePlan(Closed):
         if self.rule not in list(SurvivorRule):
             raise ScheduleError(f"failure_plan.rule: expected {', '.join(SurvivorRule)}, got {self.rule!r}")
         object.__setattr__(self, "rule", SurvivorRule(self.rule))
-        Closed.__post_init__(self)
+        JsonObject.__post_init__(self)
 
     def covers(self, cluster: Cluster, failed: Collection[int]) -> bool:
         """Whether the plan is for the failure of these workers."""

@@ -61,7 +61,7 @@ class Choice(StrEnum):
         return core_schema.enum_schema(cls, list(cls), sub_type="str", strict=False)
 
 
-class Closed:
+class JsonObject:
     """A dataclass whose fields are the members of a JSON object: nothing coerced, no unknown member.
 
     In Python, too, the word itself may stand for a `Choice`, as in `Transport(codec="int8")`, and a number lies in the
@@ -123,7 +123,7 @@ def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of one fi
 
 
 class Bulk:
-    """A value of flat arrays: documents hold it in a form of its own, which `topo.document` reads array by array."""
+    """A value of flat arrays: documents hold it in its own form, which `topo.document` reads array by array."""
 
     __slots__ = ()
 
@@ -159,7 +159,7 @@ def _numbers(value: object) -> Iterator[float]:
         yield value
 
 
-def take_numbers(value: Closed, *names: str) -> None:
+def take_numbers(value: JsonObject, *names: str) -> None:
     """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from partreduce.topo.place import shown
+from partreduce.topo.place import format_value
 
 MAX_DIGITS = 64
 _DIGITS = rf"[1-9][0-9]{{0,{MAX_DIGITS - 1}}}"
@@ -22,12 +22,12 @@ def parse_fraction(value: object) -> Fraction:
     if type(value) is int:
         return Fraction(value)
     if not isinstance(value, str):
-        raise ValueError(f'is {shown(value)}; it must be exact: an integer or a fraction string such as "4/3"')  # noqa: TRY004
+        raise ValueError(f'is {format_value(value)}; it must be exact: an integer or a fraction string such as "4/3"')  # noqa: TRY004
     match = _FRACTION.fullmatch(value)
     if match is None:
         raise ValueError(
-            f'is {shown(value)}; a fraction string is such as "4/3": at most {MAX_DIGITS} digits each, no spaces, '
-            "no leading zeros, no zero below"
+            f'is {format_value(value)}; a fraction string is such as "4/3": at most {MAX_DIGITS} digits each, '
+            "no spaces, no leading zeros, no zero below"
         )
     return Fraction(int(match[1]), int(match[2] or 1))
 

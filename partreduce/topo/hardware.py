@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError, of_type
-from partreduce.topo.fields import Closed, check_ranges
+from partreduce.topo.fields import JsonObject, check_ranges
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -46,7 +46,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class CodecSeconds(Closed):
+class CodecSeconds(JsonObject):
     """Seconds in which one worker encodes, and decodes, a byte of float32."""
 
     place: ClassVar[str] = "codec."
@@ -185,4 +185,4 @@ class Hardware:
 
 
 USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
-"""Links where nobody said what they are; as `partreduce design` assumes them."""
+"""Links whose speed is not given; as `partreduce design` assumes them."""

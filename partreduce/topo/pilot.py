@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, MaxLen, MinLen
 
-from partreduce.topo.fields import Closed, Count, Rounds, Title
+from partreduce.topo.fields import Count, JsonObject, Rounds, Title
 
 CONFIDENCE = 0.9
 """Of the intervals of all prices."""
@@ -18,7 +18,7 @@ Amount = Annotated[float, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True)
-class Price(Closed):
+class Price(JsonObject):
     """How many times All-Reduce's steps one unit of something costs more, with its 90 % confidence interval."""
 
     value: Amount
@@ -27,7 +27,7 @@ class Price(Closed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe(Closed):
+class Probe(JsonObject):
     """One schedule of a pilot: its metrics, and its steps over All-Reduce's as measured, once per seed.
 
     `late` is its late distance (`topo.metrics.late_distance`), 0 synchronously. `sha256` is there for what ran because
@@ -57,7 +57,7 @@ class Probe(Closed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices(Closed):
+class Prices(JsonObject):
     """steps ratio = 1 + averaging + consensus_distance·(metric) + drift·(metric)^p + late·L + later·L·max(0, L − 1).
 
     L is the late distance. `drift` is None for shuffled data; `averaging`, what it costs that parameters are averaged
@@ -74,7 +74,7 @@ class Prices(Closed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pilot(Closed):
+class Pilot(JsonObject):
     """A pilot with what it measured and the prices that explain it.
 
     `data` is how the samples were spread: `shuffled`, `per-worker` or `per-node`; `steps` is the length of every run.

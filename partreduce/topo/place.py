@@ -14,11 +14,11 @@ def child(place: str, key: str | int) -> str:
     if isinstance(key, int):
         return f"{place}[{key}]"
     if not _PLAIN.fullmatch(key):
-        return f"{place}[{shown(key)}]"
+        return f"{place}[{format_value(key)}]"
     return f"{place}.{key}" if place else key
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as JSON, cut to at most 60 characters."""
     if isinstance(value, list | dict) and len(value) > 8:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"

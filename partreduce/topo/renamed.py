@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from partreduce.topo.place import shown
+from partreduce.topo.place import format_value
 
 KEYS = {
     "what": "payload",
@@ -51,4 +51,4 @@ def renamed_value(key: str, value: object) -> str:
 
 
 def _sentence(old: object, new: str) -> str:
-    return f"{shown(old)} is called {shown(new)} now; rename it"
+    return f"{format_value(old)} is called {format_value(new)} now; rename it"

@@ -36,7 +36,7 @@ class Block:
 
     @property
     def makes_groups(self) -> bool:
-        """Whether it forms groups of two or more workers: one local rank inside each node averages with nobody."""
+        """Whether it forms groups of two or more workers: one local rank inside each node averages with no worker."""
         return len(self.local) > 1 or bool(self.across)
 
 

@@ -53,12 +53,12 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
         said = {key.lower(): value for key, value in words.items()}
         if "switchname" not in said:
             continue
-        below = [("switch", name) for name in expanded(said.get("switches", ""))]
-        below += [("node", name) for name in expanded(said.get("nodes", ""))]
+        below = [("switch", name) for name in expand_hosts(said.get("switches", ""))]
+        below += [("node", name) for name in expand_hosts(said.get("nodes", ""))]
         if not below:
             raise InputError(f"{path}: line {number}: names neither Nodes nor Switches below {said['switchname']}")
         above |= {f"{kind} {name}": said["switchname"] for kind, name in below}
-    nodes = list(expanded(listed)) or [key.removeprefix("node ") for key in above if key.startswith("node ")]
+    nodes = list(expand_hosts(listed)) or [key.removeprefix("node ") for key in above if key.startswith("node ")]
     if missing := [node for node in nodes if f"node {node}" not in above]:
         raise InputError(f"{path}: has no node {missing[0]}")
     if len(nodes) != num_nodes:
@@ -80,7 +80,7 @@ def _address(node: str, above: dict[str, str], path: Path) -> str:
     return ".".join(reversed(names)) + "\n" + ".".join(["switch"] * (len(names) - 1) + ["node"])
 
 
-def expanded(hosts: str) -> Iterator[str]:
+def expand_hosts(hosts: str) -> Iterator[str]:
     """SLURM's `n[0-2,5],gpu1` → n0, n1, n2, n5, gpu1; leading zeros are kept."""
     for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hosts):
         pieces = re.split(r"\[([^\]]*)\]", name)

@@ -38,7 +38,7 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
         raise ScheduleError(f"{len(gone)} of {schedule.num_workers} workers failed; a schedule needs at least 2")
     plan = schedule.failure_plan
     is_planned = plan is not None and plan.covers(schedule.cluster, gone)
-    return _continued(schedule, gone, plan.rule if plan is not None and is_planned else SurvivorRule.ALL_REDUCE)
+    return _for_survivors(schedule, gone, plan.rule if plan is not None and is_planned else SurvivorRule.ALL_REDUCE)
 
 
 def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[int, ...]]:
@@ -66,7 +66,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     # Without some nodes a rule of one digit, a reapplied rule and All-Reduce are the same, whichever nodes these are.
     keeps = plan.rule is SurvivorRule.KEEP_GROUPS
     if not is_uniform or (keeps and (rule is None or (count > 1 and rule.num_digits > 1))):
-        raise ScheduleError("its nodes are not all alike, and which failed is not known")
+        raise ScheduleError("its nodes are not all of one size, and which failed is not known")
     failed = range(cluster.num_workers - count * size, cluster.num_workers)
     if not plan.covers(cluster, failed):
         raise ScheduleError(f"it plans for no failure of {f'{count} nodes' if count > 1 else 'a node'}")
@@ -83,7 +83,7 @@ def _worker_steps_left(schedule: Schedule, failed: frozenset[int]) -> int | tupl
     )
 
 
-def _continued(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
+def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
     """The schedule of the survivors, whose groups this rule makes."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = _worker_steps_left(schedule, failed)
@@ -136,7 +136,7 @@ def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases 
     assert cluster.workers_per_node is not None, "check_failure_plan() refuses listed groups"
     per_node = Counter(worker // cluster.workers_per_node for worker in failed)
     nodes = [node for node in range(cluster.num_nodes) if per_node[node] < cluster.workers_per_node]
-    smaller = reapplied(schedule, len(nodes))
+    smaller = reapply_rule(schedule, len(nodes))
     number = {node: place for place, node in enumerate(nodes)}
     size = cluster.workers_per_node
     missing = [number[node] * size + rank for node, rank in (divmod(w, size) for w in failed) if node in number]
@@ -146,7 +146,7 @@ def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases 
     return _without(missing, (smaller.phase(index, shape) for index in range(len(smaller))))
 
 
-def reapplied(schedule: Schedule, num_nodes: int) -> RulePhases:
+def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
     """The schedule's rule on so many nodes.
 
     Each prime factor of the number of nodes, largest first, goes to the digit that is the furthest below its old

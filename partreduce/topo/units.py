@@ -40,25 +40,25 @@ FACTORS = {"x": Fraction(1), "": Fraction(1)}
 def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:
     match = _QUANTITY.fullmatch(text.strip())
     if match is None and text.strip().startswith("-"):
-        raise InputError(f"{_shown(text)} is negative; write a positive number and a unit, such as {example}")
+        raise InputError(f"{_shorten(text)} is negative; write a positive number and a unit, such as {example}")
     if match is None:
-        raise InputError(f"{_shown(text)} is not {what}; write a number and a unit, such as {example}")
+        raise InputError(f"{_shorten(text)} is not {what}; write a number and a unit, such as {example}")
     number, unit = Fraction(match[1]), match[2]
     if unit in units:
         return number * units[unit]
     if re.match(r"([eE][-+]?)?[0-9]", unit):
-        raise InputError(f"{_shown(text)} is too large or too small for {what}; write it such as {example}")
+        raise InputError(f"{_shorten(text)} is too large or too small for {what}; write it such as {example}")
     written = match[0][: len(match[0]) - len(unit)].rstrip()
     if readings := _bits_or_bytes(unit, units):
         choice = " or ".join(f"{written}{name} for {'bits' if 'bit' in name else 'bytes'}" for name in readings)
         only = "" if len(readings) > 1 else f", and {what} is in bytes"
-        raise InputError(f"{_shown(text)} could mean bits or bytes{only}; write {choice}")
+        raise InputError(f"{_shorten(text)} could mean bits or bytes{only}; write {choice}")
     if unit and (near := _near(unit, units)):
-        raise InputError(f"{_shown(text)} has an unknown unit; did you mean {written}{near}?")
+        raise InputError(f"{_shorten(text)} has an unknown unit; did you mean {written}{near}?")
     if not unit:
-        raise InputError(f"{_shown(text)} has no unit; {what} needs one, such as {example}")
+        raise InputError(f"{_shorten(text)} has no unit; {what} needs one, such as {example}")
     known = ", ".join(name for name in units if name not in ("", "μs"))
-    raise InputError(f"{_shown(text)} has an unknown unit; {what} is written such as {example}, in one of {known}")
+    raise InputError(f"{_shorten(text)} has an unknown unit; {what} is written such as {example}, in one of {known}")
 
 
 def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
@@ -77,7 +77,7 @@ def _near(unit: str, units: dict[str, Fraction]) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     """The offending text on one line, cut short."""
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
@@ -90,7 +90,7 @@ def parse_bandwidth(text: str) -> float:
     """
     value = _parse(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
     if value == 0:
-        raise InputError(f"{_shown(text)} is no bandwidth; it must be > 0")
+        raise InputError(f"{_shorten(text)} is no bandwidth; it must be > 0")
     return float(value)
 
 
@@ -111,9 +111,9 @@ def parse_size(text: str) -> int:
     """
     value = _parse(text, SIZES, "a size", "552MB or 2GiB")
     if value.denominator != 1:
-        raise InputError(f"{_shown(text)} is not a whole number of bytes")
+        raise InputError(f"{_shorten(text)} is not a whole number of bytes")
     if value > LARGEST_SIZE:
-        raise InputError(f"{_shown(text)} is more than 9 PB; sizes go up to {LARGEST_SIZE} bytes")
+        raise InputError(f"{_shorten(text)} is more than 9 PB; sizes go up to {LARGEST_SIZE} bytes")
     return value.numerator
 
 
@@ -125,7 +125,7 @@ def parse_factor(text: str) -> float:
     """
     value = _parse(text, FACTORS, "a factor", "5x")
     if value == 0:
-        raise InputError(f"{_shown(text)} is no factor; it must be > 0")
+        raise InputError(f"{_shorten(text)} is no factor; it must be > 0")
     return float(value)
 
 
@@ -139,7 +139,7 @@ def parse_number(text: str) -> float | Fraction:
     if match is None:
         return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
     if int(match[2]) == 0:
-        raise InputError(f"{_shown(text)} has the denominator 0; write a fraction such as 8/7")
+        raise InputError(f"{_shorten(text)} has the denominator 0; write a fraction such as 8/7")
     return Fraction(int(match[1]), int(match[2]))
 
 
@@ -152,7 +152,7 @@ def parse_share(text: str) -> float:
     units = {"": Fraction(1), "%": Fraction(1, 100)}
     share = float(_parse(text, units, "a share", "0.8% or 0.008"))
     if not share <= 1:
-        raise InputError(f"{_shown(text)} is more than a whole; a share lies in 0..1")
+        raise InputError(f"{_shorten(text)} is more than a whole; a share lies in 0..1")
     return share
 
 

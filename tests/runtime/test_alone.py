@@ -121,7 +121,7 @@ def test_a_script_alone_trains_as_without_the_library(capfd, tmp_path, name):
     for key, value in wanted.state_dict().items():
         assert torch.equal(end[key], value)
         assert torch.equal(model.state_dict()[key], value)
-    said = [line for line in capfd.readouterr().err.splitlines() if "runs alone" in line]
+    said = [line for line in capfd.readouterr().err.splitlines() if "single process" in line]
     assert len(said) == 1
     assert "partreduce run --workers 4" in said[0]
 

@@ -385,7 +385,7 @@ def the_plain_optimizer(world, told, _folder):
     optimizer.finish()
 
 
-@way("call zero_grad() and go on as in every other step instead")
+@way("call zero_grad() and continue as in every other step instead")
 def skipping_where_means_are_clipped(world, told, _folder):
     model = network()
     optimizer = wrapped(world, model, AllReduce())
@@ -437,7 +437,7 @@ def saving_the_live_model(world, told, _folder):
     optimizer.finish()
 
 
-@way("to go on from what is loaded, call it after that")
+@way("to continue from what is loaded, call it after that")
 def loading_inside_the_mean_model(world, told, _folder):
     model = network()
     optimizer = wrapped(world, model, AllReduce(steps_per_round=3))
@@ -607,7 +607,7 @@ def test_workers_that_draw_one_seed_from_all_data_are_warned_and_sharding_helps(
         data: WARM.run("partreduce", "run", "-n", "2", "train.py", data, steps_per_round, cwd=tmp_path, check=True)
         for data in ("whole", "sharded", "averages itself")
     }
-    says = "give each a part of its own, as partreduce.shard_dataset(data) does"
+    says = "give each its own part, as partreduce.shard_dataset(data) does"
     assert [says in " ".join(run.stderr.split()) for run in runs.values()] == [True, False, True]
     parts = {line.partition("rows")[2] for line in runs["sharded"].stdout.splitlines() if "rows" in line}
     assert len(parts) == 2

@@ -6,7 +6,7 @@ from partreduce.commands.cluster_options import NETWORKS, NODES, cluster_setting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileError, InputError
 from partreduce.topo.hardware import Switch
-from partreduce.topo.slurm import expanded, read_switches
+from partreduce.topo.slurm import expand_hosts, read_switches
 
 TWO_RACKS = """
 # two racks under one switch
@@ -32,10 +32,10 @@ def test_a_part_of_the_nodes_is_numbered_in_the_order_of_the_job(conf):
 
 
 def test_host_lists_keep_their_zeros():
-    assert list(expanded("n[08-10,12],gpu1,r[1-2]n[0-1]")) == [
+    assert list(expand_hosts("n[08-10,12],gpu1,r[1-2]n[0-1]")) == [
         "n08", "n09", "n10", "n12", "gpu1", "r1n0", "r1n1", "r2n0", "r2n1",
     ]  # fmt: skip
-    assert list(expanded("")) == []
+    assert list(expand_hosts("")) == []
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from partreduce.topo.strategies import (
     Transport,
 )
 from partreduce.topo.strategies.partial import PartialAllReduce
-from partreduce.topo.survivors import after_failure, after_failure_of_nodes, planned_failures, reapplied
+from partreduce.topo.survivors import after_failure, after_failure_of_nodes, planned_failures, reapply_rule
 from partreduce.verify.failure_plans import planned_classes
 
 PAIRS = StaticGroups(
@@ -163,7 +163,7 @@ def test_radices_for_other_nodes_stay_near_the_old_ones(
 ) -> None:
     phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
     old = Cluster.regular(prod(radices), 2)
-    found = reapplied(Schedule("it", old, StaticGroups(phases=RulePhases(radices, phases))), nodes)
+    found = reapply_rule(Schedule("it", old, StaticGroups(phases=RulePhases(radices, phases))), nodes)
     assert found.node_radices == fitted
     found.check(Cluster.regular(nodes, 2))
     kept = [digit for phase in found.phases for block in phase for digit in block.across]

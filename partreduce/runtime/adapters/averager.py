@@ -102,7 +102,7 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 def check_strategy(schedule: Schedule, who: str) -> None:
     """Refuse what cannot be done by a group mean after a step."""
     overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
-    tables = ", with tables of their own route" if schedule.strategy.payload.apart else ""
+    tables = ", with separately placed tables" if schedule.strategy.payload.apart else ""
     payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns
     if not schedule.is_phased or overlaps or codec.rounds or tables or not payload.outer.is_plain or takes_turns:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")

@@ -88,7 +88,7 @@ def attach(
         trainer.train()
         attached.finish()
 
-    Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once for each of its own steps.
+    Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once for each of them.
     `optimizer.state_dict()` stays as it was. The result's own adds the step in the schedule and the gradients still to
     be applied; save and load that one.
 

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.dtensor_shards import is_sharded
 from partreduce.runtime.averaging.outer_optimizer import outer_step
-from partreduce.runtime.averaging.reference import Kept
+from partreduce.runtime.averaging.reference import OffloadedArray
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
@@ -129,7 +129,9 @@ class _Part:
             for key in dict.fromkeys((p.device, p.dtype) for p in parameters)
         ]
         self._outer_params = [] if outer.is_plain else self._values()
-        self._momenta = [Kept(torch.zeros_like(one), None) for one in self._outer_params] if outer.momentum else []
+        self._momenta = (
+            [OffloadedArray(torch.zeros_like(one), None) for one in self._outer_params] if outer.momentum else []
+        )
 
     def _values(self) -> list[torch.Tensor]:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
@@ -142,7 +144,7 @@ class _Part:
         return values
 
     def take(self, means: list[torch.Tensor]) -> None:
-        """Go on from the mean, or from the outer step that it makes."""
+        """Continue from the mean, or from the outer step that it makes."""
         for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
             if self._outer_params:
                 outer_step(self._outer, mean, self._momenta[index] if self._momenta else None, None)
@@ -175,7 +177,7 @@ def _check_others(schedule: Schedule) -> AllReduce:
             "DistributedDataParallel with its Optimizer; take steps_per_round above 1"
         )
     needs = [
-        ("steps per round of their own", len(set(schedule.worker_steps().tolist())) > 1),
+        ("workers with different steps per round", len(set(schedule.worker_steps().tolist())) > 1),
         ("late merges", not isinstance(strategy.sync, Synchronous)),
         (f"codec {strategy.transport.codec}", strategy.transport.codec is not Codec.NONE),
         ("tables", bool(strategy.payload.apart)),

@@ -55,7 +55,7 @@ class Slot:
         return own.as_strided(self.values.shape, self.stride)
 
     def put(self, window: torch.Tensor) -> None:
-        """Let the parameter lie in a window of its own from now on."""
+        """Let the parameter lie in its own window from now on."""
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
@@ -183,7 +183,7 @@ class Bucket:
         self._parts.pop(id(array), None)
 
     def give_back(self, array: torch.Tensor) -> None:
-        """Take an array back of which nobody reads or writes any more, unless it holds the live parameters now."""
+        """Take an array back that is not read or written any more, unless it holds the live parameters now."""
         if array is not self._home:
             self._spare.append(array)
 
@@ -209,7 +209,7 @@ class Bucket:
         self.count_own_users()
 
     def count_own_users(self) -> None:
-        """Called when the parameters have come to lie in new memory, of which nobody else can know yet."""
+        """Called when the parameters have come to lie in new memory, which nothing else refers to yet."""
         self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
 
 
@@ -220,13 +220,13 @@ def _users(tensor: torch.Tensor) -> int:
     return users - 1  # the handle that is asked is one, too
 
 
-def aligned(count: int, dtype: torch.dtype) -> int:
+def align_count(count: int, dtype: torch.dtype) -> int:
     """The next length at which an array of this dtype may end, so that the next one begins on a cache line."""
     unit = max(1, ALIGN_BYTES // dtype.itemsize)
     return -(-count // unit) * unit
 
 
-def stored(tensor: torch.Tensor) -> torch.Tensor:
+def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
     """The numbers of a tensor that are in memory: an expanded one (`mask.expand(8, n, n)`) repeats them.
 
     What is written into it is written into all repetitions.

@@ -7,7 +7,7 @@ not use), buffers that ride along, presence and tag follow at the end of the ste
 
 A gradient that has left cannot be called back. Whatever would change it afterwards is refused at the step, by what
 backward did and not by what had left, so that all workers raise; the operation is then sent to its end with a
-tag of its own, so that nobody can take its sums for gradients and the next operation finds all at the same place.
+own tag, so that no worker can take its sums for gradients and the next operation finds all at the same place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
-from partreduce.runtime.averaging.compressed_reduce import Given, launch_compressed
+from partreduce.runtime.averaging.compressed_reduce import CodecInput, launch_compressed
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.reducer import Reducer
@@ -104,7 +104,7 @@ class LayerSender:
         self._missing: list[int] = []
         self._reduction: Reduction | None = None
         self._coded: list[Coding] | None = None
-        self._given: dict[int, Given] = {}
+        self._given: dict[int, CodecInput] = {}
         self._sent = 0
         self._closed = self._gives_up = False
         self._problem: PartreduceError | None = None
@@ -120,12 +120,12 @@ class LayerSender:
 
     def finish(self, step: int) -> Reduction:
         """Send what is still to be sent; the whole operation."""
-        problem = self._problem or self._changed(step)
+        problem = self._problem or self._find_changed_gradient(step)
         if problem is not None:
             if isinstance(problem, InputError):
                 self.drop()
             raise problem
-        reduction = self._opened(step)
+        reduction = self._open_reduction(step)
         self.reducer.send(reduction, lambda: self._send_rest(reduction, reduction.tag))
         self._forget()
         self._closed = True
@@ -152,10 +152,10 @@ class LayerSender:
             self._problem = None
 
     def drop(self) -> None:
-        """Give up what backward has made: all its parts are sent, with a tag that fits nobody's sums."""
+        """Give up what backward has made: all its parts are sent, with a tag that fits no worker's sums."""
         if self.is_under_way:
             step, self._gives_up = self.clock(), True
-            reduction = self._opened(step)
+            reduction = self._open_reduction(step)
             wrong = tag_of(self.reducer.key, self.kind, step, "given up")
             self.reducer.send(reduction, lambda: self._send_rest(reduction, wrong))
             self.reducer.recorder.end(reduction.operation, "given up")
@@ -199,10 +199,10 @@ class LayerSender:
         while self._sent < len(self.segments) and self._missing[self._sent] == 0:
             if self._reduction is None and not self.may_begin():
                 return
-            reduction = self._opened(self.clock())
+            reduction = self._open_reduction(self.clock())
             self.reducer.send(reduction, lambda one=reduction: self._send_next(one))  # type: ignore[misc]
 
-    def _opened(self, step: int) -> Reduction:
+    def _open_reduction(self, step: int) -> Reduction:
         """The step's operation, begun now if it was not."""
         if self._reduction is None:
             group = Group(self.membership.members)
@@ -224,7 +224,7 @@ class LayerSender:
                 load_some(slots, [windows[slot] for slot in segment.slots], self._divisor or reduction.num_members)
             coding = None if self._coded is None else self._coded[self._sent]
             if coding is not None:
-                given = Given.of(slots, array, part, coding, self.reducer.streams)
+                given = CodecInput.of(slots, array, part, coding, self.reducer.streams)
                 before = self._given.get(segment.bucket)
                 self._given[segment.bucket] = given if before is None else before.together(given)
             reduction.works.append(reduction.communicator.all_reduce(part, coding))
@@ -237,8 +237,8 @@ class LayerSender:
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
                 absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
-                beside = streams.runs_ahead or not bucket.exact
-                tail = None if beside else bucket.tail_of(array)
+                with_tail_apart = streams.runs_ahead or not bucket.exact
+                tail = None if with_tail_apart else bucket.tail_of(array)
                 load_presence(bucket, array, absent, tail)
                 reduction.absent[index] = absent
                 load_piggybacked(
@@ -247,7 +247,7 @@ class LayerSender:
                 if tail is not None:
                     tail[-TAG_LENGTH:] = tag
                 if self._coded is not None:
-                    given = self._given.get(index) or Given(torch.zeros(1, device=bucket.device))
+                    given = self._given.get(index) or CodecInput(torch.zeros(1, device=bucket.device))
                     reduction.coded[index], works = launch_compressed(
                         bucket, array, tag, given, coding=self._coded[0], communicator=communicator, streams=streams
                     )
@@ -255,11 +255,11 @@ class LayerSender:
                     continue
                 if len(rest := array[bucket.size :]):
                     reduction.works.append(communicator.all_reduce(rest))
-                if beside:
+                if with_tail_apart:
                     side = reduction.sides[index] = streams.upload(tag, torch.float32)
                     reduction.works.append(communicator.all_reduce(side))
 
-    def _changed(self, step: int) -> InputError | None:
+    def _find_changed_gradient(self, step: int) -> InputError | None:
         """Why the gradients are not those that backward made."""
         for parameter, (tensor, version) in self._made.items():
             gradient = parameter.grad

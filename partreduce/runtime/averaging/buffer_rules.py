@@ -31,7 +31,7 @@ class BufferRule(StrEnum):
     OWN = "own"
     """Each worker keeps its own values; the mean model takes those of the lowest rank."""
     CONSTANT = "constant"
-    """Nobody sends it; the handshake compares it."""
+    """No worker sends it; the handshake compares it."""
 
 
 class Kind(NamedTuple):
@@ -86,7 +86,7 @@ KINDS = (
 
 
 def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> Kind:
-    """The kind of the buffer that `module` has under a name of its own."""
+    """The kind of the buffer that `module` has under its own name."""
     return next(kind for kind in KINDS if kind.fits(attribute, buffer, module))
 
 

@@ -31,23 +31,23 @@ class CodedPart:
     bucket: Bucket
     array: torch.Tensor
     coding: Coding
-    beside: torch.Tensor
+    extra: torch.Tensor
     """What goes uncoded and holds, at its end, the number of members that gave what is not finite."""
     with_rest: bool
-    """Whether `beside` has the rest of the array too, with the tag at its end; otherwise it begins with the tag."""
+    """Whether `extra` has the rest of the array too, with the tag at its end; otherwise it begins with the tag."""
     worst: tuple[str, float] | None
     """This worker's share that is beyond the codec's range, with the name of its parameter."""
 
     def take_back(self) -> torch.Tensor:
         """Put what traveled apart into the array; its sums of tags."""
         if not self.with_rest:
-            return self.beside[:TAG_LENGTH]
-        self.array[self.bucket.size :].copy_(self.beside[:-1])
+            return self.extra[:TAG_LENGTH]
+        self.array[self.bucket.size :].copy_(self.extra[:-1])
         return self.array[-TAG_LENGTH:]
 
     def stays_in_range(self) -> torch.Tensor:
         """Whether no finite number became infinite on its way, as a 0-d bool tensor on the array's device."""
-        whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.beside[-1] > 0)
+        whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.extra[-1] > 0)
         if self.coding.in_blocks:
             self._clear_padding()
         return whole
@@ -57,7 +57,7 @@ class CodedPart:
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return
-        given = bool(self.beside[-1] > 0)
+        given = bool(self.extra[-1] > 0)
         bad = ~torch.isfinite(values)
         names = [slot.names[0] for slot in self.bucket.slots if bool(slot.view(bad).any())]
         self._clear_padding()
@@ -73,7 +73,7 @@ class CodedPart:
         )
 
     def _clear_padding(self) -> None:
-        """Where a block of numbers became NaN so did what lies between parameters, which nobody writes again."""
+        """Where a block of numbers became NaN so did what lies between parameters, which is not written again."""
         end = 0
         for slot in self.bucket.slots:
             self._clear(end, slot.start)
@@ -86,7 +86,7 @@ class CodedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CodecInput:
     """What is known of a worker's numbers before they are coded."""
 
     not_finite: torch.Tensor
@@ -97,7 +97,7 @@ class Given:
     @classmethod
     def of(
         cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
-    ) -> Given:
+    ) -> CodecInput:
         """Of the `values` of an array, which are these parameters'."""
         if streams.runs_ahead:
             return cls((~torch.isfinite(values).all()).float().view(1))
@@ -105,11 +105,11 @@ class Given:
         beyond = LARGEST[coding.transport.codec] < peak < math.inf
         return cls(torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
 
-    def together(self, other: Given) -> Given:
+    def together(self, other: CodecInput) -> CodecInput:
         """Of these numbers and of others."""
         both = [one for one in (self.worst, other.worst) if one is not None]
         worst = max(both, key=lambda one: one[1], default=None)
-        return Given(torch.maximum(self.not_finite, other.not_finite), worst)
+        return CodecInput(torch.maximum(self.not_finite, other.not_finite), worst)
 
 
 def launch_coded(
@@ -123,7 +123,7 @@ def launch_coded(
 ) -> tuple[CodedPart, list[Work]]:
     """Start summing a filled array, coded up to `bucket.size`; the part, and what to wait for."""
     values = array[: bucket.size]
-    given = Given.of(bucket.slots, array, values, coding, streams)
+    given = CodecInput.of(bucket.slots, array, values, coding, streams)
     first = communicator.all_reduce(values, coding)
     part, works = launch_compressed(
         bucket, array, tag, given, coding=coding, communicator=communicator, streams=streams
@@ -135,7 +135,7 @@ def launch_compressed(
     bucket: Bucket,
     array: torch.Tensor,
     tag: tuple[int, ...],
-    given: Given,
+    given: CodecInput,
     *,
     coding: Coding,
     communicator: Communicator,
@@ -146,13 +146,13 @@ def launch_compressed(
     works: list[Work] = []
     with_rest = bucket.exact and not streams.runs_ahead
     if with_rest:
-        beside = torch.cat((rest, given.not_finite.to(rest.dtype)))
+        extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
     else:
-        beside = torch.cat((streams.upload(tag, torch.float32), given.not_finite))
+        extra = torch.cat((streams.upload(tag, torch.float32), given.not_finite))
     if not with_rest and len(rest):
         works.append(communicator.all_reduce(rest))
-    works.append(communicator.all_reduce(beside))
-    return CodedPart(bucket, array, coding, beside, with_rest, given.worst), works
+    works.append(communicator.all_reduce(extra))
+    return CodedPart(bucket, array, coding, extra, with_rest, given.worst), works
 
 
 def _peak(values: torch.Tensor) -> float:

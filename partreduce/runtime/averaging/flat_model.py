@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, aligned, stored
+from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, align_count, drop_repetitions
 from partreduce.runtime.averaging.buffer_rules import (
     BufferRule,
     BufferSpec,
@@ -73,7 +73,7 @@ class FlatModel:
         buffers: what happens to buffers.
         state: what happens to the optimizer's state.
         apart: parameters that are exchanged another way, with a line for each that says what they are.
-        fragments: into which parts it is cut, of which each has buckets of its own.
+        fragments: into which parts it is cut, each with its own buckets.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FlatModel:
         if state is StatePolicy.AVERAGE:
             self._add_state(optimizer)
         for bucket in self.buckets + self.buffer_buckets:
-            bucket.length = aligned(bucket.length, bucket.dtype)
+            bucket.length = align_count(bucket.length, bucket.dtype)
         _newest.update({slot.parameter: ref(self) for bucket in self.buckets for slot in bucket.slots})
         self._slots = [slot for bucket in self.buckets for slot in bucket.slots]
         self._known = {slot.parameter: slot for slot in self._slots}
@@ -129,8 +129,8 @@ class FlatModel:
 
     @property
     def frozen(self) -> list[torch.Tensor]:
-        """The parameters that were not trainable at wrapping, which are equal on all workers and nobody averages."""
-        return [stored(local(parameter)) for parameter in self.frozen_names]
+        """The parameters that were not trainable at wrapping, which are equal on all workers and no worker averages."""
+        return [drop_repetitions(local(parameter)) for parameter in self.frozen_names]
 
     def named_frozen(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Their names, and some of each one's numbers, by which a change is noticed."""
@@ -149,7 +149,9 @@ class FlatModel:
 
         Sparse ones are constants, such as a graph, which are equal on all workers (see `layout`).
         """
-        return [(name, stored(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided]
+        return [
+            (name, drop_repetitions(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided
+        ]
 
     def buffers(self) -> list[torch.Tensor]:
         return [buffer for _, buffer in self.named_buffers()]
@@ -214,17 +216,17 @@ class FlatModel:
 
                 def fetch(module: torch.nn.Module = module, attribute: str = attribute) -> torch.Tensor | None:
                     now = module._buffers.get(attribute)  # noqa: SLF001 - modules may replace the tensor at any time
-                    return None if now is None else stored(now)
+                    return None if now is None else drop_repetitions(now)
 
                 if rule is BufferRule.OWN:
                     self.keeps_buffers |= buffer.is_floating_point()
-                    _ride(self.buffer_buckets, name, stored(buffer), rule, fetch)
+                    _ride(self.buffer_buckets, name, drop_repetitions(buffer), rule, fetch)
                     continue
                 if may_be_mask(kind):
                     self._undecided.append(name)
                 if rule is BufferRule.MEAN and self.buffer_policy is BufferPolicy.BROADCAST:
                     rule = BufferRule.FIRST
-                _ride(self.buffer_buckets if is_local else self.buckets, name, stored(buffer), rule, fetch)
+                _ride(self.buffer_buckets if is_local else self.buckets, name, drop_repetitions(buffer), rule, fetch)
 
     def _add_state(self, optimizer: torch.optim.Optimizer) -> None:
         others = state_keys(optimizer)
@@ -286,7 +288,7 @@ def _flatten(
         stride = torch.empty_like(local(parameter), memory_format=torch.preserve_format).stride()
         slots.append(sharders.slot(Slot(names, parameter, owners, size, tuple(stride))))
         size += slots[-1].room
-        size = aligned(size, parameter.dtype)
+        size = align_count(size, parameter.dtype)
     device, dtype = entries[0][2].device, entries[0][2].dtype
     flat = torch.zeros(size, dtype=dtype, device=device)
     bucket = Bucket(device, dtype, size, flat, slots, length=size, fragment=fragment)

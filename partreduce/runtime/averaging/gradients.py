@@ -112,7 +112,7 @@ def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
-    """Give each gradient memory of its own, in which it can be changed.
+    """Give each gradient its own memory, in which it can be changed.
 
     `backward()` makes them so. What a script puts there by hand may be a view (of `torch.autograd.grad`), expanded, or
     one tensor for several parameters.
@@ -127,7 +127,7 @@ def own_gradients(slots: Iterable[Slot]) -> None:
 
 
 def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int], tail: Tail | None = None) -> None:
-    """One number per parameter: 1, and 0 for the slots that are `absent`; `tail` as above."""
+    """One number per parameter: 1, and 0 for the slots that are `absent`; `tail` as in `load_gradients`."""
     flags = [float(place not in absent) for place in range(len(bucket.slots))] if absent else [1.0]
     if tail is not None:
         tail[: len(bucket.slots)] = flags

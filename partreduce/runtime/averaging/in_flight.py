@@ -1,7 +1,7 @@
 """Operations in flight: each begins in one step, is waited for in a later one, and is committed there or dropped.
 
 `begin → wait → commit`. What is sent may be gradients, parameters, or what parameters have become since a reference.
-The queue belongs to the run's membership, which says who takes part. Here nobody ever comes or goes; a run that
+The queue belongs to the run's membership, which says who takes part. Here no worker ever comes or goes; a run that
 continues after failures has the same queue (`elastic.member`), and each of its operations is committed by all
 members of its group or by none. What is in flight is part of a checkpoint.
 """
@@ -171,7 +171,7 @@ class FixedMembership:
             raise
 
     def settle(self) -> None:
-        """Wait for all sums in flight, where a mean of all must not run beside them."""
+        """Wait for all sums in flight, where a mean of all must not run at the same time."""
         for flight in tuple(self.flights):
             self.arrive(flight)
 
@@ -246,7 +246,7 @@ def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: b
     return named
 
 
-def restored(
+def restore_flights(
     state: Mapping[str, torch.Tensor],
     prefix: str,
     reducer: Reducer,

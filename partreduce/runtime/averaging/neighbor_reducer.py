@@ -45,7 +45,7 @@ class Neighborhood:
 class PeerReducer(Reducer):
     """A `Reducer` whose operation is a round of weighted averaging; tags, deadlines and reports are the same.
 
-    `wait` may give up on a peer while the library still waits for it: that wait runs in a thread of its own, because
+    `wait` may give up on a peer while the library still waits for it: that wait runs in its own thread, because
     gloo says nothing about a point-to-point operation before it is waited for.
     """
 
@@ -78,7 +78,7 @@ class PeerReducer(Reducer):
                 side = reduction.sides.get(index)
                 arrays = [reduction.arrays[index], *([] if side is None else [side])]
                 heard = [self._arrays(reduction, place, arrays, index) for place in range(len(near.sources))]
-                # Where an exchange may be aborted half-way the tags follow in one of their own.
+                # Where an exchange may be aborted half-way the tags follow in a separate one.
                 pieces = [slice(0, 1), slice(1, 2)] if self.streams.runs_ahead else [slice(None)]
                 for piece in pieces:
                     sends = [(to, array) for to in near.targets for array in arrays[piece]]
@@ -90,7 +90,7 @@ class PeerReducer(Reducer):
                     reduction.works += everyone.exchange(sends, receives)
         self._fills_first()
         if not self.streams.runs_ahead:
-            reduction.works = [in_thread(_taken([*reduction.works]))]
+            reduction.works = [in_thread(_pop_each([*reduction.works]))]
 
     def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
         """Wait for the neighbors' arrays, check their tags and form the weighted mean in the scratch arrays."""
@@ -114,7 +114,7 @@ class PeerReducer(Reducer):
                     checks.append(streams.upload([1], torch.float32) > 0)
         self._judge(reduction, agree, checks)
 
-    def _announced(
+    def _announce(
         self,
         kind: str,
         step: int,
@@ -186,7 +186,7 @@ class PeerReduction(Reduction):
         return APART
 
 
-def _taken(works: list[Work]) -> Iterator[Work]:
+def _pop_each(works: list[Work]) -> Iterator[Work]:
     """Each work, of which nothing is kept once it has been waited for."""
     while works:
         yield works.pop(0)

@@ -1,7 +1,7 @@
 """What an optimizer keeps for a parameter (momentum, second moments), foreseen before its first step.
 
 With `optimizer_state="average"` it rides along with the parameters, so all workers have to know beforehand what will
-be there: what was missed here would stay each worker's own, and nobody would be told.
+be there: what was missed here would stay each worker's own, and no worker would be told.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from partreduce.topo.errors import InputError
 
 
 def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
-    """The per-parameter tensors that an optimizer keeps, found by one step of a copy of it on a parameter of its own.
+    """The per-parameter tensors that an optimizer keeps, found by one step of a copy of it on its own parameter.
 
     Args:
         optimizer: the optimizer.

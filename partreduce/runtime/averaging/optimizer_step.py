@@ -1,9 +1,9 @@
 """Applier: the wrapped optimizer, which takes a step where a mean gradient is there.
 
 The means of a step that all workers take come from a runner, late ones from the end of a pipeline; a
-strategy that gets means while nobody calls `step()` asks for the step itself. In all cases the same holds: a step whose
-gradients are not finite is taken by nobody where a GradScaler was at work, and one whose gradients turn out to be no
-means, which only a device knows, is undone.
+strategy that gets means while no worker calls `step()` asks for the step itself. In all cases the same holds: a step
+whose gradients are not finite is taken by no worker where a GradScaler was at work, and one whose gradients turn out to
+be no means, which only a device knows, is undone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OptimizerStepper:
         self._ok: torch.Tensor | None = None
 
     def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
-        """Take a step of its own, between those that the training loop asks for; whether it was taken.
+        """Take its own step, between those that the training loop asks for; whether it was taken.
 
         Args:
             put: writes mean gradients into the parameters' gradients and returns the device's check on them, None

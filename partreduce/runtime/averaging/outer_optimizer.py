@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.reference import Kept
+from partreduce.runtime.averaging.reference import OffloadedArray
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.strategies.outer import OuterStep
 
@@ -18,7 +18,7 @@ class OuterOptimizer:
     def __init__(self, outer: OuterStep, buckets: Sequence[Bucket], host: Streams | None) -> None:
         self._outer = outer
         self._momenta = {
-            f"momentum/{index}": Kept(torch.zeros_like(bucket.flat), host)
+            f"momentum/{index}": OffloadedArray(torch.zeros_like(bucket.flat), host)
             for index, bucket in enumerate(buckets if outer.momentum else ())
         }
         """By the names that they have in a saved state."""
@@ -41,7 +41,9 @@ class OuterOptimizer:
             momentum.put(state[name].to(momentum.device))
 
 
-def outer_step(outer: OuterStep, movement: torch.Tensor, momentum: Kept | None, ok: torch.Tensor | None) -> None:
+def outer_step(
+    outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
+) -> None:
     """Make of a movement what the outer optimizer adds to the outer parameters, in place; and the next momentum."""
     if momentum is not None:
         following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))

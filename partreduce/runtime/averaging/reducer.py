@@ -69,7 +69,7 @@ class _Line:
 class Reducer:
     """Runs the group operations of one worker, each group's in one order that is the same on all its members.
 
-    Threads may share it: each begins, waits for and commits operations of its own, on a communicator of its own.
+    Threads may share it: each begins, waits for and commits its own operations, on its own communicator.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Reducer:
         parameters have become since that reference is summed; all members must have the same one, and the same
         `settings` of the optimizer that will step with the sums (see `settings_of`).
         """
-        reduction = self._announced(kind, step, round_, group, lag=lag, since=since, settings=settings)
+        reduction = self._announce(kind, step, round_, group, lag=lag, since=since, settings=settings)
         try:
             self._start(reduction, gradients=gradients, kept=kept, divisor=divisor, codings=codings)
         except (PeerGoneError, UnavailableError) as error:
@@ -145,7 +145,7 @@ class Reducer:
         since: Reference | None = None,
     ) -> Reduction:
         """An operation that is over, with what it brought: a checkpoint was saved before its commit."""
-        reduction = self._announced(kind, step, round_, group, lag=lag, since=since, num_bytes=0)
+        reduction = self._announce(kind, step, round_, group, lag=lag, since=since, num_bytes=0)
         for array, kept in zip(reduction.arrays, sums, strict=True):
             array[: len(kept)].copy_(kept)
         self.recorder.end(reduction.operation)
@@ -153,7 +153,7 @@ class Reducer:
 
     def begin_parts(self, kind: str, step: int, round_: int, group: Group, *, settings: Settings = ()) -> Reduction:
         """An operation whose parts the caller starts by `send`, one after the other, the same on all members."""
-        reduction = self._announced(kind, step, round_, group, settings=settings)
+        reduction = self._announce(kind, step, round_, group, settings=settings)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
 
@@ -174,7 +174,7 @@ class Reducer:
         scratch arrays are left to whatever may still arrive in them, and the caller destroys the group, so that its
         members learn.
         """
-        reduction = self._announced(kind, step, round_, group)
+        reduction = self._announce(kind, step, round_, group)
         try:
             self._start(reduction, watched=False)
             self._complete(reduction, given_up)
@@ -189,7 +189,7 @@ class Reducer:
             return None
         return reduction
 
-    def _announced(
+    def _announce(
         self,
         kind: str,
         step: int,
@@ -369,7 +369,7 @@ class Reducer:
         reduction.release()
 
     def _judge(self, reduction: Reduction, agree: bool, checks: list[torch.Tensor]) -> None:
-        """Go on where the tags `agree`, or leave that to the device, which has `checks`."""
+        """Continue where the tags `agree`, or leave that to the device, which has `checks`."""
         if self.streams.runs_ahead:
             with self.streams.side():
                 reduction.ok = self.checks.add(reduction.operation, checks, self.streams, reduction.complaint())
@@ -385,7 +385,7 @@ class Reducer:
         self.heartbeat.now = reduction.operation.finished, ()
 
     def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
-        """For strategies in which nobody waits for all: now and then look whether the run can still end well."""
+        """For strategies in which no worker waits for all: now and then look whether the run can still end well."""
         if (why := watch.gone()) is not None:
             raise self.failure(
                 self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), PeerGoneError(why)
@@ -490,7 +490,7 @@ class Reducer:
             else:
                 reason = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
             if reason is not None:
-                raise RuntimeError(reason)  # which may have a cause of its own
+                raise RuntimeError(reason)  # which may have its own cause
             return None
 
         work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)

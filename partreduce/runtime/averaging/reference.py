@@ -20,11 +20,11 @@ from partreduce.topo.errors import InputError
 WHOLE = slice(None)
 
 
-class Kept:
+class OffloadedArray:
     """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory.
 
-    Copies change no bit. They are queued in the streams that use them, so nobody waits for them. On CPU both memories
-    are one, and nothing is copied.
+    Copies change no bit. They are queued in the streams that use them, so no worker waits for them. On CPU both
+    memories are one, and nothing is copied.
     """
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
@@ -60,7 +60,7 @@ class Reference:
     mean over all since then, -1 where there was none.
     """
 
-    arrays: list[Kept]
+    arrays: list[OffloadedArray]
     starts: int
     round: int = -1
 
@@ -96,7 +96,8 @@ class Reference:
                 f"load_checkpoint: the file holds {', '.join(sorted(state)) or 'nothing'} instead of {name}/…"
             )
         arrays = [
-            Kept(state[one].to(bucket.device, copy=True), host) for one, bucket in zip(names, buckets, strict=True)
+            OffloadedArray(state[one].to(bucket.device, copy=True), host)
+            for one, bucket in zip(names, buckets, strict=True)
         ]
         starts, round_ = map(int, state[f"{name}/place"])
         return cls(arrays, starts, round_)

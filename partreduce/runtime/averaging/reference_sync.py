@@ -1,6 +1,6 @@
 """Common start: all workers take one reference, a copy of worker 0's parameters, as a round begins.
 
-They meet in the store first, each with a digest of its own: where all are equal already, as after the broadcast at the
+They meet in the store first, each with its own digest: where all are equal already, as after the broadcast at the
 start of a run, nothing is sent, which over slow links takes as long as many steps.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.monitored_barrier import monitored_barrier
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reference import Kept, Reference
+from partreduce.runtime.averaging.reference import OffloadedArray, Reference
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import InputError, UnavailableError
@@ -42,7 +42,7 @@ def common_start(
     except (RuntimeError, PeerGoneError, UnavailableError) as error:
         raise reducer.failure(operation, error) from None
     reducer.recorder.end(operation)
-    return Reference([Kept(array, host) for array in arrays], starts)
+    return Reference([OffloadedArray(array, host) for array in arrays], starts)
 
 
 def same_start(
@@ -55,7 +55,7 @@ def same_start(
             f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
             "same on all, or run it with --tolerate-failures 0, where worker 0's goes to all"
         )
-    return Reference([Kept(array, host) for array in arrays], starts)
+    return Reference([OffloadedArray(array, host) for array in arrays], starts)
 
 
 def _check_other_rounds(said: dict[int, str], round_: int) -> None:

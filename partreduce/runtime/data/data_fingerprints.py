@@ -1,6 +1,6 @@
 """Sketches: a few elements of the data that were dealt, which all workers should have had in one order.
 
-Where each worker shuffles by a seed of its own before `shard_dataset()`, some elements come to several workers and
+Where each worker shuffles by its own seed before `shard_dataset()`, some elements come to several workers and
 others to none, and no loss would show it.
 """
 
@@ -15,10 +15,10 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 SKETCHED, SKETCHED_NUMBERS = 64, 8
 """How many elements are looked at, and how many numbers of each."""
 _sketches: dict[str, str] = {}
-"""Of what this process has dealt and nobody has compared, by kind, length and turn."""
+"""Of what this process has dealt and has not compared yet, by kind, length and turn."""
 
 
-def note_dealt(data: Any) -> None:  # noqa: ANN401 - anything with a length
+def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a length
     """Remember what is dealt, to be compared when the run begins."""
     if sketch := sketch_of(data):
         place, turn = f"{type(data).__name__} of {len(data)} elements", 1
@@ -27,7 +27,7 @@ def note_dealt(data: Any) -> None:  # noqa: ANN401 - anything with a length
         _sketches[f"{place}, {turn}"] = sketch
 
 
-def take_dealt() -> dict[str, str]:
+def pop_fingerprint() -> dict[str, str]:
     """What was dealt since it was taken last."""
     taken = dict(_sketches)
     _sketches.clear()

@@ -24,18 +24,18 @@ Views = Sequence[tuple[int, Members]]
 """Who is a member after which turn, in order; the first is of all, before round 0. A round has one turn or several."""
 
 
-def dealt(
+def assign_samples(
     order: Sequence[int], views: Views, worker_steps: Sequence[int], per_step: int, start: int, *, turns: int = 1
 ) -> Iterator[tuple[int, dict[int, list[int]]]]:
     """(round, samples by worker) of each round of an epoch that begins with round `start`.
 
     The order of the epoch is dealt round by round to who is a member, by rank and steps per round. In the round from
-    which the members of a new view average, a failed worker's samples go back to the front, since nobody has seen them
-    in an average; who joins takes those of its steps from there: of one, or where fragments have turns in the round of
-    all that are left of it. From the next round on all that is left is dealt to the new members. So every sample is in
-    one average, and none in two, but for what does not fill a last round of all members, and for fragments that had had
-    their turn when a worker failed. Where fewer are left than one that joins needs, it takes of the epoch's first ones
-    again: the others wait for it.
+    which the members of a new view average, a failed worker's samples go back to the front, since no worker has seen
+    them in an average; who joins takes those of its steps from there: of one, or where fragments have turns in the
+    round of all that are left of it. From the next round on all that is left is dealt to the new members. So every
+    sample is in one average, and none in two, but for what does not fill a last round of all members, and for fragments
+    that had had their turn when a worker failed. Where fewer are left than one that joins needs, it takes of the
+    epoch's first ones again: the others wait for it.
     """
     rest, round_ = deque(order), start
     members = next(members for after, members in reversed(views) if after < start * turns)
@@ -87,7 +87,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
     before each epoch.
 
     Where a run continues after losses, `optimizer.batches(loader)` has it deal what is left of the epoch again, to
-    those who are left, or have joined (see `dealt`).
+    those who are left, or have joined (see `assign_samples`).
 
     Args:
         data: the data set, or its length.
@@ -195,7 +195,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
     def _dealt(self, order: list[int]) -> Iterator[int]:
         """This worker's indices from where it is; of a round in which it joins, it has those of its steps only."""
         steps_per_round = self._worker_steps[self.rank]
-        for round_, hands in dealt(
+        for round_, hands in assign_samples(
             order, self._views, self._worker_steps, self.per_step, self._from, turns=self._turns
         ):
             left = min(steps_per_round, (round_ + 1) * steps_per_round - self._steps)

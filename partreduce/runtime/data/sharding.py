@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from partreduce.runtime.data.data_fingerprints import note_dealt
+from partreduce.runtime.data.data_fingerprints import record_fingerprint
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
 
@@ -39,7 +39,7 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
             integer array without `order` may be either, and is warned of unless as many samples were dealt before.
 
     Raises:
-        InputError: data that has no length and order of its own, or fewer elements than workers.
+        InputError: data that has no length and no order, or fewer elements than workers.
     """
     rank, num_workers = place()
     try:
@@ -56,7 +56,7 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
     if chosen is None:
         chosen = ShardOrder.CONTIGUOUS if isinstance(data, (str, bytes, bytearray)) else ShardOrder.STRIDED
         _warn_of_sequence(data)
-    note_dealt(data)
+    record_fingerprint(data)
     if chosen is ShardOrder.STRIDED:
         places = slice(rank, each * num_workers, num_workers)
     else:

@@ -65,7 +65,7 @@ P = TypeVar("P", bound=Process)
 class FailureRule(Generic[P]):
     """Whether the others of a run continue without a worker that has failed: by this rule they do not.
 
-    With `patient` they may go on for as long as they can, though the run has failed.
+    With `patient` they may continue for as long as they can, though the run has failed.
     """
 
     def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:

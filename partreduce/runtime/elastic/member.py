@@ -233,7 +233,7 @@ class Member(FixedMembership):
         self.wait(Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: []))
 
     def check_to_go_back(self, round_: int) -> None:
-        """Refuse to load a round before the generation's first one: until then nobody averages."""
+        """Refuse to load a round before the generation's first one: until then no worker averages."""
         if round_ * self.turns < self.resumes:
             raise InputError(
                 f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
@@ -274,7 +274,7 @@ class Member(FixedMembership):
         return round_ * steps_per_round + round_ends(self.turns, steps_per_round)[fragment] - 1
 
     def leave(self) -> None:
-        """This worker has committed everything and needs nobody any more."""
+        """This worker has committed everything and needs no worker any more."""
         self.handle(Leave())
         self.await_view()
         if self.state.phase is not Phase.LEFT:
@@ -498,7 +498,7 @@ class Member(FixedMembership):
                     self.handle(Connected() if done else Broken())
                 case Phase.FENCED:
                     raise EvictedError(
-                        f"worker {self.world.rank} was silent for longer than the others wait, and they went on "
+                        f"worker {self.world.rank} was silent for longer than the others wait, and they continued "
                         "without it; it changes nothing any more"
                     )
                 case _:

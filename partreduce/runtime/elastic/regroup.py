@@ -127,16 +127,16 @@ class Regroup:
         data = held.give() if is_donor else b""
         operation = first.recorder.begin("state for who joins", 0, view.resume[0], members, len(data))
 
-        def summed(array: torch.Tensor) -> torch.Tensor:
+        def sum_of(array: torch.Tensor) -> torch.Tensor:
             first.wait_for(line.all_reduce(array), operation, lambda: FAILED if is_open() else None)
             return array
 
         try:
-            length = int(summed(torch.tensor([len(data)])))
+            length = int(sum_of(torch.tensor([len(data)])))
             array = torch.zeros(length, dtype=torch.uint8)
             if is_donor:
                 array.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            summed(array)
+            sum_of(array)
         except (RuntimeError, PeerGoneError) as error:
             first.recorder.end(operation, f"failed: {error}")
             raise UnavailableError(str(error)) from None

@@ -1,6 +1,6 @@
 """Survivors: the membership of groups on request, where others may fail at any moment and the rest continue.
 
-Nobody waits in a call of the transport for a worker that may not come: members first note in the store that they are
+No worker waits in a call of the transport for a worker that may not come: members first note in the store that they are
 there, and while they wait for those notes look whether it still makes sense.
 """
 
@@ -123,7 +123,7 @@ class Survivors(FixedMembership):
 
 
 def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Collection[int]], timeout: float) -> None:
-    """Wait until nobody is missing in a gathering of all, where workers may fail meanwhile."""
+    """Wait until no worker is missing in a gathering of all, where workers may fail meanwhile."""
     wait, pauses = Wait(heartbeat, (), timeout), Pauses()
     while awaited := sorted(missing()):
         heartbeat.check_without_store()

@@ -211,7 +211,7 @@ class GeneratorClient:
             service = self._endpoint.connect(self.address, SERVICE, reads=True)
 
             def send(message: FromWorker) -> None:
-                with contextlib.suppress(self._endpoint.error):  # it is said again after the retry interval
+                with contextlib.suppress(self._endpoint.error):  # it is sent again after the retry interval
                     service.send(self.rank, *message.packed())
 
             self._loop(self._transport(send))
@@ -260,6 +260,6 @@ class GeneratorClient:
                 if self._state.stage == EVICTED:
                     self._error = EvictedError(
                         f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
-                        "its lease; the others went on without it, and this process no longer belongs to the job"
+                        "its lease; the others continued without it, and this process no longer belongs to the job"
                     )
             self._changed.notify_all()

@@ -41,14 +41,14 @@ class Log:
             why = getattr(error, "strerror", None) or error
             raise FileError(f"{self.path}: cannot be opened as the generator's log: {why}") from None
         try:
-            self.records = self._opened(ahead)
+            self.records = self._read_lines(ahead)
         except (sqlite3.Error, UnicodeError) as error:  # a damaged name may be no text
             self.close()
             code = getattr(error, "sqlite_errorcode", None)
             if code == sqlite3.SQLITE_BUSY:
                 text = f"{self.path}: another group generator has this log open; stop it first"
                 raise UnavailableError(text) from None
-            raise (self._foreign() if code == sqlite3.SQLITE_NOTADB else self._damaged(str(error))) from None
+            raise (self._foreign() if code == sqlite3.SQLITE_NOTADB else self._damage_error(str(error))) from None
         except BaseException:
             self.close()
             raise
@@ -82,7 +82,7 @@ class Log:
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 
-    def _opened(self, ahead: bytes) -> list[bytes]:
+    def _read_lines(self, ahead: bytes) -> list[bytes]:
         self._ask("PRAGMA locking_mode=EXCLUSIVE")
         ((application,),) = self._ask("PRAGMA application_id")
         is_new = application == 0 and not self._ask("SELECT name FROM sqlite_master")
@@ -92,18 +92,18 @@ class Log:
             self._ask(f"PRAGMA {setting}")
         ((_, frames, _),) = [(0, 0, 0)] if is_new else self._ask("PRAGMA wal_checkpoint(PASSIVE)")
         if _has_commit(ahead[HEADER_BYTES + frames * FRAME_BYTES :]):
-            raise self._damaged("a commit in its write-ahead file cannot be read")
+            raise self._damage_error("a commit in its write-ahead file cannot be read")
         if is_new:
             table = "CREATE TABLE facts (checksum INTEGER NOT NULL, fact BLOB NOT NULL)"
             for statement in ("BEGIN", f"PRAGMA application_id={APPLICATION}", table, "COMMIT"):
                 self._ask(statement)
         if (found := self._ask("PRAGMA integrity_check")) != [("ok",)]:
-            raise self._damaged(found[0][0].replace("\n", " "))
+            raise self._damage_error(found[0][0].replace("\n", " "))
         records = []
         for number, (checksum, fact) in enumerate(self._ask("SELECT checksum, fact FROM facts ORDER BY rowid")):
             self._checksum = zlib.crc32(fact, self._checksum) if isinstance(fact, bytes) else -1
             if checksum != self._checksum:
-                raise self._damaged(f"record {number}")
+                raise self._damage_error(f"record {number}")
             records.append(fact)
         self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
         return records
@@ -117,10 +117,10 @@ class Log:
             "that wrote it, or name a new log, which begins without groups"
         )
 
-    def _damaged(self, what: str) -> FileError:
+    def _damage_error(self, what: str) -> FileError:
         return FileError(
             f"{self.path}: is damaged ({what}); groups may have been handed out on account of what is lost, so the job "
-            "cannot go on from this log"
+            "cannot continue from this log"
         )
 
     def _ask(self, statement: str) -> list[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 It ends with the launcher, however that ends: the kernel tells it. Through a pipe it gets its key, which is in no file,
 and hears which workers have failed; through another it says which ones it evicted. Its log lies in a temporary folder
-of its own, which the launcher removes, or the generator when the launcher was killed.
+which the launcher removes, or the generator when the launcher was killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.launcher.process_cleanup import die_with_parent
-from partreduce.runtime.launcher.signals import Terminated, held, let_through, terminable
+from partreduce.runtime.launcher.signals import Terminated, allow_signals, defer_signals, raise_on_sigterm
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 
@@ -55,13 +55,13 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
     command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
     everywhere, loopback = ("[::]", "[::1]") if ":" in host else ("0.0.0.0", "127.0.0.1")  # noqa: S104 - it has a key
     host = f"[{host}]" if ":" in host else host
-    command += ["--address", f"tcp://{host if host == loopback else everywhere}:*", "--beside", str(os.getpid())]
+    command += ["--address", f"tcp://{host if host == loopback else everywhere}:*", "--parent", str(os.getpid())]
     child = GeneratorProcess(command, key or new_key(), host)
     try:
         child.serve(place / "address")
         yield child
     finally:
-        with held():
+        with defer_signals():
             child.end()
             shutil.rmtree(place, ignore_errors=True)
 
@@ -78,11 +78,11 @@ class GeneratorProcess:
         self._evicted: set[int] = set()
         self._lock, self._ending = threading.Lock(), False
         self._reader = Background(self._keep, name="partreduce-generator-process")
-        with held():
-            self.process = self._started()
+        with defer_signals():
+            self.process = self._start()
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        """A session of its own, so that Ctrl-C does not end it before the workers."""
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start it in a new session, so that Ctrl-C does not end it before the workers."""
         process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=_home(), start_new_session=True
         )
@@ -122,7 +122,7 @@ class GeneratorProcess:
                 if self._ending:
                     return
                 _close(self.process)
-                self.process = self._started()
+                self.process = self._start()
 
     def end(self) -> None:
         with self._lock:
@@ -161,7 +161,7 @@ def _address(process: subprocess.Popen[bytes], file: Path) -> str:
             return file.read_text(encoding="utf-8").strip()
         time.sleep(0.02)
     if process.poll() is None:
-        raise UnavailableError(f"group generator: started, but served nobody within {START_SECONDS:g} s")
+        raise UnavailableError(f"group generator: started, but served no worker within {START_SECONDS:g} s")
     raise UnavailableError("group generator: did not start; see its message above")
 
 
@@ -191,9 +191,9 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     still count as the parent.
     """
     try:
-        with terminable():
+        with raise_on_sigterm():
             try:
-                with let_through(set()):
+                with allow_signals(set()):
                     if not die_with_parent(parent, signal.SIGTERM):
                         raise Terminated(signal.SIGTERM)
                     files[0].parent.mkdir(mode=0o700, exist_ok=True)
@@ -214,7 +214,7 @@ class Launcher:
         self._rest = b""
 
     def first_line(self) -> str:
-        """The key: all that comes, where nobody writes lines."""
+        """The key: all that comes, as it is not sent in lines."""
         while b"\n" not in self._rest and (read := os.read(STANDARD_INPUT, 4096)):
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")

@@ -109,7 +109,7 @@ class GeneratorService:
             self._log.append([_bytes({"head": head})])
             return
         if records[0].get("head") != head:
-            raise InputError(f"{self._log.path}: is the log of another job; give each job a log of its own")
+            raise InputError(f"{self._log.path}: is the log of another job; give each job its own log")
         for record in records[1:]:
             self._apply(record)
         self._log.records.clear()
@@ -196,7 +196,7 @@ class GeneratorService:
     def _handle(self, came: Received) -> list[tuple[int, Any]]:
         """One message: refused, or given to the machine."""
         try:
-            message = self._checked(came)
+            message = self._check(came)
         except InputError as error:
             self._reply_to(came.route, came.source, Rejection(str(error)))
             return []
@@ -209,7 +209,7 @@ class GeneratorService:
             self._seen[message.rank] = self._clock()
         return self._apply_message(message)
 
-    def _checked(self, came: Received) -> FromWorker:
+    def _check(self, came: Received) -> FromWorker:
         """The message, if it may be heard."""
         if came.payload:
             raise InputError("message: is not one frame")
@@ -255,7 +255,7 @@ class GeneratorService:
 
     def _expire(self) -> None:
         """Evict workers that were there and have been silent for longer than the lease."""
-        now = self._clock()  # which stood while this loop did, and could hear nobody
+        now = self._clock()  # which stood while this loop did, and could hear no worker
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
             if isinstance(self.state.answers[worker], Bye):

@@ -133,7 +133,7 @@ class Guard(Facts):
             _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def after_closure(self) -> None:
-        """The closure of a step was called, with a forward pass of its own."""
+        """The closure of a step was called, with its own forward pass."""
         training.model_inside_distributed_data_parallel(self)
 
     def before_averaging(self, *, skip: bool) -> None:
@@ -154,7 +154,7 @@ class Guard(Facts):
 
     def compares_data(self, store: Store, key: str, num_workers: int) -> None:
         """Compare the first gradients, and the data that were dealt, by notes in the run's store."""
-        self.notes, self.num_compared = Notes(store, f"alike/{key}"), num_workers
+        self.notes, self.num_compared = Notes(store, f"data/{key}"), num_workers
 
     def after_averaging(self) -> None:
         """average_gradients() has put means in place, and the script may look at them."""
@@ -188,7 +188,7 @@ class Guard(Facts):
                 self.left = {parameter: version_of(parameter) for parameter in held}
 
     def went_on(self) -> None:
-        """The run goes on from another step, with what was loaded."""
+        """The run continues from another step, with what was loaded."""
         self.known_loads, self.means = self.loads, None
 
     def meeting(self) -> None:
@@ -256,7 +256,7 @@ class ModuleHook:
     """A hook that no copy and no file of a module has.
 
     `torch.save(model)` and `copy.deepcopy(model)` take a module's hooks along. In place of this one stands a function
-    of Python's standard library, so a file can be loaded without this package, and a copy is watched by nobody.
+    of Python's standard library, so a file can be loaded without this package, and a copy is not watched.
     """
 
     def __deepcopy__(self, _memo: object) -> Callable[..., object]:

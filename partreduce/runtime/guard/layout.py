@@ -227,7 +227,7 @@ def parameter_given_to_the_optimizer(layout: Layout) -> Found:
     "weight, class or forward), so its rows would neither be looked up nor trained; change the model first, then wrap",
 )
 def embedding_changed(layout: Layout) -> Found:
-    """The embeddings of tables that go a way of their own: weight, class and `forward`."""
+    """The embeddings of tables that go their own way: weight, class and `forward`."""
     tables = layout.tables
     if not tables or not tables.is_connected:
         return None

@@ -96,12 +96,12 @@ def check(
 ) -> Callable[[Callable[..., Found]], Check]:
     """Register a function as a row; its name is the row's, and its docstring says what it looks at."""
 
-    def registered(look: Callable[..., Found]) -> Check:
+    def register(look: Callable[..., Found]) -> Check:
         name, looks_at = look.__name__.replace("_", " "), " ".join((look.__doc__ or "").split())
         TABLE.append(Check(name, moments, when, looks_at, cost, refuses or warns, look, bool(warns), why))
         return TABLE[-1]
 
-    return registered
+    return register
 
 
 def checks_at(moment: Moment) -> tuple[Check, ...]:

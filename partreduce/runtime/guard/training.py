@@ -15,7 +15,7 @@ from partreduce.runtime.averaging.bucket import Slot
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.mean_model import has_moved
 from partreduce.runtime.averaging.optimizer_state import state_keys
-from partreduce.runtime.data.data_fingerprints import take_dealt
+from partreduce.runtime.data.data_fingerprints import pop_fingerprint
 from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import Found, Moment, When, check
@@ -64,7 +64,7 @@ class Facts(Layout):
         self.skips = False  # whether the step that has begun is skipped
         self.said: set[str] = set()  # what was warned of
         self.averaged_elsewhere = False  # whether a forward pass ran inside a DistributedDataParallel
-        self.asks_for_checkpoint = False  # whether the script has asked for one to go on from
+        self.asks_for_checkpoint = False  # whether the script has asked for one to continue from
         self.loads = self.known_loads = 0
         """How often the model, or a part of it, was loaded; and how many of these are as they should be."""
         self.made: dict[torch.Tensor, Version] = {}  # gradients as the last backward pass made them
@@ -84,7 +84,7 @@ class Facts(Layout):
         self.has_stepped = False
 
     def once(self, what: str) -> bool:
-        """Whether it is said for the first time."""
+        """Whether it is reported for the first time."""
         is_new = what not in self.said
         self.said.add(what)
         return is_new
@@ -192,8 +192,8 @@ def started_again_without_loading(facts: Facts) -> Found:
     Moment.BEFORE_STEP,
     cost="one comparison",
     why="scripts roll back at any step",
-    refuses="model: was loaded after a step, and strategy {kind!r} {harm}; call optimizer.load_state_dict(...) beside "
-    "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to go on from there",
+    refuses="model: was loaded after a step, and strategy {kind!r} {harm}; call optimizer.load_state_dict(...) with "
+    "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to continue from there",
 )
 def model_loaded_alone(facts: Facts) -> Found:
     """A count of `load_state_dict()` of the model and its modules."""
@@ -209,7 +209,7 @@ def model_loaded_alone(facts: Facts) -> Found:
 @check(
     Moment.MEETING,
     warns=": model.load_state_dict() inside mean_model() lasts until its end, where each worker gets its own model "
-    "back; to go on from what is loaded, call it after that",
+    "back; to continue from what is loaded, call it after that",
 )
 def loaded_in_mean_model(undone: int) -> Found:
     """The same count, inside `mean_model()`."""
@@ -236,7 +236,7 @@ def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
     "call zero_grad() and step() on all workers to drop the step everywhere",
 )
 def skip_with_tables(facts: Facts, step: Special) -> Found:
-    """Whether there are tables of their own route."""
+    """Whether there are separately placed tables."""
     return next(({"name": table.name} for table in facts.run.tables), None) if step.skip else None
 
 
@@ -246,7 +246,7 @@ def skip_with_tables(facts: Facts, step: Special) -> Found:
     "which needs no scaler",
 )
 def scaler_with_tables(facts: Facts, step: Special) -> Found:
-    """Whether there are tables of their own route."""
+    """Whether there are separately placed tables."""
     return next(({"name": table.name} for table in facts.run.tables), None) if step.found_inf is not None else None
 
 
@@ -263,7 +263,7 @@ def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
 @check(
     Moment.SPECIAL_STEP,
     refuses="skip: would apply the mean gradient as it is, while this script changes it (clips it, say) after "
-    "average_gradients(); call zero_grad() and go on as in every other step instead",
+    "average_gradients(); call zero_grad() and continue as in every other step instead",
 )
 def skip_where_means_are_changed(facts: Facts, step: Special) -> Found:
     """Whether the script changed the means of its last step."""
@@ -300,7 +300,7 @@ def gradients_clipped_before_averaging(facts: Facts) -> Found:
 
 @check(
     Moment.BEFORE_AVERAGING,
-    refuses="join: is given after_averaging, which workers do to means that they take without a step() of their own, "
+    refuses="join: is given after_averaging, which workers do to means that they take without their own step(), "
     "and this step() would leave its means as they are; call optimizer.average_gradients() and the same function "
     "before step(), or leave after_averaging out",
 )
@@ -336,7 +336,7 @@ def data_in_different_orders(facts: Facts) -> Found:
     if facts.notes is None:
         return None
     apart = ""
-    for place, mine in take_dealt().items():
+    for place, mine in pop_fingerprint().items():
         differs = facts.notes.propose(f"dealt {place}", mine) != mine
         if differs and facts.notes.count("dealt apart", 1) == 1:
             apart = place
@@ -353,19 +353,19 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     when=When.FIRST_STEP,
     cost="one pass over the gradients, in the first step whose gradients say enough",
     warns=": all {count} workers have the same gradients in their first step, so they train on the same batches, and "
-    "do no more than one worker; give each a part of its own, as partreduce.shard_dataset(data) does, or, if the "
+    "do no more than one worker; give each its own part, as partreduce.shard_dataset(data) does, or, if the "
     "script averages gradients itself, leave that to the schedule",
 )
 def same_batches(facts: Facts) -> Found:
     """A fingerprint of each worker's own gradients, noted in the store.
 
-    Models begin equal, so equal batches give equal gradients, bit for bit. Nobody waits: the last of those whose
+    Models begin equal, so equal batches give equal gradients, bit for bit. No worker waits: the last of those whose
     gradients are the first ones that were proposed says so.
     """
     if facts.notes is None or not (mine := fingerprint(slot.gradient for slot in facts.flat.slots())):
         return None
     notes, facts.notes = facts.notes, None
-    is_last = notes.propose("first", mine) == mine and notes.count("alike", 1) == facts.num_compared
+    is_last = notes.propose("first", mine) == mine and notes.count("data", 1) == facts.num_compared
     return {"count": facts.num_compared} if is_last else None
 
 
@@ -453,7 +453,7 @@ def frozen_changed(facts: Facts) -> Found:
     Moment.MEETING,
     cost="one pass over them",
     warns=": step {step}: worker {rank}'s model is not the mean of all, though this schedule averages gradients, which "
-    "keeps models equal: something changed it, its gradients or its optimizer on some workers only; do that alike on "
+    "keeps models equal: something changed it, its gradients or its optimizer on some workers only; apply it on "
     "all, or average parameters (steps_per_round > 1)",
 )
 def models_that_part(facts: Facts, before: list[torch.Tensor]) -> Found:

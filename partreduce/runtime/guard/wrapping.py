@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from partreduce.runtime.averaging.bucket import stored
+from partreduce.runtime.averaging.bucket import drop_repetitions
 from partreduce.runtime.averaging.buffer_rules import AVERAGED
 from partreduce.runtime.averaging.dtensor_shards import Sharders, is_sharded, local
 from partreduce.runtime.guard.table import Found, Moment, check, checks_at
@@ -48,7 +48,7 @@ FOLLOWS = "follows_a_schedule"
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, if it is one of torch's that follows no schedule yet and communicates with nobody."""
+    """The optimizer, if it is one of torch's that follows no schedule yet and does not communicate."""
     for row in checks_at(Moment.WRAP_OPTIMIZER):
         row(optimizer)
     return optimizer
@@ -57,11 +57,11 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 def check_module(model: torch.nn.Module) -> torch.nn.Module:
     """The model, if it is one."""
     of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
-    model_in_distributed_data_parallel(Wrapped(model, {}))
+    model_in_distributed_data_parallel(WrappedModel(model, {}))
     return model
 
 
-class Wrapped(NamedTuple):
+class WrappedModel(NamedTuple):
     """A model that is about to be laid out flat; `apart` are parameters that are exchanged another way."""
 
     model: torch.nn.Module
@@ -79,7 +79,7 @@ def check_model(
     """Check a model and its optimizer before `FlatModel` moves anything."""
     Sharders(model)  # a forward pass may have left whole parameters in the places of shards
     for row in checks_at(Moment.WRAP_MODEL):
-        row(Wrapped(model, apart, optimizer))
+        row(WrappedModel(model, apart, optimizer))
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
@@ -139,7 +139,7 @@ def with_inner(optimizer: object) -> Iterator[object]:
     Moment.WRAP_MODEL,
     refuses="model: is wrapped in DistributedDataParallel, which averages by itself; pass the bare module",
 )
-def model_in_distributed_data_parallel(wrapped: Wrapped) -> Found:
+def model_in_distributed_data_parallel(wrapped: WrappedModel) -> Found:
     """The model's class."""
     return {} if isinstance(wrapped.model, DistributedDataParallel) else None
 
@@ -148,7 +148,7 @@ def model_in_distributed_data_parallel(wrapped: Wrapped) -> Found:
     Moment.WRAP_MODEL,
     refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap",
 )
-def uninitialized_parameter(wrapped: Wrapped) -> Found:
+def uninitialized_parameter(wrapped: WrappedModel) -> Found:
     """Lazy parameters."""
     return wrapped.first(lambda one: isinstance(one, torch.nn.parameter.UninitializedParameter))
 
@@ -158,7 +158,7 @@ def uninitialized_parameter(wrapped: Wrapped) -> Found:
     refuses="model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
     "initialize it and make the optimizer, then wrap",
 )
-def parameter_on_the_meta_device(wrapped: Wrapped) -> Found:
+def parameter_on_the_meta_device(wrapped: WrappedModel) -> Found:
     """Each parameter's device; rows of tables are drawn where they will lie."""
     return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
@@ -167,7 +167,7 @@ def parameter_on_the_meta_device(wrapped: Wrapped) -> Found:
     Moment.WRAP_MODEL,
     refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant",
 )
-def sparse_parameter(wrapped: Wrapped) -> Found:
+def sparse_parameter(wrapped: WrappedModel) -> Found:
     """Each parameter's layout."""
     return wrapped.first(lambda one: one.layout is not torch.strided)
 
@@ -177,7 +177,7 @@ def sparse_parameter(wrapped: Wrapped) -> Found:
     refuses="model: parameter {name!r} is {dtype}; only {averaged} are averaged, so convert it, or freeze it before "
     "wrapping",
 )
-def parameter_of_another_dtype(wrapped: Wrapped) -> Found:
+def parameter_of_another_dtype(wrapped: WrappedModel) -> Found:
     """The dtype of each trainable parameter."""
     for name, one in wrapped.model.named_parameters():
         if one.requires_grad and one.dtype not in AVERAGED:
@@ -189,7 +189,7 @@ def parameter_of_another_dtype(wrapped: Wrapped) -> Found:
     Moment.WRAP_MODEL,
     refuses="model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole",
 )
-def model_in_fully_sharded_data_parallel(wrapped: Wrapped) -> Found:
+def model_in_fully_sharded_data_parallel(wrapped: WrappedModel) -> Found:
     """FSDP's mark on the modules."""
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in wrapped.model.modules())
     by_fully_shard = any(is_sharded(parameter) for parameter in wrapped.model.parameters())
@@ -200,7 +200,7 @@ def model_in_fully_sharded_data_parallel(wrapped: Wrapped) -> Found:
     Moment.WRAP_MODEL,
     refuses="model: lies on several devices ({first}); move all of it to one before wrapping, model.to(device)",
 )
-def model_on_several_devices(wrapped: Wrapped) -> Found:
+def model_on_several_devices(wrapped: WrappedModel) -> Found:
     """The devices of parameters and buffers, which are sent by the same groups."""
     first: dict[torch.device, str] = {}
     others = [(name, one) for name, one in wrapped.model.named_parameters() if one not in wrapped.apart]
@@ -226,8 +226,8 @@ class _Place(NamedTuple):
     "they part; let both modules hold one and the same parameter (b.weight = a.weight), use the parameter itself in "
     "forward() (a.weight.t()), or make the other a copy",
 )
-def two_tensors_in_one_memory(wrapped: Wrapped) -> Found:
-    """Where parameters and buffers lie: wrapping gives each parameter memory of its own."""
+def two_tensors_in_one_memory(wrapped: WrappedModel) -> Found:
+    """Where parameters and buffers lie: wrapping gives each parameter its own memory."""
     open_: list[_Place] = []
     for place in sorted(_places(wrapped.model), key=lambda place: place[:2]):
         open_ = [one for one in open_ if one.last > place.first]
@@ -260,8 +260,8 @@ def _overlap(one: _Place, other: _Place) -> bool:
         marks.as_strided(place.tensor.shape, place.tensor.stride(), (place.first - begin) // size)
         for place in (one, other)
     ]
-    stored(views[0]).fill_(True)
-    return bool(stored(views[1]).any())
+    drop_repetitions(views[0]).fill_(True)
+    return bool(drop_repetitions(views[1]).any())
 
 
 @check(
@@ -269,7 +269,7 @@ def _overlap(one: _Place, other: _Place) -> bool:
     refuses="optimizer: parameter {place} of group {index}, shape {shape}, is not a parameter of the model; pass the "
     "model that the optimizer trains",
 )
-def optimizer_of_another_model(wrapped: Wrapped) -> Found:
+def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
     """The optimizer's groups."""
     known = set(wrapped.model.parameters())
     for index, group in enumerate(wrapped.optimizer.param_groups if wrapped.optimizer is not None else ()):
@@ -283,7 +283,7 @@ def optimizer_of_another_model(wrapped: Wrapped) -> Found:
     Moment.WRAP_MODEL,
     refuses="model: has no trainable parameter{besides}; nothing could be averaged",
 )
-def nothing_to_train(wrapped: Wrapped) -> Found:
+def nothing_to_train(wrapped: WrappedModel) -> Found:
     """`requires_grad` of each parameter."""
     if any(one.requires_grad and one not in wrapped.apart for one in wrapped.model.parameters()):
         return None

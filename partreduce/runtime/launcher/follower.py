@@ -27,14 +27,14 @@ from partreduce.runtime.launcher.nodes import (
     VERSION,
     Connection,
     Endpoint,
-    derived,
+    derive_key,
     is_proof,
     key_of,
     reason_of,
 )
 from partreduce.runtime.launcher.process_cleanup import orphans_ended
-from partreduce.runtime.launcher.processes import Child, Line, Worker, forked, import_once
-from partreduce.runtime.launcher.signals import raise_unheard, terminable
+from partreduce.runtime.launcher.processes import Child, Line, Worker, fork_workers, import_once
+from partreduce.runtime.launcher.signals import raise_on_sigterm, reraise_pending
 from partreduce.runtime.launcher.supervision import LOOK_SECONDS, Shutdown, ask_children_to_end, end_children, watch
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, UnavailableError
@@ -130,13 +130,13 @@ class Follower:
 
     def run(self) -> int:
         """Follow node 0 until the run ends; returns its exit code."""
-        with terminable():
+        with raise_on_sigterm():
             import_once()
             before, problem = threads_of_process(), ""
             while True:
-                connection = self._connected(problem)
+                connection = self._connect(problem)
                 try:
-                    return self._followed(connection, before)
+                    return self._follow_orders(connection, before)
                 except _LostError as lost:
                     problem = f"the connection to node 0 at {self.endpoint} ended: {lost}"
                     if not self.may_restart:
@@ -145,11 +145,11 @@ class Follower:
                 finally:
                     connection.close()
 
-    def _connected(self, problem: str) -> Connection:
+    def _connect(self, problem: str) -> Connection:
         """A connection to node 0, which may be started later than this node."""
         start, has_spoken, comes_back = time.monotonic(), False, bool(problem)
         while time.monotonic() < start + START_SECONDS:
-            raise_unheard()
+            reraise_pending()
             if not has_spoken and time.monotonic() > start + PATIENCE_SECONDS:
                 has_spoken = True
                 write_line(f"node {self.rank} waits for node 0 at {self.endpoint} ({problem})")
@@ -180,13 +180,13 @@ class Follower:
         match connection.next(until):
             case ["partreduce", int(version), str(nonce)] if version == VERSION:
                 said = [self.rank, self.num_workers, dict(self.facts), connection.nonce]
-                connection.send("join", *said, derived(key, "join", nonce, *said))
+                connection.send("join", *said, derive_key(key, "join", nonce, *said))
             case None if "no launcher" not in connection.problem:
                 return False
             case _:
                 raise InputError(f"--rdzv-endpoint {self.endpoint}: what answers there is not node 0 of this version")
         match connection.next(until):
-            case ["joined", str(proof)] if is_proof(proof, derived(key, "joined", connection.nonce)):
+            case ["joined", str(proof)] if is_proof(proof, derive_key(key, "joined", connection.nonce)):
                 return True
             case ["joined", *_]:
                 raise InputError(f"node 0 at {self.endpoint}: has another --rdzv-id or PARTREDUCE_RUN_SECRET")
@@ -196,7 +196,7 @@ class Follower:
                 raise InputError(f"node {self.rank}: node 0 at {self.endpoint} turned it away: {reason}")
         return False
 
-    def _followed(self, connection: Connection, before: set[str]) -> int:
+    def _follow_orders(self, connection: Connection, before: set[str]) -> int:
         try:
             check_script(self.script)
         except InputError as error:
@@ -219,17 +219,17 @@ class Follower:
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:
         """Run this machine's workers; the exit code if this launcher was asked to end, else 0."""
         key, ranks = key_of(self.run_id), cluster.workers_of(self.rank)
-        shared = {env.RUN_SECRET: derived(key, "run", nonce), **self.environment}
+        shared = {env.RUN_SECRET: derive_key(key, "run", nonce), **self.environment}
         variables = worker_variables(cluster, ranks, self.threads, shared)
         waiting = [variables(rank) for rank in [*ranks, *ranks[:1] * spares]]
-        with forked(self.script, self.args, waiting) as children:
+        with fork_workers(self.script, self.args, waiting) as children:
             orders = _Orders(
                 connection,
                 attempt,
                 first=children[: len(ranks)],
                 spares=children[len(ranks) :],
                 variables=variables,
-                generator_key=derived(key, "generator", nonce),
+                generator_key=derive_key(key, "generator", nonce),
             )
             connection.send("ready", attempt)
             shutdown, outlet = Shutdown(), LogMultiplexer()

@@ -1,11 +1,12 @@
 """Launcher: worker processes of this machine, forked after torch was imported (seconds instead of tens of seconds).
 
 The workers see the environment variables that torchrun sets, so an ordinary torch script works too. The store lives
-here, in the launcher: it outlives every worker, is told at once when one fails, and only this machine reaches it, or
-the nodes of the run (see `nodes`). However the launcher ends, nothing that it started is left (see `process_cleanup`).
+here, in the launcher: it outlives every worker, is notified at once when one fails, and only this machine reaches it,
+or the nodes of the run (see `nodes`). However the launcher ends, nothing that it started is left (see
+`process_cleanup`).
 
 torch's elastic agent would do for one node: to keep survivors takes 57 lines of override (torch 2.13). But it starts
-each worker in an interpreter of its own, which imports torch: 8 workers take 14 to 17 s on 2 cores, forked ones 3 to 4.
+each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, forked ones 3 to 4.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from partreduce.runtime import environment as env
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer, write_line
 from partreduce.runtime.launcher.nodes import LOOPBACK, Nodes, listen
 from partreduce.runtime.launcher.process_cleanup import orphans_ended
-from partreduce.runtime.launcher.processes import Child, Target, Worker, forked, import_once
-from partreduce.runtime.launcher.signals import Terminated, end_requested, terminable
+from partreduce.runtime.launcher.processes import Child, Target, Worker, fork_workers, import_once
+from partreduce.runtime.launcher.signals import Terminated, end_requested, raise_on_sigterm
 from partreduce.runtime.launcher.supervision import GRACE_SECONDS, Source, supervise
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import EvictedError, FileError, InputError, MissingDependencyError, PartreduceError
@@ -69,7 +70,7 @@ def launch(
     the signal's.
 
     Args:
-        target: the path of a Python script, run as `__main__`, which draws random numbers of its own in each worker, or
+        target: the path of a Python script, run as `__main__`, which draws its own random numbers in each worker, or
             a function without parameters, which draws those of the program that forks it. That must not have computed
             in several threads of torch: its copies would wait for them for ever.
         args: the script's arguments.
@@ -90,10 +91,10 @@ def launch(
             is called with the address at which that listens, and with its key if the nodes have one.
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
-        raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
+        raise InputError(f"num_nodes: expected a divisor of {num_workers} workers, got {num_nodes}")
     check_script(target)
     try:
-        with terminable(), contextlib.ExitStack() as stack:
+        with raise_on_sigterm(), contextlib.ExitStack() as stack:
             if nodes is None:
                 cluster, ranks = Cluster.regular(num_nodes, num_workers // num_nodes), tuple(range(num_workers))
                 address, secret = LOOPBACK, secrets.token_hex(32)
@@ -110,7 +111,7 @@ def launch(
             }
             variables = worker_variables(cluster, ranks, threads, shared)
             processes = stack.enter_context(
-                forked(target, args, [variables(rank) for rank in [*ranks, *ranks[:1] * max_restarts]])
+                fork_workers(target, args, [variables(rank) for rank in [*ranks, *ranks[:1] * max_restarts]])
             )
             # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
             store, port = serve_store(address)
@@ -188,7 +189,7 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
     """Check that one worker remains, and that failed workers start again only where the others continue."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
-            f"--tolerate-failures {max_failures}: of {num_workers} workers 0 to {num_workers - 1} may fail"
+            f"--tolerate-failures: expected 0 to {num_workers - 1} for {num_workers} workers, got {max_failures}"
         )
     if max_restarts < 0 or (max_restarts and not max_failures):
         raise InputError(
@@ -228,11 +229,11 @@ class Restarts:
         self.left -= 1
 
 
-def attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *, pause: float = 0.0) -> int:
+def run_attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *, pause: float = 0.0) -> int:
     """Make a first attempt, and further ones while they fail and restarts are left; the last one's exit code.
 
     This is for every schedule: for those whose survivors cannot continue, and for the others where more fail than they
-    plan for. Each attempt has a store, workers and a generator of its own, so nothing of an attempt reaches the next
+    plan for. Each attempt has a store, workers and its own generator, so nothing of an attempt reaches the next
     but what the script saved. Workers see the variables of torchrun's restarts. After SIGINT, SIGTERM or SIGHUP, which
     are passed on to the attempt under way, no other follows.
 
@@ -244,7 +245,7 @@ def attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *
     """
     import_once()
     restarts = Restarts(most)
-    with terminable():
+    with raise_on_sigterm():
         before = threads_of_process()
         for number in itertools.count():
             with orphans_ended():
@@ -335,7 +336,7 @@ def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int 
 
 
 def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
-    """Start the store on a free port, which is returned beside it.
+    """Start the store on a free port, which is returned with it.
 
     For this machine alone it is given a socket that listens there only: by itself it would on all addresses, for
     anybody. For other nodes, which reach it at `address`, it does, so that this process needs no network to ask it.

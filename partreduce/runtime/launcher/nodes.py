@@ -1,7 +1,7 @@
 """A run over several nodes: the launcher of node 0 decides, and those of the others follow it over one connection each.
 
-What a failure means, who is told of it and when the rest is ended is decided in `supervision`, on node 0, which also
-serves the store and the group generator. The other launchers fork their workers, forward their lines to their own
+What a failure means, who is notified of it and when the rest is ended is decided in `supervision`, on node 0, which
+also serves the store and the group generator. The other launchers fork their workers, forward their lines to their own
 output, and obey. Records are JSON texts, one a line. The kernel asks a silent connection's other side whether it is
 there, so that a failed node, a cut link and a killed launcher are noticed on both sides; a stopped launcher is not.
 
@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Self
 from partreduce.runtime import environment as env
 from partreduce.runtime.launcher.log_multiplexer import write_line
 from partreduce.runtime.launcher.processes import Line, Worker
-from partreduce.runtime.launcher.signals import raise_unheard
+from partreduce.runtime.launcher.signals import reraise_pending
 from partreduce.runtime.launcher.supervision import LOOK_SECONDS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
@@ -52,7 +52,7 @@ LONGEST_RECORD = 2**20
 TAKEN = "is taken by another launcher"
 """Why a node is refused whose rank another one has."""
 UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)
-"""Variables that the other launchers have of their own."""
+"""Variables that each launcher sets by itself."""
 
 
 class Endpoint(NamedTuple):
@@ -93,7 +93,7 @@ def key_of(run_id: str) -> bytes:
     return hashlib.sha256(f"{os.environ.get(env.RUN_SECRET, '')}\0{run_id}".encode()).digest()
 
 
-def derived(key: bytes, *parts: object) -> str:
+def derive_key(key: bytes, *parts: object) -> str:
     """What only those who know the key can say of these parts."""
     return hmac.new(key, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
 
@@ -104,7 +104,7 @@ def is_proof(text: str, expected: str) -> bool:
 
 
 def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
-    """A socket that listens for whoever reaches this machine at an address, and this machine's own name for itself."""
+    """Open a listening socket at an address of this machine; returns it with this machine's own name."""
     here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
     return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here
 
@@ -154,7 +154,7 @@ class Connection:
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             while not self.records and not self.problem and time.monotonic() < until:
-                raise_unheard()
+                reraise_pending()
                 if selector.select(LOOK_SECONDS):
                     self.read()
         return self.records.popleft() if self.records else None
@@ -294,7 +294,7 @@ class Nodes:
         ends = [0, *accumulate(sizes)]
         cluster = self._placement or Cluster.irregular([list(range(*part)) for part in pairwise(ends)])
         nonce = secrets.token_hex(32)
-        self.secret, self.generator_key = (derived(self._key, name, nonce) for name in ("run", "generator"))
+        self.secret, self.generator_key = (derive_key(self._key, name, nonce) for name in ("run", "generator"))
         ranks = [list(cluster.workers_of(node)) for node in range(self._num_nodes)]
         for node in self._nodes.values():
             node.workers = {rank: RemoteWorker(rank, node) for rank in ranks[node.rank]}
@@ -337,7 +337,7 @@ class Nodes:
     def _wait(self, what: str, has_done: Callable[[int], bool]) -> None:
         start, has_spoken = time.monotonic(), False
         while missing := [rank for rank in range(1, self._num_nodes) if not has_done(rank)]:
-            raise_unheard()
+            reraise_pending()
             self._look(LOOK_SECONDS)
             if self._mismatch:
                 raise InputError(self._mismatch)
@@ -378,7 +378,7 @@ class Nodes:
         match record:
             case ["join", int(rank), int(size), dict(facts), str(nonce), str(proof)]:
                 reason = self._rejection_reason(rank, size, facts)
-                if not is_proof(proof, derived(self._key, "join", connection.nonce, *record[1:5])):
+                if not is_proof(proof, derive_key(self._key, "join", connection.nonce, *record[1:5])):
                     reason = "its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"
                 elif reason:
                     self._mismatch = self._mismatch or ("" if TAKEN in reason else f"node {rank}: {reason}")
@@ -389,7 +389,7 @@ class Nodes:
             connection.problem = "it was refused"
             return
         connection.node = self._nodes[rank] = _Node(rank, size, connection)
-        connection.send("joined", derived(self._key, "joined", nonce))
+        connection.send("joined", derive_key(self._key, "joined", nonce))
 
     def _rejection_reason(self, rank: int, size: int, facts: Mapping[str, str]) -> str:
         for name, value in self._facts.items():
@@ -399,7 +399,7 @@ class Nodes:
                 )
                 return f"it has {differs}; give every node the same command"
         if not 0 < rank < self._num_nodes or (rank in self._nodes and not self._nodes[rank].is_gone):
-            return f"--node-rank {rank} {TAKEN}; give each node one of its own"
+            return f"--node-rank {rank} {TAKEN}; give each node its own"
         if self._placement is not None and size != (expected := len(self._placement.workers_of(rank))):
             return f"it has {size} workers; its node of the schedule has {expected}"
         return ""

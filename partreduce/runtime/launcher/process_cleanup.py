@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from partreduce.runtime.launcher.signals import held
+from partreduce.runtime.launcher.signals import defer_signals
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ASKED_SECONDS = 2.0
@@ -53,7 +53,7 @@ def orphans_ended() -> Iterator[None]:
     try:
         yield
     finally:
-        with held():
+        with defer_signals():
             _end(children, os.kill)
             children()
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0)
@@ -100,7 +100,7 @@ class CleanupProcess:
 
     def __init__(self) -> None:
         reading, self._writing = os.pipe()
-        with held():
+        with defer_signals():
             self.pid = os.fork()
             if not self.pid:
                 _guard(reading)

@@ -1,4 +1,4 @@
-"""The processes of workers: forked after torch was imported, they find and end as a process of their own would.
+"""The processes of workers: forked after torch was imported, they find and end as their own process would.
 
 A fork copies the launcher's random generators, its standard input, and what it still has to clean up. None of these is
 a worker's: equal draws would be equal batches, a reader in the background of a terminal is stopped, and the first
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from partreduce.runtime import environment as env
 from partreduce.runtime.launcher.process_cleanup import CleanupProcess, die_with_parent, end_groups
-from partreduce.runtime.launcher.signals import default_signals, end_by_signal, held, raise_unheard
+from partreduce.runtime.launcher.signals import default_signals, defer_signals, end_by_signal, reraise_pending
 from partreduce.topo.errors import PartreduceError
 
 MESSAGE_BYTES = 4096
@@ -57,7 +57,7 @@ class Worker:
     code: int | None = field(default=None, kw_only=True)
     """Its exit code, or minus the signal that ended it."""
     lost: str = field(default="", kw_only=True)
-    """Why nobody can say how it ended: its node is gone."""
+    """Why it is not known how it ended: its node is gone."""
     has_complained: bool = field(default=False, kw_only=True)
     """Whether it wrote to its standard error."""
     children_until: float = field(default=float("inf"), kw_only=True)
@@ -72,7 +72,7 @@ class Worker:
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """Nobody answers for it although it was ended: wait for it no longer."""
+        """It does not answer although it was ended: wait for it no longer."""
 
     def has_more_to_say(self) -> bool:
         """Whether errors of a worker that has ended are not forwarded yet."""
@@ -91,7 +91,7 @@ class Line(NamedTuple):
 class Child(Worker):
     """A process of this machine: it waits for its variables on the pipe `go`; `streams` are its output and errors.
 
-    It stays a zombie until the run ends, so that its number is its process group's and nobody else's.
+    It stays a zombie until the run ends, so that its number is its process group's and no other worker's.
     """
 
     pid: int
@@ -148,22 +148,22 @@ def import_once() -> None:
 
 
 @contextlib.contextmanager
-def forked(target: Target, args: Sequence[str], variables: Sequence[Mapping[str, str]]) -> Iterator[list[Child]]:
+def fork_workers(target: Target, args: Sequence[str], variables: Sequence[Mapping[str, str]]) -> Iterator[list[Child]]:
     """Processes that wait for `release`, one for each of these environments; nothing of them is left afterwards."""
     import_once()
-    raise_unheard()
+    reraise_pending()
     flush_everything()
     fill_standard_descriptors()
     workers: list[Child] = []
     guardian = CleanupProcess()
     try:
         for own in variables:
-            with held():
+            with defer_signals():
                 workers.append(_fork(target, args, own, workers, guardian))
                 guardian.watch(workers[-1].pid)
         yield workers
     finally:
-        with held():
+        with defer_signals():
             for worker in workers:
                 if worker.code is None:
                     worker.signal(signal.SIGKILL)
@@ -226,7 +226,7 @@ def _fork(
 _left: list[object] = []
 """The names of the script that ended, or the exception that ended it, whose frames have them.
 
-Nothing of it is destroyed while Python runs, as in a program of its own: the destructor of a gloo group keeps the
+Nothing of it is destroyed while Python runs, as in its own program: the destructor of a gloo group keeps the
 interpreter's lock while it waits for a thread, which may need it to let go of the last sum (torch 2.13).
 """
 
@@ -287,7 +287,7 @@ def _code_of(error: BaseException) -> int:
         return (error.code or 0) & 0xFF
     if isinstance(error, KeyboardInterrupt):
         return -signal.SIGINT
-    sys.last_value = known = explained(error)
+    sys.last_value = known = translate_error(error)
     if isinstance(known, PartreduceError):
         return print_error(known)
     trace = error.__traceback__  # without the launcher's own frames; whole where nothing else is in it
@@ -389,15 +389,15 @@ def flush_everything() -> None:
 _explanations: list[Callable[[BaseException], PartreduceError | None]] = []
 
 
-def explain_by(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
+def add_error_translator(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
     """Ask for an explanation of every error that ends the script.
 
-    Where a rank of a sharded model fails, torch's own collectives fail in the others and name nobody.
+    Where a rank of a sharded model fails, torch's own collectives fail in the others and name no rank.
     """
     _explanations.append(explanation)
 
 
-def explained(error: BaseException) -> BaseException:
+def translate_error(error: BaseException) -> BaseException:
     """What an error comes from, if somebody knows; else the error."""
     return next((known for explain in _explanations if (known := explain(error)) is not None), error)
 
@@ -409,7 +409,7 @@ def print_error(error: PartreduceError) -> int:
 
 
 def install_excepthook(*, own_process: bool = True) -> None:
-    """From now on; not where the program shows errors in a way of its own, nor where somebody types it in."""
+    """From now on; not where the program shows errors in its own way, nor where somebody types it in."""
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
     if own_process and not is_typed and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
@@ -418,7 +418,7 @@ def install_excepthook(*, own_process: bool = True) -> None:
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    known = explained(error)
+    known = translate_error(error)
     if not isinstance(known, PartreduceError):
         sys.__excepthook__(kind, error, trace)
         return

@@ -18,7 +18,7 @@ AGAIN_SECONDS = 1.0
 
 
 _unheard: list[int] = []
-"""Signals whose exception nobody has caught, as far as is known."""
+"""Signals whose exception has not been caught, as far as is known."""
 _asked = float("-inf")
 """When the last request to end came, on the monotonic clock."""
 
@@ -57,7 +57,7 @@ def end_by_signal(number: int) -> None:
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
 
     Of them and Ctrl-C what repeats another one at once raises nothing. And children that end can be waited for, also
@@ -94,7 +94,7 @@ def _restore(numbers: Iterable[int]) -> None:
 
 
 def _raise(number: int, _: FrameType | None) -> None:
-    global _asked  # noqa: PLW0603 - as in `terminable`
+    global _asked  # noqa: PLW0603 - as in `raise_on_sigterm`
     now = time.monotonic()
     if now - _asked >= AGAIN_SECONDS:
         _asked = now
@@ -106,14 +106,14 @@ def _exception(number: int) -> BaseException:
     return KeyboardInterrupt() if number == signal.SIGINT else Terminated(number)
 
 
-def raise_unheard() -> None:
+def reraise_pending() -> None:
     """Raise an exception that was lost: what is raised in a finalizer or a callback of the interpreter is dropped."""
     if _unheard:
         raise _exception(_unheard[0])
 
 
 def end_requested() -> bool:
-    """Whether a signal asked for the end of what runs inside `terminable`."""
+    """Whether a signal asked for the end of what runs inside `raise_on_sigterm`."""
     return _asked > float("-inf")
 
 
@@ -123,7 +123,7 @@ def mark_delivered() -> None:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[set[int]]:
+def defer_signals() -> Iterator[set[int]]:
     """Inside, signals that would end this process wait: for forks, bookkeeping and clean-up. Yields the old mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
@@ -133,8 +133,8 @@ def held() -> Iterator[set[int]]:
 
 
 @contextlib.contextmanager
-def let_through(before: set[int]) -> Iterator[None]:
-    """Inside a `held` that yielded `before`: the one place where its signals may come."""
+def allow_signals(before: set[int]) -> Iterator[None]:
+    """Inside a `defer_signals` that yielded `before`: the one place where its signals may come."""
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield

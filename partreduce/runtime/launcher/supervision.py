@@ -14,14 +14,14 @@ from partreduce.runtime.launcher.log_multiplexer import ErrorDeduplicator
 from partreduce.runtime.launcher.processes import Child, Line, Worker
 from partreduce.runtime.launcher.signals import (
     Terminated,
+    allow_signals,
+    defer_signals,
     format_end,
-    held,
-    let_through,
     mark_delivered,
-    raise_unheard,
+    reraise_pending,
     shell_exit_code,
 )
-from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.liveness.wait_chain import format_workers
 from partreduce.topo.errors import EvictedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ CONSEQUENCE = UnavailableError.exit_code
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
 ANSWER_SECONDS = 10.0
-"""How long a node may take to say that its workers, which it was told to kill, have ended."""
+"""How long a node may take to report that its workers, which it was asked to kill, have ended."""
 LOOK_SECONDS = 0.05
 CHILDREN_SECONDS = 2.0
 """How long what a failed worker has started may live on, to clean up."""
@@ -94,7 +94,7 @@ class Shutdown:
     def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
         """A worker ended with a failure: whether the run continues without it; else the others have `grace` left.
 
-        Where the rule is patient they go on until one of them fails by itself, too.
+        Where the rule is patient they continue until one of them fails by itself, too.
         """
         assert worker.code is not None
         is_failed = _is_lost(worker)
@@ -105,14 +105,16 @@ class Shutdown:
         return False
 
     def escalate(self, workers: Sequence[Worker], outlet: LogMultiplexer | None = None) -> None:
-        """Send the next signal when its time has come; at last wait no longer for whoever is out of reach."""
+        """Send the next signal when its time has come; at last wait no longer for workers that are out of reach."""
         if time.monotonic() <= self.deadline:
             return
         if self.signals:
             running = [worker.rank for worker in workers if worker.code is None]
             if outlet is not None and self.cause and running and not self.has_signalled:
                 # They could train without it, so that none of them has named it.
-                outlet.write(f"partreduce: {self.cause}, so the run ends: SIGTERM to {listed(running)}\n", errors=True)
+                outlet.write(
+                    f"partreduce: {self.cause}, so the run ends: SIGTERM to {format_workers(running)}\n", errors=True
+                )
             _signal(workers, self.signals.pop(0))
             self.deadline = time.monotonic() + (2.0 if self.signals else ANSWER_SECONDS)
             return
@@ -163,15 +165,15 @@ def watch(
     num_workers: int | None = None,
     num_here: int | None = None,
 ) -> None:
-    """Forward output, and call `collect` between looks, until it returns that nobody runs any more.
+    """Forward output, and call `collect` between looks, until it returns that no worker runs any more.
 
     Signals that ask this process to end are passed on to the workers. `num_workers` are those of the whole run, and
     `num_here` those whose lines come here.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
-    alike = ErrorDeduplicator(outlet, num_here or sum(isinstance(source, Child) for source in sources))
-    with held() as mask, selectors.DefaultSelector() as selector:
+    deduplicator = ErrorDeduplicator(outlet, num_here or sum(isinstance(source, Child) for source in sources))
+    with defer_signals() as mask, selectors.DefaultSelector() as selector:
         for source in sources:
             for descriptor in source.streams:
                 selector.register(descriptor, selectors.EVENT_READ, source)
@@ -181,12 +183,12 @@ def watch(
             time.monotonic() < drained and any(isinstance(key.data, Child) for key in selector.get_map().values())
         ):
             try:
-                with let_through(mask):
-                    raise_unheard()
+                with allow_signals(mask):
+                    reraise_pending()
                     for key, _ in selector.select(timeout=pause()):
-                        if not _forward(key.fd, key.data, outlet, alike, width):
+                        if not _forward(key.fd, key.data, outlet, deduplicator, width):
                             selector.unregister(key.fd)
-                    alike.show()
+                    deduplicator.show()
                 known = len(workers)
                 if running and not (running := collect()):
                     drained = time.monotonic() + 0.5
@@ -199,14 +201,14 @@ def watch(
             except KeyboardInterrupt:
                 mark_delivered()
                 shutdown.asked(signal.SIGINT, grace, workers)
-        with let_through(mask):
+        with allow_signals(mask):
             for key in list(selector.get_map().values()):
-                _forward(key.fd, key.data, outlet, alike, width, last=True)
-            alike.show(everything=True)
+                _forward(key.fd, key.data, outlet, deduplicator, width, last=True)
+            deduplicator.show(everything=True)
 
 
 def _is_lost(worker: Worker) -> bool:
-    """Whether the others of a run that outlives lost workers go on without this one."""
+    """Whether the others of a run that outlives lost workers continue without this one."""
     signalled_or_evicted = worker.code is not None and (worker.code < 0 or worker.code == EvictedError.exit_code)
     return signalled_or_evicted or bool(worker.lost)
 
@@ -226,7 +228,7 @@ def _collect(
     *,
     rule: FailureRule[Worker],
 ) -> bool:
-    """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
+    """Note which workers ended, and how; shut down the rest after a failure. Returns whether any worker still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
     rule.poll()
     for worker in ended:
@@ -259,7 +261,13 @@ def end_children(workers: Sequence[Worker]) -> None:
 
 
 def _forward(
-    descriptor: int, source: Source, outlet: LogMultiplexer, alike: ErrorDeduplicator, width: int, *, last: bool = False
+    descriptor: int,
+    source: Source,
+    outlet: LogMultiplexer,
+    deduplicator: ErrorDeduplicator,
+    width: int,
+    *,
+    last: bool = False,
 ) -> bool:
     """Pass on complete lines, each with its worker's rank before it; False at the end of the output."""
     lines, is_open = source.take(descriptor, last=last)
@@ -267,7 +275,7 @@ def _forward(
         shown = []
         for worker, _, text in written:
             worker.has_complained |= errors
-            if not (errors and alike.hold(worker.rank, text)):
+            if not (errors and deduplicator.hold(worker.rank, text)):
                 shown.append(f"[{worker.rank:>{width}}] {text}\n")
         if shown:
             outlet.write("".join(shown), errors=errors)

@@ -16,7 +16,7 @@ from typing import Any
 
 from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
-from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
+from partreduce.runtime.liveness.wait_chain import Sign, clause, format_workers, sees_silence
 from partreduce.runtime.transport.store import CHANGES, NOT_STARTED, Deaths, Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import SignsOfLife, own_time
@@ -36,8 +36,8 @@ TOGETHER = (
     "== 0`; or " + UNEQUAL
 )
 EQUAL_STEPS = (
-    "with averaged gradients models stay equal only where all step alike, so let schedulers see the same numbers on "
-    "all workers (ReduceLROnPlateau the mean loss, say)"
+    "with averaged gradients models stay equal only where all take equal steps, so let schedulers see the same numbers "
+    "on all workers (ReduceLROnPlateau the mean loss, say)"
 )
 MET = (
     "with a quorum all come to mean_model(), a checkpoint or a load after the same number of step() calls, and load a "
@@ -79,11 +79,11 @@ class Heartbeat(SignsOfLife):
         self.line = self._notes.line
         self._changes = 0
         self.settled = 0
-        """Of those, what the launcher knew of when it decided who goes on: nobody looks for that any more."""
+        """Of those, what the launcher knew of when it decided who continues: no worker looks for that any more."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self.with_each: Callable[[], None] = lambda: None
-        """Done beside every beat, by the thread that beats."""
+        """Done with every beat, by the thread that beats."""
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
         self._gatherings = self._exchanges = 0
@@ -108,12 +108,12 @@ class Heartbeat(SignsOfLife):
 
     @property
     def gatherings(self) -> int:
-        """To how many gatherings this worker has come; equal on all workers that come alike."""
+        """To how many gatherings this worker has come; equal on all workers that call the same ones."""
         return self._gatherings
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many gatherings and exchanges this worker has been in: what one that joins later goes on from."""
+        """How many gatherings and exchanges this worker has been in: what one that joins later continues from."""
         return self._gatherings, self._exchanges
 
     @counts.setter
@@ -156,7 +156,7 @@ class Heartbeat(SignsOfLife):
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
         """Say that this worker now waits for all others in `what` after `round_` rounds; `advice` is for late workers.
 
-        All workers count their gatherings alike, so one that waits for this worker in a group's operation knows by the
+        All workers count the same gatherings, so one that waits for this worker in a group's operation knows by the
         number whether this gathering is over or can never begin.
         """
         self._gatherings += 1
@@ -170,7 +170,7 @@ class Heartbeat(SignsOfLife):
         """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
 
         So has who finished after it. Two gatherings and the end may fall between the same rounds, so the round alone
-        would not tell, and what such a worker has sent may take longer to come than the worker to go on.
+        would not tell, and what such a worker has sent may take longer to come than the worker to continue.
         """
         self.gather(what, round_, advice)
         with self._inside("gathering"):
@@ -178,7 +178,7 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around one operation of all workers that belongs to no round, which all do and count alike.
+        """Around one operation of all workers that belongs to no round, which all do and count.
 
         Inside, who waits elsewhere or has finished has been in it if it had counted as far by then.
         """
@@ -205,7 +205,7 @@ class Heartbeat(SignsOfLife):
             self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(self._exchanges)))
 
     def _has_been_here(self, rank: int) -> bool | None:
-        """Whether a member that has gone on was in what this worker is in; None where only its rounds can tell."""
+        """Whether a member that has continued was in what this worker is in; None where only its rounds can tell."""
         if self._place == "gathering":
             return rank in self.gathered([rank])
         if self._place == "exchange":
@@ -215,7 +215,7 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def together(self, advice: str) -> Iterator[None]:
-        """Around what all workers do together beside the rounds: who has ended is missing here for `advice`'s reason.
+        """Around what all workers do together outside the rounds: who has ended is missing here for `advice`'s reason.
 
         Without it such a worker would be said to have had less data.
         """
@@ -289,20 +289,20 @@ class Heartbeat(SignsOfLife):
     def apart(self, members: Iterable[int], round_: int) -> str | None:
         """Who of some that did different things at one time is in a gathering, where the others are not, as a clause.
 
-        None where nobody is, so that it was something else.
+        None where there is none, so that it was something else.
         """
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
         if not others:
             return self.elsewhere(members, round_)
         reached, what, advice = self._gathered
-        return f"this worker {self.rank} is in {what} after {reached} rounds, {listed(others)} not: {advice}"
+        return f"this worker {self.rank} is in {what} after {reached} rounds, {format_workers(others)} not: {advice}"
 
     def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
         """Which member takes a step with other `settings` of the optimizer than this worker, as a clause.
 
         Called where the members' sums of that step did not fit together, which all of them notice at once; None if all
-        are alike, or did not say theirs in time.
+        are equal, or did not say theirs in time.
         """
         text = json.dumps(settings)
         self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))

@@ -3,8 +3,8 @@
 When a process dies, however it dies, its machine closes its connections in milliseconds and refuses new ones. Each
 worker keeps a listening socket for as long as it takes part in the run, and a connection to each of the next two
 workers. Where one of those is closed and refused again, the worker notes it for everybody: so a death is known within
-a second also where no launcher watches, whatever the strategy and whoever waited for whom. A process that is only
-stopped, or lies behind a broken link, keeps its connections; of those the heartbeats and the timeout tell.
+a second also where no launcher watches, whatever the strategy, and whichever worker waits for which. A process that is
+only stopped, or lies behind a broken link, keeps its connections; of those the heartbeats and the timeout tell.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 
 
 class KeepaliveSockets:
-    """One worker's listening socket, and its connections to the next workers; a thread of its own until `close`.
+    """One worker's listening socket, and its connections to the next workers; its own thread until `close`.
 
     Nothing is accepted, read or written: to be connected is all that is needed, and the kernel does that alone.
 
@@ -75,12 +75,12 @@ class KeepaliveSockets:
         Background(self._run, watched, others, name="partreduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
-        """Take no more part; whoever watches this worker looks for its last word first."""
+        """Take no more part; a worker that watches this one looks for its last word first."""
         self._stop.set()
         self.forget()
 
     def forget(self) -> None:
-        """Close the sockets, in a forked child too: while a copy is open, nobody sees this process's death."""
+        """Close the sockets, in a forked child too: while a copy is open, its peers do not see this process's death."""
         for held in [self._listener, *list(self._connections.values())]:
             with contextlib.suppress(OSError):
                 held.close()
@@ -112,13 +112,13 @@ class KeepaliveSockets:
             self._connections.pop(ranks[descriptor]).close()
 
     def _is_refused(self, rank: int) -> bool:
-        """Try to connect, where the worker has said its address; only a refusal tells that nobody listens there."""
+        """Try to connect, where the worker has said its address; only a refusal tells that no worker listens there."""
         noted = self._notes.read(f"address/{rank}")
         if noted is None:
             return False
         host, machine, port = json.loads(noted)
         if host.startswith(("127.", "::1")) and (host, machine) != self._host:
-            return True  # another machine's own loopback: whoever listens there on this machine is somebody else
+            return True  # another machine's own loopback: what listens there on this machine is another process
         try:
             connection = socket.create_connection((host, port), CONNECT_SECONDS)
         except ConnectionRefusedError:
@@ -126,7 +126,7 @@ class KeepaliveSockets:
         except OSError:
             return False
         if connection.getsockname() == connection.getpeername():
-            connection.close()  # from a port that nobody listens at to itself, which the kernel joins
+            connection.close()  # from a port at which nothing listens to itself, which the kernel joins
             return True
         self._connections[rank] = connection
         return False

@@ -1,4 +1,4 @@
-"""Settings: the numbers with which an optimizer steps, which all workers need alike where gradients are averaged."""
+"""Hyperparameters of an optimizer, which must be equal on all workers where gradients are averaged."""
 
 from __future__ import annotations
 

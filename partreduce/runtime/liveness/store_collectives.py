@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.liveness.wait_chain import format_workers
 from partreduce.runtime.transport.store import Notes, deaths_of
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.runtime.transport.worlds import World
@@ -19,7 +19,7 @@ ABSENT: dict[str, type[PartreduceError]] = {"PeerFailedError": PeerFailedError, 
 """What worker 0 may have met instead of a user's mistake."""
 
 
-def decided(world: World, prefix: str, decide: Callable[[], Any], timeout: float, *, who: str) -> Any:  # noqa: ANN401 - JSON
+def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], timeout: float, *, who: str) -> Any:  # noqa: ANN401 - JSON
     """What worker 0 decides, on all workers: JSON. What stops it there stops all with the same line.
 
     Args:
@@ -63,6 +63,6 @@ def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], tim
             if (why := deaths_of(world.store, late)) is not None:
                 raise PeerFailedError(f"{who}: {why}")
         if late and deadline.is_over:
-            raise UnavailableError(f"{who}: {listed(late)} said nothing within {timeout:g} s")
+            raise UnavailableError(f"{who}: {format_workers(late)} said nothing within {timeout:g} s")
         time.sleep(POLL_SECONDS if late else 0)
     return [said[key] for key in writers]

@@ -22,7 +22,7 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """What a worker says of its own data, and learns of everybody's."""
+    """What its own worker says data, and learns of everybody's."""
 
     def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat
@@ -42,7 +42,7 @@ class UnevenInputs:
         self._notes.write(f"{self.generation}/ended/{self.rank}", "1")
 
     def close(self) -> None:
-        """All have ended, as they told each other otherwise, although a round was declared: nobody does it."""
+        """All have ended, as they told each other otherwise, although a round was declared: no worker does it."""
         self.generation += 1
         self._declared = -1
 

@@ -1,8 +1,8 @@
 """Culprit: for whom a worker really waits.
 
 A worker that waits for a healthy one, which itself waits for a stopped one, must name the stopped one. Each heartbeat
-says for whom its worker waits; from worker to worker that makes chains, and at their ends stands whoever holds up the
-rest: a worker that gives no sign of life, or else one that lives and waits for nobody.
+says for whom its worker waits; from worker to worker that makes chains, and at their ends stands the worker that holds
+up the rest: a worker that gives no sign of life, or else one that lives and waits for no worker.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], secon
     return f"waits for {text}" + (f", for more than {seconds:g} s" if seconds is not None else "")
 
 
-def listed(ranks: Sequence[int]) -> str:
+def format_workers(ranks: Sequence[int]) -> str:
     """Workers by name, the first of many: `worker 3`, or `workers 1, 3`."""
     names = ", ".join(map(str, ranks[:MAX_LISTED])) + (", …" if len(ranks) > MAX_LISTED else "")
     return f"worker {names}" if len(ranks) == 1 else f"workers {names}"

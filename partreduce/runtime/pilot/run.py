@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.liveness.store_collectives import decided
+from partreduce.runtime.liveness.store_collectives import broadcast_decision
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.pilot.job import Curve, PilotJob, probes, reference
 from partreduce.runtime.profile import cluster_of
@@ -87,7 +87,7 @@ def run_pilot(
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
     """Whether a schedule is of the class of an unstable one, delayed or synchronous, with rounds as long or longer."""
     if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
-        return False  # All-Reduce, which all are compared with, or a pipeline, which is a class of its own
+        return False  # All-Reduce, which all are compared with, or a pipeline, which is its own class
     is_longer = int(schedule.worker_steps().max()) >= int(unstable.worker_steps().max())
     return is_longer and schedule.strategy.mixes_late == unstable.strategy.mixes_late
 
@@ -121,7 +121,7 @@ def _world(job: PilotJob, timeout: float) -> World:
 
 def _next(world: World, curves: list[Curve], then: Callable[[list[Curve]], Sequence[Schedule]]) -> list[Schedule]:
     """What worker 0 says is to run next, on all workers; what it raises there, all raise."""
-    found = decided(
+    found = broadcast_decision(
         world,
         f"pilot/after-{len(curves)}-runs",
         lambda: [dump_schedule(schedule) for schedule in then(curves)],
@@ -146,7 +146,7 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
     for step in range(steps + 1):
         if step % every == 0:
             with optimizer.mean_model():
-                losses.append(_evaluated(job, kept))
+                losses.append(_mean_loss(job, kept))
         if step < steps and schedule.stepping_at(step)[rank]:
             _step(job, optimizer, next(batches))
     curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
@@ -178,7 +178,7 @@ def _endless(job: PilotJob) -> Iterator[Any]:
             raise InputError("pilot: the job's batches are empty, or end for good; hand over what can be begun again")
 
 
-def _evaluated(job: PilotJob, batches: list[Any]) -> float:
+def _mean_loss(job: PilotJob, batches: list[Any]) -> float:
     """The mean loss of these batches, as the model stands, with dropout and the like off."""
     with torch.no_grad(), _evaluating(job.model):
         return sum(float(job.loss(batch)) for batch in batches) / len(batches)

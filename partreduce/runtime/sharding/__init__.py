@@ -1,1 +1,1 @@
-"""Tables of their own route: embeddings whose rows lie on one worker each, or whose touched rows are gathered."""
+"""Separately placed tables: embeddings whose rows lie on one worker each, or whose touched rows are gathered."""

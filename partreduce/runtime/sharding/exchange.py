@@ -19,7 +19,7 @@ from typing import NoReturn
 import torch
 
 from partreduce.runtime.sharding.table import Layout, Part, Parts, RowCode, Table
-from partreduce.runtime.sharding.table_collectives import Call, Kind, Met, Wire, width_of
+from partreduce.runtime.sharding.table_collectives import Call, CollectiveCalls, Kind, Wire, width_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import InputError
@@ -39,7 +39,7 @@ class Outcome:
     """What came of an operation: what it was, all workers' calls, and the rows."""
 
     did: Call
-    met: Met
+    met: CollectiveCalls
     rows: torch.Tensor | None = None
     """Of a lookup: the rows asked for, in the order asked."""
     parts: Mapping[int, Part] | None = None
@@ -75,21 +75,21 @@ class Exchange:
             targets = unowned | self._targets(parts, source, call, self.wire.collectors)
             inside = Leg(self, node, call, parts, targets=targets)
             mates = inside.met
-            bring, doing, inverse = self._collected(inside, call)
+            bring, doing, inverse = self._collect_requests(inside, call)
         if doing.kind is Kind.REDUCE:
-            bring = {table: self._coded(table, part) for table, part in bring.items()}
+            bring = {table: self._encode_part(table, part) for table, part in bring.items()}
         targets = self._targets(bring, source, doing, self.wire.places)
         leg = Leg(self, self.wire.owners, call, bring, targets=targets, mates=mates)
-        did = self._agreed(leg.met)
+        did = self._agreed_call(leg.met)
         if did.kind in LOOKUPS:
-            rows, odd = self._answered(leg, did, source)
+            rows, odd = self._answer(leg, did, source)
             if inside is not None:
                 rows, odd = inside.hand(did, rows[inverse], odd)
             if odd is not None:
                 self._stop(odd)
             code = self.code_of_rows(did)
             return Outcome(did, leg.met, rows=rows if code is None else code.decode(rows))
-        return Outcome(did, leg.met, parts=self._summed(leg, did) if did.kind is Kind.REDUCE else None)
+        return Outcome(did, leg.met, parts=self._sum_parts(leg, did) if did.kind is Kind.REDUCE else None)
 
     def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
         """The place of the member that each row goes to, by its owner; none for tables that have no owners."""
@@ -97,7 +97,7 @@ class Exchange:
         layouts = {table: lookup or self.tables[table].layout for table in parts}
         return {t: places[layout.owner_of(parts[t].ids)] for t, layout in layouts.items() if layout is not None}
 
-    def _collected(self, inside: Leg, call: Call) -> tuple[Parts, Call, torch.Tensor]:
+    def _collect_requests(self, inside: Leg, call: Call) -> tuple[Parts, Call, torch.Tensor]:
         """What this worker asks for or brings for its node, what they do, and where a member's rows are among these."""
         did, nobody = inside.met.agreed, torch.empty(0, dtype=torch.int64)
         if did is None or inside.met.with_problem is not None:
@@ -120,14 +120,14 @@ class Exchange:
         self._num_problems, self._problem = self._num_problems + 1, ""
         raise InputError(f"worker {rank}: {text}")
 
-    def _agreed(self, met: Met) -> Call:
+    def _agreed_call(self, met: CollectiveCalls) -> Call:
         if (rank := met.with_problem) is not None:
             self._stop(rank)
         if met.agreed is None:
             raise InputError(f"tables: {met.difference([table.name for table in self.tables])}")
         return met.agreed
 
-    def _coded(self, table: int, part: Part) -> Part:
+    def _encode_part(self, table: int, part: Part) -> Part:
         """Gradients as they cross; what is wrong with numbers that do not fit is kept for the next operation."""
         code = self.tables[table].code
         if code is None or part.rows is None:
@@ -141,7 +141,7 @@ class Exchange:
         """How rows that are handed out travel: those of a lookup coded, whole tables as they are."""
         return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
-    def _answered(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
+    def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
         """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in the order asked.
 
         And the first worker that said that its rows do not fit their codec.
@@ -155,13 +155,15 @@ class Exchange:
             odd = self.wire.rank if self._with_problem(did, problem).has_problem else None
         return leg.hand(did, rows, odd)
 
-    def _summed(self, leg: Leg, did: Call) -> dict[int, Part]:
+    def _sum_parts(self, leg: Leg, did: Call) -> dict[int, Part]:
         """Bring gradients where they belong and add up what came; for tables that some worker brought."""
         sums: dict[int, Part] = {}
         brought = leg.tables_brought()
         for of_owners in (True, False):
             tables = [table for table in brought if self.tables[table].is_sharded is of_owners]
-            came = leg.brought(did, tables, lambda t: self._coded(t, self.tables[t].nothing()), to_all=not of_owners)
+            came = leg.brought(
+                did, tables, lambda t: self._encode_part(t, self.tables[t].nothing()), to_all=not of_owners
+            )
             for table, part in came.items():
                 code, rows = self.tables[table].code, part.rows
                 plain = part if code is None or rows is None else Part(part.ids, code.decode(rows))
@@ -180,7 +182,7 @@ class Leg:
         parts: Parts,
         *,
         targets: Mapping[int, torch.Tensor],
-        mates: Met | None = None,
+        mates: CollectiveCalls | None = None,
     ) -> None:
         """Meet; rows go to the members that `targets` says, those of other tables to all."""
         self._exchange, self._wire, self._group = exchange, exchange.wire, group

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
 from partreduce.runtime.sharding.table import Embeddings, Table
-from partreduce.runtime.sharding.table_state import own_rows, whole
+from partreduce.runtime.sharding.table_state import gather_full_table, local_rows
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
 
@@ -154,22 +154,24 @@ class _SavedWhole(torch.nn.Module):
         return copied
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """The whole table; see `whole`."""
+        """The whole table; see `gather_full_table`."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         handle = handle_of(self)
         if handle is not None and handle.table.is_sharded:
-            destination[f"{prefix}weight"] = whole(handle.tables, handle.table, self.weight.detach(), -handle.copy)
+            destination[f"{prefix}weight"] = gather_full_table(
+                handle.tables, handle.table, self.weight.detach(), -handle.copy
+            )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ANN401 - torch's
         """This worker's rows of a whole table."""
         handle, name = handle_of(self), f"{prefix}weight"
         if handle is not None and handle.table.is_sharded and name in state_dict:
-            state_dict = state_dict | {name: own_rows(handle.table, state_dict[name])}
+            state_dict = state_dict | {name: local_rows(handle.table, state_dict[name])}
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class TableEmbedding(_SavedWhole, torch.nn.Embedding):
-    """`nn.Embedding` on a route of its own."""
+    """`nn.Embedding` on its own route."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         handle: Handle = getattr(self, ATTRIBUTE)
@@ -178,7 +180,7 @@ class TableEmbedding(_SavedWhole, torch.nn.Embedding):
 
 
 class TableEmbeddingBag(_SavedWhole, torch.nn.EmbeddingBag):
-    """`nn.EmbeddingBag` on a route of its own."""
+    """`nn.EmbeddingBag` on its own route."""
 
     def forward(
         self,

@@ -51,7 +51,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
         rows = RowLayout.of(routes, route, n) if route.way is Placement.SHARDED else None
         found.append(Table(index, route, parameter, modules, n, average=routes.average, layout=rows))
     if found and isinstance(optimizer, torch.optim.LBFGS):
-        raise InputError("optimizer: LBFGS sees all parameters as one vector; tables of their own route need another")
+        raise InputError("optimizer: LBFGS sees all parameters as one vector; separately placed tables need another")
     for table in found:
         if table.is_sharded and (kind := looks_at_whole_tensors(optimizer, table.parameter)):
             raise InputError(
@@ -130,7 +130,7 @@ def _check_uses(
                 place = f"{prefix}.{name}".lstrip(".")
                 raise InputError(
                     f"parameter {route.parameter!r}: is used by {place!r} ({type(module).__name__}), too, which needs "
-                    "all rows; give it way 'dense', or parameters of their own"
+                    "all rows; give it way 'dense', or separate parameters"
                 )
     if parameter.device.type not in (*DEVICES, "meta"):
         raise InputError(
@@ -151,7 +151,7 @@ def _check_module(route: TablePlacement, module: Embeddings) -> None:
     name = route.parameter
     if type(module).forward not in (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward):
         raise InputError(
-            f"parameter {name!r}: belongs to {type(module).__name__}, which looks up in a forward() of its own; "
+            f"parameter {name!r}: belongs to {type(module).__name__}, which looks up in its own forward(); "
             "only nn.Embedding's and nn.EmbeddingBag's is known; put an nn.Embedding inside it"
         )
     if module.scale_grad_by_freq:
@@ -196,7 +196,7 @@ def _spread_rows(tables: Tables, table: Table, *, broadcast: bool) -> None:
     whole, table.own = table.parameter.detach(), table.layout.rows_of(tables.rank)
     if whole.is_meta:
         shard = torch.empty(len(table.own), table.route.columns, dtype=whole.dtype, device=tables.device)
-        shard.copy_(_drawn(table, table.own, tables.rank))
+        shard.copy_(_draw_rows(table, table.own, tables.rank))
         drawn = torch.nn.Parameter(shard, table.parameter.requires_grad)
         torch.utils.swap_tensors(table.parameter, drawn)  # type: ignore[no-untyped-call]
         return
@@ -219,7 +219,7 @@ def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
                 state[key] = torch.full_like(table.parameter, optimizer.defaults.get("initial_accumulator_value", 0.0))
 
 
-def _drawn(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
+def _draw_rows(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
     """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own.
 
     They are drawn on the host, so that they are the same wherever they will lie.

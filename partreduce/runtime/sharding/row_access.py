@@ -38,25 +38,25 @@ Rows = dict[str, npt.NDArray[np.int64]]
 """By parameter: the rows that a batch looks up, ascending."""
 
 
-class Seen(NamedTuple):
+class SampledRows(NamedTuple):
     """How many rows each parameter has, and which of them each batch looks up."""
 
     sizes: dict[str, int]
     batches: list[Rows]
 
 
-def touched_here(
+def sample_row_access(
     model: torch.nn.Module,
     batches: Iterable[Any],
     forward: Callable[[torch.nn.Module, Any], object] | None,
     num_batches: int,
-) -> Seen:
+) -> SampledRows:
     """The rows that this worker's first batches look up; model and random states stay as they are."""
-    with looking(model, forward or call) as look:
+    with record_lookups(model, forward or call) as look:
         seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
     if not seen:
         raise InputError("parallelize: batches has no batch; give some of this worker's, at least one")
-    return Seen(sizes_of(model), seen)
+    return SampledRows(sizes_of(model), seen)
 
 
 def sizes_of(model: torch.nn.Module) -> dict[str, int]:
@@ -65,7 +65,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 
 
 @contextmanager
-def looking(
+def record_lookups(
     model: torch.nn.Module, forward: Callable[[torch.nn.Module, Any], object]
 ) -> Iterator[Callable[[Any], Rows]]:
     """Inside, what is given calls the model with a batch and says which rows that looks up.
@@ -140,11 +140,11 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
     return parts, {}
 
 
-def message_of(rank: int, seen: Seen | str) -> str:
+def message_of(rank: int, seen: SampledRows | str) -> str:
     """What a worker tells worker 0: its rows, or why it has none."""
     if isinstance(seen, str):
         return json.dumps({"problem": f"worker {rank}: {seen}"})
-    packed = [{name: _packed(rows, seen.sizes[name]) for name, rows in batch.items()} for batch in seen.batches]
+    packed = [{name: _pack_rows(rows, seen.sizes[name]) for name, rows in batch.items()} for batch in seen.batches]
     return json.dumps({"rows": seen.sizes, "batches": packed})
 
 
@@ -167,7 +167,9 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
                     "workers the same model"
                 )
     steps = zip(*(text["batches"] for text in texts), strict=False)  # as many as the worker with the fewest has
-    unpacked = [[{name: _unpacked(bits, sizes[name]) for name, bits in one.items()} for one in step] for step in steps]
+    unpacked = [
+        [{name: _unpack_rows(bits, sizes[name]) for name, bits in one.items()} for one in step] for step in steps
+    ]
     return shares_of(unpacked, sizes, cluster)
 
 
@@ -199,13 +201,13 @@ def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]
     return [text, *others]
 
 
-def _packed(rows: npt.NDArray[np.int64], size: int) -> str:
+def _pack_rows(rows: npt.NDArray[np.int64], size: int) -> str:
     bits = np.zeros(size, dtype=np.bool_)
     bits[rows] = True
     return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 1)).decode()
 
 
-def _unpacked(text: str, size: int) -> npt.NDArray[np.int64]:
+def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
     packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
     return np.flatnonzero(np.unpackbits(packed, count=size))
 

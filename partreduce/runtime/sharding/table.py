@@ -28,7 +28,7 @@ Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 DEVICES = ("cpu", "cuda")
 """Where tables may lie."""
 BLOCK_BYTES = 4 * 2**20
-"""Whole tables move in pieces of about so many bytes, so that nobody holds one."""
+"""Whole tables move in pieces of about so many bytes, so that no worker holds one."""
 COARSER = {Codec.FLOAT16: "bfloat16 or int8"}
 """Codecs that have a wider range than one."""
 
@@ -90,7 +90,7 @@ class OnFirst:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one table: their numbers, each once, and what is said of them, [rows, columns]; None in a request."""
+    """Rows of one table: their numbers, each once, and their values, [rows, columns]; None in a request."""
 
     ids: torch.Tensor
     rows: torch.Tensor | None = None
@@ -100,7 +100,7 @@ class Part:
         return Part(self.ids[order], None if self.rows is None else self.rows[order])
 
     def coalesced(self) -> Part:
-        """Each row once, ascending, with the sum of all that is said of it, added in order."""
+        """Each row once, ascending, with the sum of all its values, added in order."""
         ids, inverse = torch.unique(self.ids, return_inverse=True)
         if self.rows is None:
             return Part(ids)

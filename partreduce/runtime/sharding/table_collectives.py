@@ -1,4 +1,4 @@
-"""Wire: the collectives of tables, on communicators of their own, with deadlines, and the bytes that they send.
+"""The collectives of tables, on separate communicators and with deadlines, and the bytes that they send.
 
 Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
 tables begins with one small message from every worker to every other one, of a length that all know: what it does, for
@@ -99,7 +99,7 @@ class Call:
 
 
 @dataclass
-class Met:
+class CollectiveCalls:
     """What all members of a group said."""
 
     members: tuple[int, ...]
@@ -116,7 +116,7 @@ class Met:
 
     @cached_property
     def agreed(self) -> Call | None:
-        """What all do, `ANY` where nobody has data left; None if they differ."""
+        """What all do, `ANY` where no worker has data left; None if they differ."""
         first = self.said[0]
         if bool((self.said[:, :SAME] == first[:SAME]).all()):
             return Call.read(first)
@@ -166,7 +166,7 @@ def bytes_of(columns: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Ten
     return counts * torch.tensor([width_of(column) for column in columns])
 
 
-def dealt(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
+def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
     """All columns, each in order of members, as bytes: first those for the first member."""
     raw = [column.contiguous().view(-1).view(torch.uint8) for column in columns]
     if len(columns) == 1:
@@ -175,8 +175,8 @@ def dealt(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
     return torch.cat([column[member] for member in range(len(sizes)) for column in pieces])
 
 
-def put_together(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The columns of the bytes that came from all members in turn, of these dtypes and widths; inverse of `dealt`."""
+def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Split bytes from all members into columns of these dtypes and widths; inverse of `group_by_member`."""
     raw = [message]
     if len(like) > 1:
         pieces = torch.split(message, sizes.view(-1).tolist())
@@ -204,11 +204,11 @@ class Wire:
         world, rank = reducer.world, reducer.world.rank
         self.rank = rank
         self.nodes = cluster.node_of().tolist()
-        self.everyone = _made(world, tuple(range(world.size)))
+        self.everyone = _communicator(world, tuple(range(world.size)))
         mates = tuple(other for other, node in enumerate(self.nodes) if node == self.nodes[rank])
         sizes = {self.nodes.count(node) for node in self.nodes}
         coalesces = coalesces and 1 < max(sizes) < world.size
-        self.node = _made(world, mates) if coalesces and len(mates) > 1 else None
+        self.node = _communicator(world, mates) if coalesces and len(mates) > 1 else None
         """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
         self._node_size = max(sizes)
         places = torch.tensor([self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)])
@@ -218,7 +218,7 @@ class Wire:
         equally large and coalesce, a collector and the owners for whom it collects have the same place on their nodes,
         and only they talk: 3 messages instead of 15 for 4 nodes of 4."""
         if coalesces and len(sizes) == 1 and not gathers:
-            self.owners = _made(world, tuple((places == places[rank]).nonzero().view(-1).tolist()))
+            self.owners = _communicator(world, tuple((places == places[rank]).nonzero().view(-1).tolist()))
         of_nodes = [[r for r, node in enumerate(self.nodes) if node == self.nodes[m]] for m in self.owners.members]
         self._spoken_for = torch.tensor([r for mates in of_nodes for r in mates]).argsort()
         """Where each worker's call stands among those that `owners` pass on, int64 [workers]; one of each node does."""
@@ -242,8 +242,8 @@ class Wire:
         asked: torch.Tensor | None = None,
         *,
         brings: int = 0,
-        mates: Met | None = None,
-    ) -> Met:
+        mates: CollectiveCalls | None = None,
+    ) -> CollectiveCalls:
         """Tell all members of a group what this worker does, and hear what they do.
 
         Args:
@@ -280,9 +280,9 @@ class Wire:
         self._count(group, [8 * size for size in sizes])
         heard = theirs[:, :calls].reshape(-1, LENGTH)
         if len(heard) == group.size:
-            met = Met(group.members, heard, theirs[:, calls:written])
+            met = CollectiveCalls(group.members, heard, theirs[:, calls:written])
         else:
-            met = Met(self.everyone.members, heard[self._spoken_for], theirs[:, calls:written])
+            met = CollectiveCalls(self.everyone.members, heard[self._spoken_for], theirs[:, calls:written])
         did = met.agreed
         if did is not None and did.kind is Kind.LOOKUP:
             most = met.longest
@@ -318,7 +318,7 @@ class Wire:
                 rounds of pairs, except inside a node.
         """
         out, back = bytes_of(columns, sends), bytes_of(columns, receives)
-        source, sent, came = dealt(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
+        source, sent, came = group_by_member(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
         target = torch.empty(sum(came), dtype=torch.uint8)
 
         def start() -> Work:
@@ -329,7 +329,7 @@ class Wire:
 
         self._run(what, group, step, start, num_bytes=source.nbytes)
         self._count(group, sent)
-        return put_together(target, back, columns)
+        return split_columns(target, back, columns)
 
     def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
         """The rows of all workers, of all columns; they travel around a ring. `counts` as `receives` of `swap`."""
@@ -339,7 +339,7 @@ class Wire:
         if longest == 0:
             return list(columns)
         padded = torch.zeros(longest, dtype=torch.uint8)
-        rows = dealt(columns, torch.tensor([[column.nbytes for column in columns]]))
+        rows = group_by_member(columns, torch.tensor([[column.nbytes for column in columns]]))
         padded[: len(rows)] = rows
         gathered = torch.empty(group.size * longest, dtype=torch.uint8)
         self._run(what, group, step, lambda: group.all_gather(gathered, padded), num_bytes=padded.nbytes)
@@ -347,7 +347,7 @@ class Wire:
         sent[(group.place + 1) % group.size] = (group.size - 1) * longest
         self._count(group, sent)
         each = zip(gathered.view(group.size, longest), lengths, strict=True)
-        return put_together(torch.cat([part[:length] for part, length in each]), sizes, columns)
+        return split_columns(torch.cat([part[:length] for part, length in each]), sizes, columns)
 
     def broadcast(self, array: torch.Tensor) -> None:
         """Copy worker 0's array into everybody's."""
@@ -399,6 +399,6 @@ class _Room:
             self.size = min(ROOM, (needed + needed // 4 + 15) // 16 * 16)
 
 
-def _made(world: World, members: tuple[int, ...]) -> Communicator:
+def _communicator(world: World, members: tuple[int, ...]) -> Communicator:
     """The tables' communicator of these workers; one world makes it once."""
     return world.communicator(members, name=NAME) if world.has(members, name=NAME) else world.create(members, name=NAME)

@@ -8,8 +8,8 @@ tensor without numbers (on the device `meta`), which cannot be loaded by mistake
 
 In a checkpoint each worker saves its own rows; another number of workers deals them out again. What the optimizer keeps
 of each row (Adagrad's sums, Adam's moments) has one owner, as the row itself, and goes along. Worker 0 then reads one
-old worker's file after the other, and every worker takes its rows out of it block by block, so that nobody holds more
-than two shards at a time.
+old worker's file after the other, and every worker takes its rows out of it block by block, so that no worker holds
+more than two shards at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALL_BYTES = 2**20
 """A smaller table is not worth a file."""
 
 
-def whole(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
+def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
     """All rows of a sharded array; all workers call it. O(table) on the wire, into worker 0.
 
     Args:
@@ -77,7 +77,7 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         ) from None
 
 
-def own_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
+def local_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
     """This worker's rows of a whole table."""
     if value.is_meta:
         raise InputError(
@@ -93,7 +93,7 @@ def own_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
     return table.shard_of(value)
 
 
-def whole_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+def full_optimizer_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
     """A torch optimizer's state dict with the whole tables' states; all workers call it."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
@@ -101,17 +101,19 @@ def whole_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[s
             entries = state[index] = dict(state[index])
             arrays = [key for key in sorted(entries) if is_like(entries[key], table.parameter)]
             for number, key in enumerate(arrays):
-                entries[key] = whole(tables, table, entries[key], 1 + number)
+                entries[key] = gather_full_table(tables, table, entries[key], 1 + number)
     return saved | {"state": state}
 
 
-def own_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+def local_optimizer_states(
+    tables: Tables, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
+) -> dict[str, Any]:
     """A torch optimizer's state dict with this worker's rows of what has all of them."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
         if index in state:
             entries = state[index].items()
-            state[index] = {key: own_rows(table, one) if table.is_whole(one) else one for key, one in entries}
+            state[index] = {key: local_rows(table, one) if table.is_whole(one) else one for key, one in entries}
     return {**saved, "state": state}
 
 
@@ -147,11 +149,11 @@ def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, An
     states = optimizer.state_dict()["state"]
     for index, table in places_of(tables, optimizer):
         if index in states:
-            found[table.name][-1] = _described(states[index], table, index, _kind(optimizer, table))
+            found[table.name][-1] = _describe_state(states[index], table, index, _kind(optimizer, table))
     return found
 
 
-def _described(state: Mapping[str, Any], table: Table, index: int, kind: list[str]) -> dict[str, Any] | None:
+def _describe_state(state: Mapping[str, Any], table: Table, index: int, kind: list[str]) -> dict[str, Any] | None:
     """A table's state without its arrays; None where it has others than one number for each of the table's."""
     arrays, scalars, plain = {}, {}, {}
     for key, value in state.items():
@@ -205,14 +207,14 @@ def redistribute(
                 raise InputError(f"load_checkpoint: the rows of {table.name!r} on worker {min(missing)} were not saved")
             targets = {f"model/{table.name}": table.parameter.detach()}
             if kept is not None and table.name in indices and kept["kind"] == _kind(optimizer, table):
-                entries = _prepared(kept, table.parameter.detach())
+                entries = _empty_state(kept, table.parameter.detach())
                 state["state"][indices[table.name]] = entries
                 targets |= {f"optimizer/{kept['index']}/{key}": entries[key] for key in kept["arrays"]}
             _deal(tables, table, RowLayout(rows, tuple(hosts), partitions), targets, read)
     optimizer.load_state_dict(state)
 
 
-def _prepared(kept: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
+def _empty_state(kept: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
     """A table's state with arrays that are still to be filled."""
     arrays = {key: torch.zeros_like(weight, dtype=getattr(torch, name)) for key, name in kept["arrays"].items()}
     scalars = {key: torch.tensor(value, dtype=getattr(torch, name)) for key, (name, value) in kept["scalars"].items()}

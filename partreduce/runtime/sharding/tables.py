@@ -1,4 +1,4 @@
-"""Tables: all parameters of a run that go a way of their own, on one worker, from wrapping to the end."""
+"""Tables: all parameters of a run that go their own way, on one worker, from wrapping to the end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Tables:
         """Where the model's other parameters lie, and with them tables that are drawn here."""
 
     def __bool__(self) -> bool:
-        """Whether any parameter goes a way of its own."""
+        """Whether any parameter goes its own way."""
         return bool(self.tables)
 
     def __iter__(self) -> Iterator[Table]:
@@ -149,7 +149,7 @@ class Tables:
             array: what this worker has.
             number: which array of the table it is.
         """
-        self._step = self._begun()  # workers whose data ended come, and are named, rather than wait for a step
+        self._step = self._current_step()  # workers whose data ended come, and are named, rather than wait for a step
         return self._looked_up(
             Call(Kind.WHOLE, self._step, table.index, number),
             ids,
@@ -163,7 +163,7 @@ class Tables:
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
         """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none."""
-        self._step, self._closed = self._begun(), False
+        self._step, self._closed = self._current_step(), False
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def stop_for(self, problem: str, *, trains: bool) -> None:
@@ -173,7 +173,7 @@ class Tables:
         """
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
-        self._perform(Call(Kind.REDUCE, self._begun()), problem=problem)
+        self._perform(Call(Kind.REDUCE, self._current_step()), problem=problem)
 
     def exchange_after_backward(self) -> None:
         """Called inside a backward pass: at its end all workers exchange the gradients of their tables."""
@@ -185,7 +185,7 @@ class Tables:
             self._reduce()
 
     def _reduce(self) -> None:
-        self._step, self._closed = self._begun(), False
+        self._step, self._closed = self._current_step(), False
         parts = {table.index: part for table in self.tables if (part := table.taken()) is not None}
         self._take(self._perform(Call(Kind.REDUCE, self._step), parts))
 
@@ -210,7 +210,7 @@ class Tables:
             return None
         if not self._reduced:
             self._reduce()
-        self._step = self._begun()
+        self._step = self._current_step()
         self.clips = self.clips or value is not None
         mine = 0.0 if value is None else value()
         met = self._perform(Call(Kind.STEP, self._step, trains=value is not None, value=mine)).met
@@ -224,11 +224,11 @@ class Tables:
         self._closed = False
 
     def serve(self, *, changes_means: bool) -> bool:
-        """Take part in the lookups and exchanges of one step, without data of its own; whether anybody took the step.
+        """Take part in the lookups and exchanges of one step, without data; whether anybody took the step.
 
         `changes_means` says whether this worker then does to the mean gradients what the others do.
         """
-        self._step = self._begun()
+        self._step = self._current_step()
         while True:
             outcome = self._perform(Call(Kind.ANY, self._step, value=float(changes_means)))
             if outcome.did.kind is Kind.REDUCE:
@@ -252,8 +252,8 @@ class Tables:
         outcome = self._perform(Call(Kind.NORM, self._step, value=value))
         return [call.value for call in outcome.met.calls.values()]
 
-    def _begun(self) -> int:
-        """The step that this worker is in; those without data of their own are told that it has begun."""
+    def _current_step(self) -> int:
+        """The step that this worker is in; those without data learn that it has begun."""
         assert self._engine is not None, "tables are connected before they are used"
         self._engine.declare()
         return self._engine.steps

@@ -2,7 +2,7 @@
 
 A checkpoint's manifest carries a number, one more than the highest that any worker saw in the directory, and a lineage:
 the run that wrote it together with the runs that it resumed from and that resumed from it. Numbers tell what is newest,
-also where a run that started afresh counts its rounds from zero; a run deletes checkpoints of its own lineage only.
+also where a run that started afresh counts its rounds from zero; a run deletes only checkpoints of its lineage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NewerFormatError(DocumentError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CheckpointReport:
     """A checkpoint as one worker sees it; `problem` says why it cannot be loaded, `number` is −1 where not known."""
 
     name: str
@@ -105,25 +105,25 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
     return next(other for other, entry in enumerate(workers) if entry is not None)
 
 
-def survey(directory: Path, rank: int | None) -> list[Seen]:
+def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
     """What lies there, newest first, as far as the third that can be loaded; of a worker's own file, or of all.
 
-    A folder without a manifest does not count: nobody finished it.
+    A folder without a manifest does not count: it was not finished.
     """
     manifests: list[tuple[Path, dict[str, Any]]] = []
-    seen: list[Seen] = []
+    seen: list[CheckpointReport] = []
     for folder in folders(directory):
         if not os.path.lexists(folder / MANIFEST):
             continue
         try:
             manifests.append((folder, read_manifest(folder)))
         except PartreduceError as error:
-            seen.append(Seen(folder.name, problem=str(error), newer=isinstance(error, NewerFormatError)))
+            seen.append(CheckpointReport(folder.name, problem=str(error), newer=isinstance(error, NewerFormatError)))
     manifests.sort(key=lambda pair: (pair[1]["number"], pair[0].name), reverse=True)
     whole = 0
     for folder, manifest in manifests:
         problem = _damage(folder, manifest, rank)
-        seen.append(Seen(folder.name, manifest["number"], problem))
+        seen.append(CheckpointReport(folder.name, manifest["number"], problem))
         whole += not problem
         if whole == ENOUGH:
             break
@@ -147,19 +147,21 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
     return ""
 
 
-def chosen(directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> tuple[str | None, str]:
+def newest_common(
+    directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]
+) -> tuple[str | None, str]:
     """The newest checkpoint that all can load, and what newer ones were passed over for it, as a sentence.
 
     Args:
         directory: where they lie.
-        reports: what each worker saw: `seen` (see `survey`), or `problem`.
+        reports: what each worker saw: `seen` (see `list_checkpoints`), or `problem`.
         ranks: of these workers.
     """
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
         raise FileError(f"load_checkpoint: {problem}")
     by_rank = {
-        rank: {entry["name"]: Seen(**entry) for entry in report["seen"]}
+        rank: {entry["name"]: CheckpointReport(**entry) for entry in report["seen"]}
         for rank, report in zip(ranks, reports, strict=True)
     }
     numbers = {one.name: one.number for seen in by_rank.values() for one in seen.values()}
@@ -180,7 +182,7 @@ def chosen(directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequenc
     return best, f"load_checkpoint: {'; '.join(broken)}; resumed from {best} instead" if broken else ""
 
 
-def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Seen]]) -> str:
+def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, CheckpointReport]]) -> str:
     """Why a checkpoint cannot be loaded by all."""
     for rank, seen in by_rank.items():
         if name in seen and seen[name].problem:
@@ -189,7 +191,7 @@ def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Seen]]) 
     return f"{directory / name}: worker {missing} does not have it"
 
 
-def standing(directory: Path, plain: str) -> dict[str, Any]:
+def save_status(directory: Path, plain: str) -> dict[str, Any]:
     """What a worker says before a save: the highest number that it sees, and whether the folder's name is taken."""
     highest = 0
     with contextlib.suppress(FileError):
@@ -250,6 +252,6 @@ def read_bytes(path: Path) -> bytes:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def plain(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+def plain(seen: Sequence[CheckpointReport]) -> list[dict[str, Any]]:
     """As JSON, for the other workers."""
     return [asdict(one) for one in seen]

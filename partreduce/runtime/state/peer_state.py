@@ -25,7 +25,7 @@ BEHIND = (
 
 
 class Stateful(Protocol):
-    """What has a state of its own besides the optimizer's: a scheduler, a gradient scaler."""
+    """What has its own state besides the optimizer's: a scheduler, a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -113,7 +113,7 @@ class Handover:
 
     @property
     def member(self) -> Member:
-        assert isinstance(self.run.membership, Member), "nobody joins another run"
+        assert isinstance(self.run.membership, Member), "only elastic runs are joined"
         return self.run.membership
 
     def _file(self) -> StateFile:

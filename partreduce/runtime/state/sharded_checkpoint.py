@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models, by torch.distributed.checkpoint: each replica's in a folder of its own.
+"""Checkpoints of sharded models, by torch.distributed.checkpoint: each replica's in its own folder.
 
 The tensors of a parameter (its numbers, the optimizer's and the strategy's) are DTensors there, so a run may continue
 with another number of shards. What only one rank has, such as its buffers and random states, lies under `shard-INDEX/`.
@@ -27,7 +27,7 @@ Said = TypeVar("Said")
 METADATA = ".metadata"
 """What torch writes last."""
 OWN = ("buffer/", "random/")
-"""What every rank has of its own."""
+"""What every rank has for itself."""
 
 
 def newest(directory: Path, worker: int) -> Path | None:
@@ -123,7 +123,7 @@ def load(
             "many shards only; start as many ranks a replica"
         )
     found = json.loads(bytes(tensors.pop("facts").tolist()))
-    return _assembled(tensors, flat), found, same
+    return _join_shards(tensors, flat), found, same
 
 
 def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | None:
@@ -136,7 +136,7 @@ def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | Non
     return bucket if tensor.shape == bucket.flat.shape else None
 
 
-def _assembled(tensors: Tensors, flat: FlatModel) -> Tensors:
+def _join_shards(tensors: Tensors, flat: FlatModel) -> Tensors:
     """The same with the strategy's arrays in one piece again."""
     slots = {slot.names[0]: (bucket, slot) for bucket in flat.buckets for slot in bucket.slots}
     whole: Tensors = {}

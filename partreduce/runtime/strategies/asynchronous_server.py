@@ -9,7 +9,7 @@ import torch
 
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
@@ -63,12 +63,12 @@ class AsynchronousServer(OneSided):
             self._shard = _Shard(self.driver.machine, self.driver.machine.shards[own], [b[own] for b in self._bounds])
         self._mailbox.start()
 
-    def before_step(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> AveragedGradients:
         """Before the first step: where progress is counted from."""
         self._open(step // self.run.steps_per_round)
         return ON_TIME
 
-    def after_step(self, step: int) -> Ended:
+    def after_step(self, step: int) -> StepResult:
         """After a round: send its progress and take the model that comes back."""
         round_, taken = divmod(step, self.run.steps_per_round)
         if taken + 1 < self.run.steps_per_round:

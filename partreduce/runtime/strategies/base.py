@@ -37,7 +37,7 @@ class Run:
     applier: OptimizerStepper
     """The wrapped optimizer, for strategies that have a mean gradient to apply."""
     tables: Tables
-    """What goes a way of its own, apart from what the strategy averages."""
+    """What goes its own way, apart from what the strategy averages."""
     keeps_on_host: bool = False
     """Whether what outer steps keep lies in host memory between two of them."""
     alone: bool = False
@@ -67,7 +67,7 @@ class Run:
         return self.reducer.streams if self.keeps_on_host else None
 
 
-class Arrived(NamedTuple):
+class AveragedGradients(NamedTuple):
     """What came of averaging the gradients of a step."""
 
     more: int = 0
@@ -76,7 +76,7 @@ class Arrived(NamedTuple):
     """Whether a GradScaler was at work on these gradients in an earlier step."""
 
 
-class Asked(NamedTuple):
+class StepRequest(NamedTuple):
     """What a script asks of a step."""
 
     skip: bool = False
@@ -88,7 +88,7 @@ class Asked(NamedTuple):
     """And the script has changed them since."""
 
 
-class Ended(NamedTuple):
+class StepResult(NamedTuple):
     """What came of a step's end."""
 
     skipped: int = 0
@@ -97,8 +97,8 @@ class Ended(NamedTuple):
     """Whether all workers are known to hold the same model now."""
 
 
-ON_TIME = Arrived()
-DIFFERENT = Ended()
+ON_TIME = AveragedGradients()
+DIFFERENT = StepResult()
 
 
 class Runner:
@@ -117,7 +117,7 @@ class Runner:
         self.mailboxes: list[Mailbox] = []
         """Closed together with this runner."""
 
-    def before_step(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+    def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
         """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any are averaged.
 
         Raises:
@@ -125,7 +125,7 @@ class Runner:
         """
         return ON_TIME
 
-    def after_step(self, step: int) -> Ended:  # noqa: ARG002 - as above
+    def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - as above
         """What is due after it; a worker whose data ended calls this alone.
 
         Raises:
@@ -133,7 +133,7 @@ class Runner:
         """
         return DIFFERENT
 
-    def check_step(self, asked: Asked) -> None:
+    def check_step(self, asked: StepRequest) -> None:
         """Refuse a step that does not go with how and when gradients travel.
 
         Raises:
@@ -176,7 +176,7 @@ class Runner:
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
-        """Put back what `state` gave, to go on with this step; all workers are there.
+        """Put back what `state` gave, to continue with this step; all workers are there.
 
         Raises:
             InputError: this runner does not keep that.

@@ -13,7 +13,7 @@ from partreduce.runtime.elastic.survivors import Survivors
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.messages import key_in
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run, Runner
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, Runner, StepResult
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
@@ -28,10 +28,10 @@ class GeneratedMeans(Runner):
 
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
     Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
-    first used, by its members alone and in that same order: nobody else takes part, and nobody waits in a circle.
-    If a member dies the others keep their parameters as they were, report the group and continue; see `Survivors`. To
-    know it in time, a group's members wait until the device has ended its sum.
-    Where the generator is comes from the environment, which `partreduce run` sets.
+    first used, by its members alone and in that same order: no other worker takes part, and no worker waits in a
+    circle. If a member dies the others keep their parameters as they were, report the group and continue; see
+    `Survivors`. To know it in time, a group's members wait until the device has ended its sum. Where the generator is
+    comes from the environment, which `partreduce run` sets.
     """
 
     client: GeneratorClient
@@ -54,7 +54,7 @@ class GeneratedMeans(Runner):
         if any(other.client.address == address for other in others):
             raise InputError(
                 f"schedule {run.schedule.name!r}: a group generator hands out groups for one optimizer of a process, "
-                "and another one runs; give each a generator of its own, or finish() the first"
+                "and another one runs; give each its own generator, or finish() the first"
             )
         reducer = run.reducer
         self.client = GeneratorClient(address, key_in(keys, GENERATOR_KEYS), run.rank, timeout=reducer.timeout)
@@ -63,7 +63,7 @@ class GeneratedMeans(Runner):
         )
         others.add(self)
 
-    def before_step(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> AveragedGradients:
         """Ask for the round's group, and remember where the round began."""
         if step % self.run.steps_per_round == 0:
             self.client.begin()
@@ -71,7 +71,7 @@ class GeneratedMeans(Runner):
                 self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
         return ON_TIME
 
-    def after_step(self, step: int) -> Ended:
+    def after_step(self, step: int) -> StepResult:
         """After the last step of a round: average with the round's group, if there is one, and ask for the next."""
         if (step + 1) % self.run.steps_per_round:
             return DIFFERENT

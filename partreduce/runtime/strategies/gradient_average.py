@@ -14,10 +14,18 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.bucketed_gradients import LayerSender
 from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.gradients import Snapshot, clear_gradients, commit_gradients
-from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restored, state_of
+from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.codecs import Codings
 from partreduce.runtime.liveness.settings import settings_of
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Asked, Ended, Run, Runner
+from partreduce.runtime.strategies.base import (
+    DIFFERENT,
+    ON_TIME,
+    AveragedGradients,
+    Run,
+    Runner,
+    StepRequest,
+    StepResult,
+)
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
@@ -35,7 +43,7 @@ class GradientAverage(Runner):
     With a `pipeline` a step waits for the oldest sum, lets the newest gradients go and then applies the oldest: at most
     K - 1 operations are in flight, in K arrays of model size, and K - 1 more where members may change. Where nothing
     has come back yet (the first K - 1 steps, those after the warm-up, and after a load) a gradient of zero goes through
-    the optimizer, as in Algorithm 1; parameters that nobody trains get one, too. Buffers that are averaged become
+    the optimizer, as in Algorithm 1; parameters that no worker trains get one, too. Buffers that are averaged become
     x + (mean of K - 1 steps ago - own value then); they ride with every (K - 1)-th gradient, as correcting them again
     before a correction has arrived would oscillate.
     """
@@ -67,7 +75,7 @@ class GradientAverage(Runner):
         if pipeline is not None and pipeline.width > 2 and run.rank == 0:
             warn_user(f"partreduce: schedule {run.schedule.name!r} has a pipeline of {pipeline.width}: {WIDER}")
 
-    def before_step(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> AveragedGradients:
         """Put mean gradients in place, of this step or of K - 1 steps ago, and start the sum of this step's."""
         membership, applier = self.membership, self.run.applier
         newest = Flight(
@@ -96,7 +104,7 @@ class GradientAverage(Runner):
             clear_gradients(self.run.flat.buckets)
             return ON_TIME
         self._commit(arrived)
-        return Arrived(scaled=arrived.scaled)
+        return AveragedGradients(scaled=arrived.scaled)
 
     def _start(self, flight: Flight, group: Group) -> Sums:
         """Start the sum of gradients as they are, or were, or what is left to start of it."""
@@ -156,7 +164,7 @@ class GradientAverage(Runner):
             work.is_completed() for _, reduction in flights[0].sums or () for work in reduction.works
         )
 
-    def after_step(self, step: int) -> Ended:
+    def after_step(self, step: int) -> StepResult:
         """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
         if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
             flights[-1].scaled = self.run.applier.scaled
@@ -166,7 +174,7 @@ class GradientAverage(Runner):
             self.layers.reopen()
         return DIFFERENT
 
-    def check_step(self, asked: Asked) -> None:
+    def check_step(self, asked: StepRequest) -> None:
         """Where gradients leave during the backward pass, nothing changes them afterwards."""
         if self.layers is None:
             return
@@ -254,7 +262,7 @@ class GradientAverage(Runner):
         try:
             count = len({name.split("/")[1] for name in late})
             flights = [
-                restored(state, f"{KEY}/{place}", self.run.reducer, self._start, lambda _: self.group)
+                restore_flights(state, f"{KEY}/{place}", self.run.reducer, self._start, lambda _: self.group)
                 for place in range(count)
             ]
         except (KeyError, IndexError, ValueError, RuntimeError) as error:

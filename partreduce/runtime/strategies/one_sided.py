@@ -1,4 +1,4 @@
-"""What runners share in which nobody waits for a common operation: a mailbox, a peer watch, progress since a start."""
+"""A runner without common operations: its mailbox, its watch on peers, and its progress since the start."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
@@ -25,7 +25,7 @@ class PairMeans(OneSided):
 
     The worker's model x lies next to the live parameters and is only touched under a lock: the training loop adds the
     progress of a round to it and continues from the result; the side thread averages it with others, meanwhile or in
-    between. So gradients are taken at parameters that nobody changes, and an exchange is atomic with respect to the
+    between. So gradients are taken at parameters that no worker changes, and an exchange is atomic with respect to the
     optimizer's step. Without overlap an active worker waits for the answer at the end of its round; with it, the
     exchange runs while the next round computes. The pairing is the explored machine of `schedulers.protocols.adpsgd`.
     Costs two more copies of the parameters, a third one on active workers. Buffers are averaged in the mean model only.
@@ -48,12 +48,12 @@ class PairMeans(OneSided):
         self.pair.mailbox = self._mailbox
         self._mailbox.start()
 
-    def before_step(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+    def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
         """Before the first step: the model starts from the live parameters."""
         self._open()
         return ON_TIME
 
-    def after_step(self, step: int) -> Ended:
+    def after_step(self, step: int) -> StepResult:
         """After a round: add its progress to the model; an active worker also starts or awaits an exchange."""
         round_, taken = divmod(step, self.run.steps_per_round)
         if taken + 1 < self.run.steps_per_round:
@@ -72,7 +72,7 @@ class PairMeans(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Nobody of this worker's neighbors has an exchange under way afterwards; the newest model is live."""
+        """No neighbor of this worker has an exchange under way afterwards; the newest model is live."""
         if not self._starts:
             return
         self._wait()
@@ -118,7 +118,7 @@ class PairMeans(OneSided):
         self.pair.add(progress)
 
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
-        """Go on from the model; `keep` is progress of a round that has not ended."""
+        """Continue from the model; `keep` is progress of a round that has not ended."""
         with torch.no_grad(), self.pair.lock:
             for bucket, start, model in zip(self.run.flat.buckets, self._starts, self.pair.model, strict=True):
                 start.copy_(model)

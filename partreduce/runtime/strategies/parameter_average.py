@@ -17,14 +17,14 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.flat_model import BufferPolicy
 from partreduce.runtime.averaging.gradients import Snapshot
-from partreduce.runtime.averaging.in_flight import KEY, FixedMembership, Flight, State, Sums, restored, state_of
+from partreduce.runtime.averaging.in_flight import KEY, FixedMembership, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.averaging.neighbor_reducer import Neighborhood, PeerReducer
 from partreduce.runtime.averaging.outer_optimizer import OuterOptimizer
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.reference import Kept, Reference
+from partreduce.runtime.averaging.reference import OffloadedArray, Reference
 from partreduce.runtime.codecs import Codings
-from partreduce.runtime.strategies.base import ON_TIME, Arrived, Ended, Run, Runner
+from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult
 from partreduce.topo.errors import InputError
 from partreduce.topo.metrics.outer_steps import check_unstable
 from partreduce.topo.phase import Group
@@ -199,7 +199,7 @@ class Part:
             self.reference, sent = reference, None
             if flight:
                 lag = int(self.is_delayed)
-                sent = restored(flight, KEY, self.reducer, self._start, self._group, lag=lag, since=self._since)
+                sent = restore_flights(flight, KEY, self.reducer, self._start, self._group, lag=lag, since=self._since)
         except (KeyError, IndexError, ValueError, RuntimeError) as error:
             self.reference = None
             raise InputError(
@@ -310,7 +310,9 @@ class Part:
             self._starts_made += 1
             starts, reducer, host = self._starts_made, self.reducer, self.run.host
             if self._is_own:
-                self.reference = Reference([Kept(b.flat.detach().clone(), host) for b in reducer.buckets], starts)
+                self.reference = Reference(
+                    [OffloadedArray(b.flat.detach().clone(), host) for b in reducer.buckets], starts
+                )
             else:
                 self.reference = self.membership.common_start(
                     reducer, step, round_, name=self.name, starts=starts, host=host
@@ -388,14 +390,14 @@ class ParameterAverage(Runner):
             for move in moves(count, run.steps_per_round, self._late):
                 self._moves.setdefault(move.taken, []).append(move)
 
-    def before_step(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> AveragedGradients:
         """Remember where the round begins."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for part in self.parts:  # all at once; a run may be loaded inside a round
             part.open(step, round_, first=taken == 0 or self._takes_turns)
         return ON_TIME
 
-    def after_step(self, step: int) -> Ended:
+    def after_step(self, step: int) -> StepResult:
         """Merge and send what is due."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for move in self._moves.get(taken + 1, ()):
@@ -406,7 +408,7 @@ class ParameterAverage(Runner):
                 self.before_step(step)  # as with the workers that take steps
                 part.send(step, round_, early=self._late > 0, due=round_ + (move.taken > self._ends[move.fragment]))
         is_over = taken + 1 == self.run.steps_per_round and not self._takes_turns
-        return Ended(are_equal=is_over and self.parts[0].end_round(step, round_))
+        return StepResult(are_equal=is_over and self.parts[0].end_round(step, round_))
 
     def drain(self) -> str:
         """Drop what is in flight. The next round begins with the parameters that its first step finds."""

@@ -206,7 +206,7 @@ class QuorumEvent:
     """
 
     seconds: float
-    """As above."""
+    """On the monotonic clock."""
     kind: str
     segment: int
     round: int

@@ -2,7 +2,7 @@
 
 A message leads from a tensor to a tensor of another process. What cannot be avoided is the kernel's copy out of the one
 and into the other. Everything else is a view: libzmq sends from the array's own memory and receives into memory of its
-own, which nobody else has and which the receiver may therefore use and overwrite.
+own, which no other worker has and which the receiver may therefore use and overwrite.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import pause_after
 
 MAX_SPARE = 2
-"""So many snapshots that nobody uses are kept for the next ones."""
+"""So many snapshots that are not in use are kept for the next ones."""
 PATIENCE = 0.1
 """Seconds for which a snapshot more than usual is put off: another Python thread notices that a frame has left."""
 
@@ -41,14 +41,14 @@ def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 -
 class Snapshots:
     """Copies of arrays that change while they are sent, in memory that is used again.
 
-    A snapshot's memory is free when nobody has its frames any more: not the sender, no message that waits, not libzmq
-    (of which pyzmq's `MessageTracker` would tell, but of nobody else), and nobody who got it as a message to itself. So
-    however long a peer takes, what is on its way does not change.
+    A snapshot's memory is free when its frames are not referenced any more: not the sender, no message that waits, not
+    libzmq (of which pyzmq's `MessageTracker` would tell, but of no other reference), and no worker that got it as a
+    message to itself. So however long a peer takes, what is on its way does not change.
 
     Args:
         streams: of the arrays' device. On one that runs ahead copies are only queued, in the current stream: a snapshot
             is complete once a mark that is set after `take` was passed.
-        usual: how many snapshots are in use at most where nobody is slower than he should be; before there are more,
+        usual: how many snapshots are in use at most where no worker is slower than expected; before there are more,
             `take` waits a moment for one of them.
     """
 
@@ -84,7 +84,7 @@ class Snapshots:
         return snapshot
 
     def _free(self) -> _Snapshot | None:
-        """A snapshot that nobody has any more, taken out; a few others are kept, the rest gives its memory back."""
+        """A snapshot that is not in use any more, taken out; a few others are kept, the rest gives its memory back."""
         free = [snapshot for snapshot in self._taken if snapshot.is_free()]
         used = [snapshot for snapshot in self._taken if snapshot not in free]
         self._taken = used + free[1 : 1 + MAX_SPARE]
@@ -101,7 +101,7 @@ class _Snapshot:
         self._lent: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
     def is_free(self) -> bool:
-        """Whether nobody has any of its frames."""
+        """Whether none of its frames is referenced."""
         return all(view() is None for view in self._lent)
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:

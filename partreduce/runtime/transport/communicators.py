@@ -61,7 +61,7 @@ class Communicator:
     def limit_to(self, timeout: timedelta | None) -> None:
         """Let gloo itself end operations from now on that take longer."""
         self.timeout = timeout
-        self._sum_options = self._limited(dist.AllreduceOptions())
+        self._sum_options = self._with_timeout(dist.AllreduceOptions())
         self._sum_options.reduceOp = dist.ReduceOp.SUM
 
     @property
@@ -79,10 +79,10 @@ class Communicator:
         In 16 bits the backend adds the coded numbers. All members end with the same bits.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
-            return self._coded(tensor, coding)
-        return self._started(tensor, lambda backend: backend.allreduce([tensor], self._sum_options))
+            return self._compressed_all_reduce(tensor, coding)
+        return self._start(tensor, lambda backend: backend.allreduce([tensor], self._sum_options))
 
-    def _coded(self, tensor: torch.Tensor, coding: Coding) -> Work:
+    def _compressed_all_reduce(self, tensor: torch.Tensor, coding: Coding) -> Work:
         if coding.in_blocks:
             if self.in_blocks is None:
                 raise MissingDependencyError(
@@ -122,7 +122,7 @@ class Communicator:
 
     def broadcast(self, tensor: torch.Tensor) -> Work:
         """Start a copy from the lowest rank to the others, in place."""
-        options = self._limited(dist.BroadcastOptions())
+        options = self._with_timeout(dist.BroadcastOptions())
         options.rootRank = 0
         options.rootTensor = 0
         return _work(self._live().broadcast([tensor], options), tensor)
@@ -138,23 +138,23 @@ class Communicator:
             receives: elements from each member.
             sends: elements to each member; what i sends to j is what j receives from i.
         """
-        options, pieces = self._limited(dist.AllToAllOptions()), (list(receives), list(sends))
-        return self._started(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
+        options, pieces = self._with_timeout(dist.AllToAllOptions()), (list(receives), list(sends))
+        return self._start(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
         """Start collecting equally long tensors of all members in `target`, in order of their places."""
-        options = self._limited(AllgatherOptions())
-        return self._started(
+        options = self._with_timeout(AllgatherOptions())
+        return self._start(
             target,
             lambda backend: backend._allgather_base(target, source, options),  # noqa: SLF001 - as torch.distributed
         )
 
-    def _limited(self, options: Any) -> Any:  # noqa: ANN401 - torch's, which share no typed base
+    def _with_timeout(self, options: Any) -> Any:  # noqa: ANN401 - torch's, which share no typed base
         if self.timeout is not None:
             options.timeout = self.timeout
         return options
 
-    def _started(self, tensor: torch.Tensor, start: Callable[[Any], TorchWork]) -> Work:
+    def _start(self, tensor: torch.Tensor, start: Callable[[Any], TorchWork]) -> Work:
         try:
             return _work(start(self._live()), tensor)
         except RuntimeError as error:

@@ -55,28 +55,28 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Seals the headers of one connection: a tag over a number that nobody else has, a count, and the header."""
+    """Seals the headers of one connection: a tag over a number unique to it, a count, and the header."""
 
     def __init__(self, secret: str, receiver: int) -> None:
-        self._keyed, self._nonce, self._count = _keyed(secret, receiver), os.urandom(NONCE_BYTES), 0
+        self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0
 
     def __call__(self, header: bytes) -> bytes:
         self._count += 1
         sealed = self._nonce + self._count.to_bytes(COUNT_BYTES, "big") + header
-        return _tag(self._keyed, sealed) + sealed
+        return _tag(self._keyed_hash, sealed) + sealed
 
 
 class SealCheck:
     """Opens the headers that were sealed for one receiver, each once."""
 
     def __init__(self, secret: str, receiver: int) -> None:
-        self._keyed = _keyed(secret, receiver)
+        self._keyed_hash = _keyed_hash(secret, receiver)
         self._counts: dict[bytes, int] = {}
 
     def __call__(self, frame: bytes) -> bytes | None:
-        """The header of a frame; None if nobody who knows the secret wrote it, or if it came before."""
+        """The header of a frame; None if its writer did not know the secret, or if it came before."""
         sealed = frame[TAG_BYTES:]
-        if not hmac.compare_digest(frame[:TAG_BYTES], _tag(self._keyed, sealed)):
+        if not hmac.compare_digest(frame[:TAG_BYTES], _tag(self._keyed_hash, sealed)):
             return None
         nonce, place = sealed[:NONCE_BYTES], NONCE_BYTES + COUNT_BYTES
         count = int.from_bytes(sealed[NONCE_BYTES:place], "big")
@@ -93,11 +93,11 @@ def _tag(keyed: Any, sealed: bytes) -> bytes:  # noqa: ANN401 - hashlib does not
     return digest
 
 
-def _keyed(secret: str, receiver: int) -> Any:  # noqa: ANN401 - as above
-    return blake2b(digest_size=TAG_BYTES, key=_derived(secret, f"to {receiver}"))
+def _keyed_hash(secret: str, receiver: int) -> Any:  # noqa: ANN401 - as above
+    return blake2b(digest_size=TAG_BYTES, key=_derive_key(secret, f"to {receiver}"))
 
 
-def _derived(secret: str, purpose: str) -> bytes:
+def _derive_key(secret: str, purpose: str) -> bytes:
     return blake2b(secret.encode(), digest_size=32, person=purpose.encode()).digest()
 
 
@@ -143,7 +143,7 @@ class Endpoint:
         """What `connect` and `Connection.send` raise where libzmq cannot do it."""
         self._owner, self._secret, self.rank = owner, secret, rank
         self._max_bytes, self._max_header, self._queue = max(max_bytes, max_header), max_header, queue
-        self._password = _derived(secret, "password").hex().encode()
+        self._password = _derive_key(secret, "password").hex().encode()
         self._opened = SealCheck(secret, rank)
         self._replies: dict[int, Connection] = {}
         self._context = self._zmq.Context(io_threads=1)
@@ -317,5 +317,5 @@ class Wakeup:
             self._inside.close()
 
     def __del__(self) -> None:
-        """Whose owner was forgotten with its thread is nobody's any more."""
+        """It is free once its owner was forgotten with its thread."""
         self.close()

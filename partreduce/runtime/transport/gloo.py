@@ -66,12 +66,12 @@ class GlooWorld(GroupTable):
         try:
             return self._warmed_up(members, backend, "cpu", self._limit_of_sums(is_for_a_while=within is not None))
         except UnavailableError as error:
-            raise self._explained(members, error) from None
+            raise self._explain(members, error) from None
 
     def _limit_of_sums(self, *, is_for_a_while: bool) -> timedelta | None:
         """Gloo's own limit of an operation; None for the one with which a group connects.
 
-        Gloo counts the time in which this process was stopped. So where a run waits by limits of its own (see `Wait`),
+        Gloo counts the time in which this process was stopped. So where a run waits by its own limits (see `Wait`),
         gloo's is one that does not come first. A group that the others continue without keeps its memory until it is
         over.
         """
@@ -79,7 +79,7 @@ class GlooWorld(GroupTable):
             return self.timeout
         return None if self.signs is None else GLOO_LIMIT
 
-    def _explained(self, members: tuple[int, ...], error: UnavailableError) -> UnavailableError:
+    def _explain(self, members: tuple[int, ...], error: UnavailableError) -> UnavailableError:
         """The failure of a group's first operation with the death that caused it, if one becomes known soon."""
         why = self._soon_known(members)
         if why is None:
@@ -97,7 +97,7 @@ class GlooWorld(GroupTable):
         return None
 
     def _store_to_connect(self) -> Store:
-        """The world's store; a client of its own where a call that was left behind may still hold up that one."""
+        """The world's store; its own client where a call that was left behind may still hold up that one."""
         self._left_behind = [call for call in self._left_behind if call.is_running]
         if not self._left_behind or not hasattr(self.store, "clone"):
             return self.store

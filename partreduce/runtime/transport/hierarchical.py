@@ -109,7 +109,7 @@ class _Levels(Stages):
 
     def _plain(self, part: torch.Tensor) -> Iterator[None]:
         bounds = block_bounds(len(part), self.inside.size, 1)
-        own = self._added(part, bounds, *self._collected(part, bounds, "rows"))
+        own = self._add_rows(part, bounds, *self._collect(part, bounds, "rows"))
         crossing = self.across.all_reduce(own)
         yield
         self.wait(crossing)
@@ -117,14 +117,14 @@ class _Levels(Stages):
         rows.copy_(own.expand_as(rows))
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
-    def _collected(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
+    def _collect(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
         """This worker's shard of a part on its way from all of the node, [members, numbers]."""
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
         sizes = [end - start] * self.inside.size
         return rows, self.inside.all_to_all(rows.view(-1), part, sizes, lengths_of(bounds))
 
-    def _added(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: Work) -> torch.Tensor:
+    def _add_rows(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: Work) -> torch.Tensor:
         """The same, summed in order of places where it stands in the part."""
         self.wait(work)
         start, end = bounds[self.inside.place]
@@ -135,14 +135,14 @@ class _Levels(Stages):
         return own
 
     def _in_codes(self, part: torch.Tensor, index: int, coding: Coding) -> Iterator[None]:
-        """Codes cross the nodes, and are handed out inside as they came: nobody rounds once more."""
+        """Codes cross the nodes, and are handed out inside as they came: no worker rounds once more."""
         stages, unit, inside, across = self._coded, unit_of(coding), self.inside, self.across
         within, crosses = Stage.of("inside", index), Stage.of("across", index)
         bounds = block_bounds(len(part), inside.size, unit)
         if coding.transport.where is CodecScope.ACROSS_NODES:
-            collected = self._collected(part, bounds, f"{within.room} rows")
+            collected = self._collect(part, bounds, f"{within.room} rows")
             yield
-            own = self._added(part, bounds, *collected)
+            own = self._add_rows(part, bounds, *collected)
         else:
             scatter = stages.scatter(inside, part, coding, within)
             yield

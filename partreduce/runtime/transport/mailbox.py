@@ -1,4 +1,4 @@
-"""Mailbox: one-sided messages between workers, for strategies in which nobody waits for a common operation.
+"""Mailbox: one-sided messages between workers, for strategies in which no worker waits for a common operation.
 
 pyzmq carries them and not gloo: a gloo send blocks until its receive is posted, cannot be polled, and one receive that
 times out destroys the group. Every worker has an inbox (see `endpoint`) and connects to a peer when it first writes to
@@ -15,10 +15,10 @@ may be, which is a matter of the protocol; more ends the side thread with an err
 high-water marks count messages and not bytes, hold on both sides besides what TCP's buffers take, and a socket that has
 reached one blocks or drops whatever comes next, the answers behind which the others wait included.)
 
-A small message that is urgent takes a connection of its own, or it would wait until all arrays that were sent before it
+A small message that is urgent takes its own connection, or it would wait until all arrays that were sent before it
 have traveled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
 
-If the side thread ends for any reason but `close`, every thread that waits or sends is told.
+If the side thread ends for any reason but `close`, every thread that waits or sends gets its error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ POLL_SECONDS = 0.005
 GRANT = ""
 """The kind of a message that only says what was dealt with."""
 MESSAGES = 64
-"""How many messages may be on their way to one worker, where nothing else is said."""
+"""How many messages may be on their way to one worker, by default."""
 
 Item = TypeVar("Item")
 
@@ -74,7 +74,7 @@ class Bound:
 
     @classmethod
     def of_largest(cls, num_bytes: int, messages: int = MESSAGES) -> Bound:
-        """The least bound under which messages of so many bytes never wait for a grant that nobody sends."""
+        """The least bound under which messages of so many bytes never wait for a grant that is never sent."""
         return cls(messages, 2 * max(num_bytes, 1))
 
     def holds(self, num_bytes: int) -> bool:
@@ -110,8 +110,8 @@ class Account(Generic[Item]):
     """Of what was sent, what the peer has dealt with, as far as it said so."""
     received: Tally = field(default_factory=Tally)
     """What came from the peer and was dealt with."""
-    told: Tally = field(default_factory=Tally)
-    """Of what was received, what the peer was told."""
+    reported: Tally = field(default_factory=Tally)
+    """Of what was received, what the peer knows."""
     _waiting: deque[tuple[Item, int]] = field(default_factory=deque)
 
     @property
@@ -128,7 +128,7 @@ class Account(Generic[Item]):
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
-        assert self._fits(num_bytes), "nobody sends more than the bound"
+        assert self._fits(num_bytes), "no worker sends more than the bound"
         self.sent.add(num_bytes)
 
     def hold(self, item: Item, num_bytes: int) -> bool:
@@ -169,12 +169,12 @@ class Account(Generic[Item]):
 
     def owes(self) -> bool:
         """Whether the peer should be told: half of what it may have on the way is dealt with."""
-        new = self.received - self.told
+        new = self.received - self.reported
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 
-    def tell(self) -> tuple[int, int]:
-        self.told = replace(self.received)
-        return self.told.messages, self.told.num_bytes
+    def report_received(self) -> tuple[int, int]:
+        self.reported = replace(self.received)
+        return self.reported.messages, self.reported.num_bytes
 
     def _fits(self, num_bytes: int) -> bool:
         sent, granted, bound = self.sent, self.granted, self.bound
@@ -261,7 +261,7 @@ class Mailbox:
         To oneself nothing is copied at all. What is `urgent` keeps its order among its like only, and may arrive before
         what was sent earlier.
         """
-        message = self._addressed(to, kind, numbers, payload, urgent=urgent)
+        message = self._address(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
         assert self.bound.holds(size), "max_bytes is that of the largest message"
         with self._changed:
@@ -287,7 +287,7 @@ class Mailbox:
         It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
         a sender that continues without a receiver that takes nothing can do so for ever.
         """
-        message = self._addressed(to, kind, numbers, urgent=urgent)
+        message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
             if not self._went(to, message, 0):
                 self._account(to).hold_newest(message, lambda other: other.kind == kind)
@@ -296,7 +296,7 @@ class Mailbox:
         """A frame that messages to several workers carry."""
         return self._endpoint.shared(frame)
 
-    def _addressed(
+    def _address(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
         """A message whose receiver is known and may be written to."""
@@ -316,7 +316,7 @@ class Mailbox:
 
     @property
     def _cause(self) -> str:
-        """What ended the side thread, in words; some errors have none of their own."""
+        """What ended the side thread, in words; some errors have none."""
         return str(self._failure) or type(self._failure).__name__
 
     @property
@@ -408,7 +408,7 @@ class Mailbox:
                 if self._endpoint.is_readable(1.0) and (came := self._endpoint.read()) is not None:
                     self._receive(came)
                 self._read_own()
-            with self._changed:  # nobody waits for grants any more
+            with self._changed:  # nothing waits for grants any more
                 for to, account in self._accounts.items():
                     for message in account.release():
                         self._go(to, message)
@@ -444,7 +444,7 @@ class Mailbox:
         try:
             if lane not in self._peers:
                 self._peers[lane] = self._endpoint.connect(self._addresses[to], to)
-            numbers = (*self._account(to).tell(), *message.numbers)
+            numbers = (*self._account(to).report_received(), *message.numbers)
             self._peers[lane].send(self.rank, message.kind, numbers, message.payload)
         except self._endpoint.error as error:
             raise UnavailableError(f"worker {to}: a message could not be sent ({error})") from None
@@ -455,7 +455,7 @@ class Mailbox:
             return
         messages, num_bytes, *numbers = came.numbers
         with self._changed:
-            self._granted(came.source, messages, num_bytes)
+            self._take_grant(came.source, messages, num_bytes)
         if came.kind != GRANT:
             self._hand_over(Message(came.source, came.kind, tuple(numbers), came.payload))
 
@@ -467,7 +467,7 @@ class Mailbox:
             account = self._account(source)
             account.received.add(num_bytes)
             if source == self.rank:
-                self._granted(source, *account.tell())
+                self._take_grant(source, *account.report_received())
             is_due = account.owes()
             self._changed.notify_all()
         if is_due:
@@ -475,7 +475,7 @@ class Mailbox:
             with self._changed:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
-    def _granted(self, peer: int, messages: int, num_bytes: int) -> None:
+    def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
         """Let go what waited for a grant; under the lock."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)

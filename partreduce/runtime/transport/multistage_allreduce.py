@@ -1,7 +1,7 @@
 """Staged sums: sums of several stages, carried out one after the other by a thread of their group, or by a stream.
 
 A stage begins when the one before it has ended, so somebody has to wait between them. On the CPU it is a thread, which
-has groups of its own for it, so that nothing else comes between its operations. On a device it is a stream: the host
+has its own groups for it, so that nothing else comes between its operations. On a device it is a stream: the host
 queues all stages and continues.
 
 Sums of codes go so: encode, all-to-all, add in float32, encode again, all-gather. Each member adds up one shard, in
@@ -92,7 +92,7 @@ class Stages(ABC):
 
 
 class QueuedSums:
-    """Those of a group on a device, in a stream of its own."""
+    """Those of a group on a device, in its own stream."""
 
     def __init__(self, stages: Stages, streams: Streams) -> None:
         self.stages, self._streams = stages, streams.another()
@@ -217,7 +217,7 @@ class CodedStages:
     Args:
         wait: waits for one operation.
         at_once: hand codes to all at once, as a scatter does, in as many messages and bytes as around a ring: in small
-            groups nobody then waits for a message to have come around.
+            groups no worker then waits for a message to have come around.
     """
 
     def __init__(self, wait: Callable[[Work], None], *, at_once: bool = False) -> None:

@@ -140,7 +140,7 @@ def _abort(backends: list[Any]) -> None:
 
 @contextlib.contextmanager
 def _errors_are_ours() -> Iterator[None]:
-    """Inside, a new NCCL backend reports a failed peer to nobody, so that we do; by default torch ends the process."""
+    """Inside, a new NCCL backend does not report a failed peer, so that we do; by default torch ends the process."""
     if NCCL_TEARS_DOWN in os.environ:
         yield
         return

@@ -1,6 +1,6 @@
 """How a worker finds the others: from an initialized process group, or from the environment that launchers set.
 
-A script that runs as one process, without a launcher, as in a debugger or a notebook, has a world of its own.
+A script that runs as one process, without a launcher, as in a debugger or a notebook, has its own world.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
 def connect_store(timeout: timedelta) -> Store:
     """The store of the run: the process group's, or the launcher's, or one hosted by rank 0."""
     if dist.is_initialized():
-        return _settled(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
+        return _prepare_store(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
     missing = [name for name in RENDEZVOUS if not os.environ.get(name)]
     if missing:
         raise InputError(
@@ -102,10 +102,10 @@ def connect_store(timeout: timedelta) -> Store:
     if may_be_started_again() and RUN_SECRET not in os.environ:  # `partreduce run` gives each attempt its own store
         attempt = f"named-{agreed_attempt(bare, *place(), timeout)}"
     store = NamedPrefixStore(f"partreduce/attempt-{attempt}", bare)
-    return _settled(store, rank, timeout)
+    return _prepare_store(store, rank, timeout)
 
 
-def _settled(store: Store, rank: int, timeout: timedelta) -> Store:
+def _prepare_store(store: Store, rank: int, timeout: timedelta) -> Store:
     """The store, with what this process does about it."""
     fresh_line(store, timeout.total_seconds())
     if hosts_store(rank, store):
@@ -196,8 +196,8 @@ def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> st
 
     torchrun starts workers again at a store that remembers the attempt before. Its agents count restarts each for
     itself, and a node whose workers are ended for those of another counts none, so the number that a worker is given is
-    no name. Each worker asks with a word that nobody else has, and worker 0 answers. It asks for all, since a worker
-    that died with the attempt before may have left its question.
+    no name. Each worker asks with a word that no other worker has, and worker 0 answers. It asks for all, since a
+    worker that died with the attempt before may have left its question.
     """
     if rank:
         word = secrets.token_hex(16)
@@ -238,9 +238,10 @@ _listeners: set[int] = set()
 def close_in_forks(port: int) -> None:
     """From now on children that this process forks hold no socket of the store that it serves at this port.
 
-    The kernel closes the sockets of a dead process when nobody else holds them. A fork does, such as a data loader's
-    worker or a pool's, and may outlive its parent by seconds or for ever: until then the others' questions to the store
-    would stay without an answer. torch tells nobody its sockets' descriptors, so they are found by the port.
+    The kernel closes the sockets of a dead process when no other process holds them. A fork does, such as a data
+    loader's worker or a pool's, and may outlive its parent by seconds or for ever: until then the others' questions to
+    the store would stay without an answer. torch does not expose its sockets' descriptors, so they are found by the
+    port.
     """
     _listeners.update(
         os.fstat(held.fileno()).st_ino
@@ -295,8 +296,8 @@ def log_single_process(schedule: Schedule) -> None:
     """One line for each schedule of the process."""
     n = schedule.num_workers
     text = (
-        f"partreduce: this script runs alone, and schedule {schedule.name!r} is for {n} workers: nothing is averaged; "
-        f"start it with `partreduce run --workers {n} SCRIPT` or torchrun for that\n"
+        f"partreduce: running as a single process; schedule {schedule.name!r} needs {n} workers, so nothing is "
+        f"averaged; start it with `partreduce run --workers {n} SCRIPT` or torchrun\n"
     )
     if text not in _said:
         _said.add(text)
@@ -304,9 +305,9 @@ def log_single_process(schedule: Schedule) -> None:
 
 
 class SingleProcessWorld(World):
-    """One worker and nobody else; a world without groups.
+    """A single worker; a world without groups.
 
-    Nothing is averaged there and nobody is waited for. Whatever waits for all workers asks `Run.everyone`, which is
+    Nothing is averaged there and no worker is waited for. Whatever waits for all workers asks `Run.everyone`, which is
     this one worker, so that saving, evaluating and finishing work as in a run.
     """
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from partreduce.runtime.codecs import Coding, decoded, encoded
+from partreduce.runtime.codecs import Coding, decode_values, encode_values
 from partreduce.runtime.transport.array_frames import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message
@@ -66,7 +66,7 @@ class ServerCommunicator(Communicator):
                 kind, frame = f"push {tensor.dtype}".replace("torch.", ""), frame_of(piece)
             else:
                 kind = f"push coded {coding.transport.codec} {coding.transport.block}"
-                frame = frame_of(encoded(piece.to("cpu"), coding, f"to host {host}"))
+                frame = frame_of(encode_values(piece.to("cpu"), coding, f"to host {host}"))
             self.mailbox.send(host, kind, (number, end - start), [frame])
 
         def has_all() -> bool:
@@ -76,10 +76,10 @@ class ServerCommunicator(Communicator):
             self.mailbox.until(has_all, self.heartbeat, self.members, 0)
             for host, (start, end) in shards.items():
                 if end > start:  # a host of a short array may have nothing
-                    tensor[start:end].copy_(_answered(parts[host], end - start, tensor.dtype, coding))
+                    tensor[start:end].copy_(_decode_answer(parts[host], end - start, tensor.dtype, coding))
             del self._running[number]
 
-        # Where the mailbox failed nobody can answer, which `take` then says.
+        # Where the mailbox failed there is no answer, which `take` then says.
         return Work(lambda: has_all() or self.mailbox.has_failed, take)
 
     def _deliver(self, message: Message) -> None:
@@ -88,31 +88,31 @@ class ServerCommunicator(Communicator):
             return
         number, length = message.numbers
         total = self._sums.setdefault(number, _Sum(self.mailbox.rank))
-        total.add(message.source, _pushed(message, length))
+        total.add(message.source, _decode_push(message, length))
         if total.count == self.size:
             del self._sums[number]
             assert total.value is not None, "something was added"
             coding, _ = self._running[number]  # this worker has pushed, too
-            value = total.value if coding is None else encoded(total.value, coding, "sum")
+            value = total.value if coding is None else encode_values(total.value, coding, "sum")
             frame = frame_of(value)
             for rank in self.members:
                 self.mailbox.send(rank, "sum", (number,), [frame])
 
 
-def _answered(frame: Any, length: int, dtype: torch.dtype, coding: Coding | None) -> torch.Tensor:  # noqa: ANN401 - as below
+def _decode_answer(frame: Any, length: int, dtype: torch.dtype, coding: Coding | None) -> torch.Tensor:  # noqa: ANN401 - as below
     """What a host answered, as numbers."""
     if coding is None:
         return tensor_of(frame, dtype)
-    return decoded(_code_of(frame), length, coding.transport.codec, coding.transport.block)
+    return decode_values(_code_of(frame), length, coding.transport.codec, coding.transport.block)
 
 
-def _pushed(message: Message, length: int) -> torch.Tensor:
+def _decode_push(message: Message, length: int) -> torch.Tensor:
     """The numbers of a worker's piece; in float32 if they came coded."""
     _, *algorithm = message.kind.split()
     if len(algorithm) == 1:
         return tensor_of(message.payload[0], getattr(torch, algorithm[0]))
     _, codec, block = algorithm
-    return decoded(_code_of(message.payload[0]), length, Codec(codec), int(block))
+    return decode_values(_code_of(message.payload[0]), length, Codec(codec), int(block))
 
 
 def _code_of(frame: Any) -> torch.Tensor:  # noqa: ANN401 - any buffer
@@ -170,7 +170,7 @@ class _ThroughServers:
         return self._world.create(members, name=name) if name else self.communicator(members)
 
     def abandon(self) -> None:
-        """See World; the mailbox ends too, so that nobody is answered any more."""
+        """See World; the mailbox ends too, so that it answers no more."""
         self._world.abandon()
         self._communicator.mailbox.abandon()
 

@@ -52,12 +52,12 @@ class _Question:
 
 
 class StoreLine:
-    """A connection of its own to the store at `place`; `timeout` bounds every question, in seconds.
+    """A separate connection to the store at `place`; `timeout` bounds every question, in seconds.
 
-    torch's client has no deadline of its own for most calls, and one that blocks (while gloo waits for an address, say)
-    holds up all others on the same client. So a thread with a client of its own asks, and a thread that wants to know
+    torch's client has no deadline for most calls, and one that blocks (while gloo waits for an address, say)
+    holds up all others on the same client. So a thread with its own client asks, and a thread that wants to know
     waits for it at most as long as the run waits for anything. A line that broke or was silent for so long stays lost:
-    a store that went away has forgotten what it was told.
+    a store that went away has forgotten what was written.
     """
 
     def __init__(self, place: str, connect: Callable[[], Store], timeout: float) -> None:
@@ -129,7 +129,7 @@ class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do n
 _lines: dict[tuple[str, int] | int, tuple[StoreLine, Store]] = {}
 """By address, or by identity for a store under a prefix that torch does not tell; the store is kept with its line."""
 _making = threading.Lock()
-os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thread nor a connection of its own
+os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thread nor its own connection
 
 
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
@@ -141,7 +141,7 @@ def line_to(store: Store) -> tuple[StoreLine, str] | None:
     if not isinstance(root, TCPStore):
         return None
     base: Any
-    base, prefix = _named(store)
+    base, prefix = _split_prefixes(store)
     if base is not root and not hasattr(base, "clone"):
         return None  # older releases of torch cannot connect again under a prefix that they do not tell
     name: tuple[str, int] | int = (root.host, root.port) if base is root else id(base)
@@ -186,7 +186,7 @@ def processes_of(store: Store, worker: int) -> list[int]:
     return [worker]
 
 
-def _named(store: Store) -> tuple[Store, str]:
+def _split_prefixes(store: Store) -> tuple[Store, str]:
     """The store below the prefixes that we know, and those prefixes."""
     below: Any = store
     prefix = ""
@@ -251,7 +251,7 @@ class Notes:
         deadline, pauses = Deadline(limit), Pauses()
         while (text := self.read(key)) is None:
             if deadline.is_over:
-                raise UnavailableError(f"store: nobody left the note {self.place(key)!r} within {limit:g} s")
+                raise UnavailableError(f"store: no worker left the note {self.place(key)!r} within {limit:g} s")
             pauses.sleep()
         return text
 
@@ -364,7 +364,7 @@ def has_address(store: Store) -> bool:
 
 
 def _host_of(store: Store) -> str:
-    """Where the run's store is; empty if nobody says."""
+    """Where the run's store is; empty if it is not known."""
     root: Any = root_store(store)
     return root.host if isinstance(root, TCPStore) else os.environ.get(MASTER_ADDR, "")
 

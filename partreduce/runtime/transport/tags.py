@@ -3,7 +3,7 @@
 `torch.distributed` returns success with wrong numbers when two members swap the order of two operations, or mix dtypes
 or reduce-ops. A tag is the CRC-32 of everything that must agree, as four numbers in 1..256: their sum over a group of k
 members is k times each member's own tag only if the tags are equal (or collide, once in 2³²). The sums are exact in
-float32 up to 65,536 members; half-precision payloads therefore carry their tag in a float32 tensor of its own.
+float32 up to 65,536 members; half-precision payloads therefore carry their tag in its own float32 tensor.
 """
 
 from __future__ import annotations

@@ -131,13 +131,13 @@ class UpdateSender:
 
         Each part comes as a message with the numbers (part, *numbers of that neighbor).
         """
-        for index, views in enumerate(self._copied(arrays)):
+        for index, views in enumerate(self._copy_parts(arrays)):
             frames = [self.mailbox.shared(view) for view in views]
             del views
             for neighbor, own in numbers.items():
                 self.mailbox.send(neighbor, kind, (index, *own), frames)
 
-    def _copied(self, arrays: Sequence[torch.Tensor]) -> Iterator[list[memoryview]]:
+    def _copy_parts(self, arrays: Sequence[torch.Tensor]) -> Iterator[list[memoryview]]:
         """The parts of a snapshot, each as soon as it is there."""
         streams = self._streams
         if not streams.runs_ahead:
@@ -167,7 +167,7 @@ class Arrival(Enum):
 
     MORE = "more parts of this update are to come"
     KEPT = "the update is complete and has its place"
-    LATE = "the update is complete, nobody needs it any more, and it was dropped"
+    LATE = "the update is complete, no worker needs it any more, and it was dropped"
 
 
 class PayloadRings:
@@ -175,8 +175,8 @@ class PayloadRings:
 
     A ring holds (step, frames) in as many places as were proved to do; who may send is who knows of a free one (tokens,
     acknowledgements). So an update that does not fit replaces nothing: it is late and dropped, or cannot be. Under
-    staleness one place does: the newest replaces. An update is here when its last part is. Whoever took or read one
-    has its memory, and its place can be filled again at once.
+    staleness one place does: the newest replaces. An update is here when its last part is. A worker that took or read
+    one has its memory, and its place can be filled again at once.
 
     Args:
         worker: whose rings these are, for errors.
@@ -244,7 +244,7 @@ class PayloadRings:
         What the caller has does not change, even when a newer update replaces it meanwhile.
         """
         with self._lock:
-            payload = self._payload(source, max(self._held(source)) if step is None else step)
+            payload = self._payload(source, max(self._held_steps(source)) if step is None else step)
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
@@ -260,7 +260,7 @@ class PayloadRings:
     def steps(self, source: int) -> tuple[int, ...]:
         """Of which steps an in-neighbor's updates are here, ascending."""
         with self._lock:
-            return tuple(sorted(self._held(source)))
+            return tuple(sorted(self._held_steps(source)))
 
     def fill(self) -> dict[int, tuple[int, int]]:
         """How many places of each in-neighbor's ring are filled, and how many there are."""
@@ -268,7 +268,7 @@ class PayloadRings:
             return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
 
     def restore(self, source: int, step: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Put in an update as a checkpoint has it, in memory of its own."""
+        """Put in an update as a checkpoint has it, in its own memory."""
         with self._lock:
             self._put(source, step, [frame_of(tensor.clone()) for tensor in tensors])
 
@@ -310,12 +310,12 @@ class PayloadRings:
         self._count(-_size(frames))
 
     def _is_late(self, source: int, step: int) -> bool:
-        return step < self._before or (self.newest_only and step <= max(self._held(source), default=-1))
+        return step < self._before or (self.newest_only and step <= max(self._held_steps(source), default=-1))
 
     def _check_if_not_proved(self, source: int, step: int) -> None:
         capacity = self._capacities[source]
         place = step % capacity
-        there = next((held for held in self._held(source) if held % capacity == place), None)
+        there = next((held for held in self._held_steps(source) if held % capacity == place), None)
         if self.newest_only or (there is None and step < self._before + capacity):
             return
         why = (
@@ -328,7 +328,7 @@ class PayloadRings:
             "further ahead than was proved"
         )
 
-    def _held(self, source: int) -> list[int]:
+    def _held_steps(self, source: int) -> list[int]:
         return [step for step, _ in self._rings[source]]
 
     def _payload(self, source: int, step: int) -> Sequence[Any]:

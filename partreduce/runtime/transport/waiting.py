@@ -23,11 +23,11 @@ MOST_SECONDS = 1.0
 
 
 class OwnTime:
-    """A clock that stands while nobody looks at it for longer than `most` seconds; any thread may look.
+    """A clock that stands while it is not read for longer than `most` seconds; any thread may look.
 
     Who was stopped, by SIGSTOP, by a debugger or with the whole machine, must not blame the others for the time in
-    which it heard nobody. The system tells nobody that he was stopped. But who waits looks at this clock several times
-    a second, so that a longer time between two looks was none in which this process waited.
+    which it heard no worker. A process is not notified that it was stopped. But a thread that waits looks at this clock
+    several times a second, so that a longer time between two looks was none in which this process waited.
     """
 
     def __init__(self, most: float = MOST_SECONDS) -> None:
@@ -80,7 +80,7 @@ class PeerTimeoutError(PeerGoneError):
 class SignsOfLife:
     """What a wait wants to know of the others; `liveness.heartbeat` knows it.
 
-    This is where nobody gives signs of life: only its timeout ends a wait.
+    This is where no worker gives signs of life: only its timeout ends a wait.
     """
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
@@ -165,8 +165,8 @@ class PeerWatch:
 class Wait(PeerWatch):
     """One wait for `members`: it ends early where one can no longer come, and else by a timeout.
 
-    Time in which this process itself was stopped does not count. Where the timeout has passed and nobody is known yet
-    who holds this worker up, it waits a little longer to find out.
+    Time in which this process itself was stopped does not count. Where the timeout has passed and no worker is known
+    yet who holds this worker up, it waits a little longer to find out.
 
     Args:
         heartbeat: knows of the others.

@@ -81,7 +81,7 @@ class Work:
             action()
 
     def ends_soon(self, seconds: float) -> bool:
-        """Wait for so long where nobody need look meanwhile; whether it has ended."""
+        """Wait for so long without looking at it; whether it has ended."""
         return self.is_completed() or (
             self.ended_within is not None and self._may_wait_inside() and self.ended_within(seconds)
         )
@@ -128,7 +128,7 @@ class Completion:
 
 
 def in_thread(works: Iterable[Work]) -> Work:
-    """Several works as one, which may come of a generator that starts them: a thread of their own waits for them.
+    """Several works as one, which may come of a generator that starts them: their own thread waits for them.
 
     Point to point over gloo a wait has no limit that would leave the connection alive, and no look at whether it is
     over.
@@ -148,7 +148,7 @@ class Background(threading.Thread):
 
     One that comes back from torch's C++ code while the interpreter is being taken down is ended by Python where it
     stands, and C++ answers that with SIGABRT ("terminate called without an active exception"): a run that ended well,
-    or with an error of its own, would die of a signal.
+    or with its own error, would die of a signal.
 
     Args:
         run: what it does.
@@ -190,7 +190,7 @@ class OverdueError(Exception):
 
 
 class BoundedCall(Generic[Result]):
-    """One of torch's calls that may block for ever, in a thread of its own that can be left behind.
+    """One of torch's calls that may block for ever, in its own thread that can be left behind.
 
     A store whose port somebody else holds, and a gloo group whose member dies while it connects, block inside torch for
     several times their timeout, or without end. The thread stays behind, without the GIL, until the call returns or the

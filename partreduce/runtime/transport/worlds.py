@@ -62,7 +62,7 @@ class World(ABC):
 
     @abstractmethod
     def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
-        """Make one group, or a further communicator of its members for a thread of its own.
+        """Make one group, or a further communicator of its members for its own thread.
 
         All members call this, in one order that is the same for all workers.
         """
@@ -101,7 +101,7 @@ class GroupTable(World):
     """What both worlds share: the table of groups, made and warmed up in order.
 
     Groups are made by their members only, in the order of their sorted members, which is one total order for all
-    workers: so nobody waits in a cycle; the second communicators, in the same order, follow all first ones.
+    workers: so no worker waits in a cycle; the second communicators, in the same order, follow all first ones.
 
     With `nodes`, the node of every worker, groups are hierarchical wherever that applies. Such a group is up to three
     of each member: all members, its part of the node, and its row (the workers with the same place on their nodes).
@@ -166,7 +166,7 @@ class GroupTable(World):
 
         Args:
             members: of the group, ascending, this worker among them.
-            name: of a further communicator of members who have one, for a thread of its own.
+            name: of a further communicator of members who have one, for its own thread.
             instance: names one making of a group that may have to be made again.
             within: how long connecting may take, where that is known to be shorter than the world's timeout.
         """
@@ -238,7 +238,7 @@ class GroupTable(World):
             self._groups[members] = communicator
         return communicator
 
-    def _taken(self, doomed: Iterable[tuple[int, ...]]) -> list[Communicator]:
+    def _pop_communicators(self, doomed: Iterable[tuple[int, ...]]) -> list[Communicator]:
         """Take all communicators of these members out of the table; another thread may do so, too."""
         sets = set(doomed)
         taken = [self._groups.pop(members, None) for members in sets]
@@ -271,7 +271,9 @@ class GroupTable(World):
 
         It waits so many seconds at most for their end, which comes in any case.
         """
-        self._end([backend for communicator in self._taken(doomed) for backend in communicator.close()], seconds)
+        self._end(
+            [backend for communicator in self._pop_communicators(doomed) for backend in communicator.close()], seconds
+        )
 
     def _end(self, backends: list[object], seconds: float = DESTROY_SECONDS) -> None:
         """Let go of what lies below communicators.
@@ -374,7 +376,7 @@ def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> Non
         )
 
 
-def formed(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
+def world_for_algorithm(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
     """The world whose groups add up so: the given one for rings, else a second one, made once per cluster."""
     if algorithm is AllReduceAlgorithm.RING:
         return world

@@ -29,7 +29,7 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
             chosen = Codec(codec)
         except ValueError:
             raise InputError(f"codec: {codec!r} is not one of {', '.join(one.value for one in Codec)}") from None
-        transport = _changed(transport, chosen)
+        transport = _with_codec(transport, chosen)
     if transport.codec is Codec.NONE:
         return schedule if transport == strategy.transport else _with_transport(schedule, transport)
     if transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
@@ -60,7 +60,7 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
         )
 
 
-def _changed(transport: Transport, codec: Codec) -> Transport:
+def _with_codec(transport: Transport, codec: Codec) -> Transport:
     """The same with another codec: settings that it does not have go."""
     if codec is transport.codec:
         return transport

@@ -68,7 +68,7 @@ class Policies:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
     def check_apart(self, schedule: Schedule) -> None:
-        """Refuse models that begin apart where only what is added to a common start may be rounded, or stepped with."""
+        """Check that models start equal where only what is added to a common start may be rounded, or stepped with."""
         outer = schedule.strategy.payload.outer
         if not self.broadcast and outer.in_words and not outer.has_own_outer_params:
             raise InputError(
@@ -78,12 +78,13 @@ class Policies:
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.transport.codec.rounds:
             raise InputError(
                 f"initial='keep': codec {schedule.strategy.transport.codec.value!r} rounds what workers added since "
-                "they were equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
+                "they were equal, and models that start from different weights differ by more than that; "
+                "use 'broadcast' or no codec"
             )
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class HandshakeResult:
     """The outcome of a handshake: how to reach the others, and which optimizer of the run this is, equal on all."""
 
     world: World
@@ -100,17 +101,17 @@ def agree(
     *,
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
-) -> Agreed:
+) -> HandshakeResult:
     """Compare `facts`, and the lines behind those that are hashes, over all workers; join the run if no world is given.
 
     With `mesh` the workers are its replicas, and `replica` are the ranks of this one's processes, this one first.
     """
     if is_alone(world, mesh):
-        return Agreed(SingleProcessWorld(), "alone")
+        return HandshakeResult(SingleProcessWorld(), "alone")
     if world is not None:
         key = str(world.next_instance())
         handshake(world.store, world.rank, world.size, facts, details=details, key=key, timeout=timeout)
-        return Agreed(world, key)
+        return HandshakeResult(world, key)
 
     key = ""
     lifelines: KeepaliveSockets | None = None
@@ -135,7 +136,7 @@ def agree(
         if lifelines is not None:
             lifelines.close()
         raise
-    return Agreed(world, key, lifelines)
+    return HandshakeResult(world, key, lifelines)
 
 
 def _share_processes(store: NamedPrefixStore, size: int) -> None:

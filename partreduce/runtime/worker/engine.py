@@ -16,7 +16,7 @@ import torch
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
 from partreduce.runtime.guard.guard import Guard
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
-from partreduce.runtime.strategies.base import ON_TIME, Arrived, Asked, Run, Runner
+from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepRequest
 from partreduce.topo.errors import InputError
 
 
@@ -31,11 +31,11 @@ class Engine:
         """Steps that were not taken because the worker skipped ahead to its neighbors."""
         self._batches_to_drop = 0
         self.is_behind = False
-        """Whether the worker has joined the run, and its script has still to come to the step that it goes on with."""
+        """Whether the worker has joined the run and its script has not yet reached the step to continue with."""
         self.data_epoch = (-1, 0)
         """The epoch of the data that is dealt by rounds, and the round with which it began."""
         self._joining = self._has_stepped = False
-        self._arrived: Arrived | None = None
+        self._arrived: AveragedGradients | None = None
         """What `average_gradients()` has put in the place of this step's gradients, or is about to; else None."""
         self._are_equal = False
         self.guard = Guard(self)
@@ -82,7 +82,7 @@ class Engine:
         self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
         if skip or scaled or scale is not None:
-            self.runner.check_step(Asked(skip=skip, scaled=scaled))
+            self.runner.check_step(StepRequest(skip=skip, scaled=scaled))
             own_gradients(self.run.flat.slots())
             if scaled and scale is not None:
                 unscale(self.optimizer, scale)
@@ -96,14 +96,14 @@ class Engine:
         applier, loss, self._has_stepped = self.run.applier, None, True
         applier.scaled = scaled
         if closure is not None:
-            loss = self._evaluated(closure)
+            loss = self._evaluate_closure(closure)
             self.guard.after_closure()
             applier.evaluated = [loss]
         if self._arrived is not None:
-            self.runner.check_step(Asked(early=True))
+            self.runner.check_step(StepRequest(early=True))
             applier.changes_means = self.guard.means_changed()
             if applier.changes_means:
-                self.runner.check_step(Asked(changed=True))
+                self.runner.check_step(StepRequest(changed=True))
         else:
             self.guard.before_averaging(skip=skip)
             if skip:
@@ -119,7 +119,7 @@ class Engine:
         self.guard.compare_first(gradients=closure is None and not skip)
         if self._has_tables:  # whose lookups, in the closure too, all workers do
             if closure is not None:
-                loss, closure = self._evaluated(closure), None
+                loss, closure = self._evaluate_closure(closure), None
             self.run.tables.close_step()
         self.runner.before_step(step)
         if not skip:
@@ -182,7 +182,7 @@ class Engine:
             self._count(self._progress.step + steps)
 
     @staticmethod
-    def _evaluated(closure: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the closure returns
+    def _evaluate_closure(closure: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the closure returns
         with torch.enable_grad():
             return closure()
 
@@ -206,14 +206,14 @@ class Engine:
             self._count(self._progress.step + self.runner.pause(place, apply=apply))
 
     def go_on_from(self, steps: int) -> None:
-        """Go on from another step, with parameters that were loaded."""
+        """Continue from another step, with parameters that were loaded."""
         self._count(steps)
         self._batches_to_drop = 0
         self.guard.went_on()
         self._arrived, self.run.applier.changes_means = None, False
 
     def catch_up(self) -> None:
-        """The script begins anew and the run does not: the batches of the steps that others have taken are left out."""
+        """Skip the batches of steps that others have taken, where the script starts again and the run does not."""
         self.is_behind, self._batches_to_drop = True, self._progress.step
 
     def drops_batch(self) -> bool:
@@ -246,7 +246,7 @@ class Engine:
             self._joining, self.run.applier.after_averaging = False, None
 
     def declare(self) -> None:
-        """Begin, or go on with, a round: tell workers whose data ended so; who has joined has caught up."""
+        """Begin, or continue with, a round: tell workers whose data ended so; who has joined has caught up."""
         if self.is_behind:
             self.is_behind, self._batches_to_drop = False, 0
         if self._joining:
@@ -257,7 +257,7 @@ class Engine:
 
         `after_averaging` is what the others do with the mean gradients of a step before they take it.
         """
-        self.pause("join")  # whoever waits here for the others' next round can answer nobody's group meanwhile
+        self.pause("join")  # while it waits for the others' next round it cannot answer a group
         if self.traits.agrees_on_end:
             return
         self.uneven_inputs.ended()
@@ -265,7 +265,7 @@ class Engine:
             self.guard.before_step()
             if (self.run.applier.changes_means or self.run.tables.clips) and after_averaging is None:
                 raise InputError(
-                    "join: this worker's data ended, and it would go on with mean gradients as they are, while this "
+                    "join: this worker's data ended, and it would continue with mean gradients as they are, while this "
                     "script changes them (clips them, say) after average_gradients(); give that as a function, "
                     "join(after_averaging=...)"
                 )
@@ -277,10 +277,10 @@ class Engine:
             self.runner.settle(ends=True)
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Do a round that others do, without data; False where nobody does it after all."""
+        """Do a round that others do, without data; False where no worker does it after all."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
-        if not self._has_stepped:  # nobody has said here whether the others' gradients are scaled
+        if not self._has_stepped:  # no worker has said here whether the others' gradients are scaled
             self.run.applier.scaled = True
         self.guard.compare_first(gradients=False)
         own_gradients(self.run.flat.slots())

@@ -1,4 +1,4 @@
-"""Ending: whether a run may go on, and the one place where everything is closed, whatever ended it."""
+"""Ending: whether a run may continue, and the one place where everything is closed, whatever ended it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from partreduce.runtime.averaging.mean_model import average_model
 from partreduce.runtime.elastic.member import Member
-from partreduce.runtime.launcher.processes import explain_by
+from partreduce.runtime.launcher.processes import add_error_translator
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
@@ -28,7 +28,7 @@ from partreduce.topo.strategies.base import HasGroups
 Result = TypeVar("Result")
 
 OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)
-"""What torch says where a collective of its own failed."""
+"""What torch says where its own collective failed."""
 LAST_WORD_SECONDS = 2.0
 """How long the launcher may take to note a death that the network has told already."""
 
@@ -56,7 +56,7 @@ class Ending:
         if own_process:
             atexit.register(self.leave)
             if run.flat.sharders.shards:
-                explain_by(self.lost_shard)
+                add_error_translator(self.lost_shard)
 
     @property
     def is_finished(self) -> bool:
@@ -109,11 +109,11 @@ class Ending:
         self.engine.guard.meeting()
         members = self.engine.uneven_inputs.meet(round_, runner.membership.lost_workers)
         runner.settle(ends=True)
-        # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
+        # It counts to the last round, which all have done: no worker that "finished after" as many is missing in it.
         if isinstance(member := run.membership, Member):
             member.average_model(run.mean_reducers, member.members, self.engine.steps, round_ - 1)
             member.leave()
-            runner.drain()  # only now: after a loss all begin anew what is in flight on all of them
+            runner.drain()  # only now: after a loss all begin again what is in flight on all of them
         else:
             runner.drain()
             runner.membership.connect(members, "finish")

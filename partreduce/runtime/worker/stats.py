@@ -1,4 +1,4 @@
-"""Stats: a worker's numbers so far, for whoever draws or keeps them while the job runs."""
+"""A worker's statistics so far, for monitoring while the job runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stats_of(engine: Engine, recorder: Recorder) -> Stats:
 
 
 def write_stats(stats: Stats, writer: Writer) -> None:
-    """Give the numbers to a writer; of those that nobody knows TensorBoard gets none."""
+    """Give the numbers to a writer; unknown ones are not written."""
     if callable(add := getattr(writer, "add_scalar", None)):
         for name, number in stats.items():
             if not math.isnan(number):

@@ -29,7 +29,7 @@ OUTER_STEPS = (
                 name="late", default=0, minimum=0, maximum=10**5, help="steps from sending a part to merging it (τ)"
             ),
             Parameter(
-                name="alpha", kind="float", default=0.0, minimum=0, maximum=1, help="what a worker keeps of its own (α)"
+                name="alpha", kind="float", default=0.0, minimum=0, maximum=1, help="share of the local value kept (α)"
             ),
             *OUTER,
         ),
@@ -62,7 +62,7 @@ OUTER_STEPS = (
     ),
     Entry(
         name="noloco",
-        summary="Random pairs make outer steps, from each worker's own outer parameters: nobody meets all.",
+        summary="Random pairs make outer steps, from each worker's own outer parameters: there is no global average.",
         source="Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911), equations 1 to 3 with beta = gamma = lr",
         kind="outer",
         make=noloco.noloco,

@@ -1,7 +1,7 @@
 """Simple Base-(k+1) and Base-(k+1): exact consensus for any number of workers with at most k partners a round.
 
 Workers are split into parts of a_l·(k+1)^{p_l}, the digits of n in base k+1. Every part averages along a hyper-cuboid
-of its own; then each part in turn exchanges with all smaller ones, one worker to one worker of each of its a_l blocks,
+alone; then each part in turn exchanges with all smaller ones, one worker to one worker of each of its a_l blocks,
 with the weight that moves the right share of the smaller parts' means into each block; blocks then average once more.
 Source: Takezawa, Sato, Bao, Niwa, Yamada, Beyond exponential graph, NeurIPS 2023.
 """

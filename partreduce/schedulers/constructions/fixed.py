@@ -10,7 +10,7 @@ from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.classic import hypercube
-from partreduce.topo.graphs.clustered import clustered
+from partreduce.topo.graphs.clustered import clustered_graph
 from partreduce.topo.graphs.directed import de_bruijn
 from partreduce.topo.graphs.hop import hop_figure_21
 from partreduce.topo.graphs.weights import constant, weigh
@@ -23,7 +23,7 @@ MAX_EDGES = MAX_COMPLETE**2 // 2
 """What that many workers have; graphs of cliques stop there, too."""
 
 
-def weighed(graph_of: Callable[..., Graph]) -> Callable[..., NeighborAveraging]:
+def neighbor_averaging(graph_of: Callable[..., Graph]) -> Callable[..., NeighborAveraging]:
     """What builds the graph `graph_of(n, **parameters)` over all workers in rank order, weighed as `weights` says."""
 
     def make(cluster: Cluster, *, weights: str, **parameters: object) -> NeighborAveraging:
@@ -66,7 +66,7 @@ def clustered_nodes(
 ) -> NeighborAveraging:
     """Dense inside the cluster's nodes, few edges across."""
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
-    graph = clustered(nodes, inside=inside, across=across, links=links, ends=ends)
+    graph = clustered_graph(nodes, inside=inside, across=across, links=links, ends=ends)
     return NeighborAveraging(rounds=(weigh(graph, weights),))
 
 

@@ -43,7 +43,7 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
     size = _group_size(count, group)
     rng = np.random.default_rng(seed)
     drawn = [random_phase(count, size, rng) for _ in range(phases)]
-    while not _connected(drawn):
+    while not _is_connected(drawn):
         drawn = [random_phase(count, size, rng) for _ in range(phases)]
     return StaticGroups(phases=GroupPhases(tuple(drawn)))
 
@@ -59,7 +59,7 @@ def _group_size(num_workers: int, group: int | None) -> int:
     return min(4, num_workers) if group is None else group
 
 
-def _connected(phases: list[Phase]) -> bool:
+def _is_connected(phases: list[Phase]) -> bool:
     heads = [np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in phases]  # each member's group's first
     members = [p.members for p in phases]
     return Graph.undirected(phases[0].num_workers, np.concatenate(heads), np.concatenate(members)).is_connected

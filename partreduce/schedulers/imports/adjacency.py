@@ -7,12 +7,12 @@ from io import BytesIO
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.imports.base import Imported, from_edges
+from partreduce.schedulers.imports.base import ImportedGraph, from_edges
 from partreduce.schedulers.imports.exact import exact
 from partreduce.topo.errors import DocumentError, ScheduleError
 
 
-def read_npy(data: bytes, source: str) -> Imported:
+def read_npy(data: bytes, source: str) -> ImportedGraph:
     """A NumPy array file.
 
     Raises:
@@ -35,7 +35,7 @@ def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
     return array
 
 
-def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> Imported:
+def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> ImportedGraph:
     """Entry [i, j] is what worker i takes from worker j when rows sum to 1, else whether there is an edge.
 
     Raises:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.imports.exact import balanced, check_own_weights, exact
+from partreduce.schedulers.imports.exact import balance_weights, check_own_weights, exact
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.graphs.base import Graph
@@ -42,7 +42,7 @@ class EdgeTable:
             return {name: int(str(name)) for name in self.nodes}
         return {name: i for i, name in enumerate(self.nodes)}
 
-    def weighted(self, *, placeholder: int | None = None) -> Imported:
+    def weighted(self, *, placeholder: int | None = None) -> ImportedGraph:
         """The graph with its weights as shares, if it has any.
 
         A weight that all edges have may be a placeholder that stands for none: some tools always write a weight.
@@ -70,7 +70,7 @@ class EdgeTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedGraph:
     """A graph as read, and the weight of each edge in the graph's order if the file gives any."""
 
     graph: Graph
@@ -79,7 +79,7 @@ class Imported:
 
 def from_edges(
     num_workers: int, edges: Iterable[tuple[int, int]], weights: Sequence[Fraction] | None, *, directed: bool
-) -> Imported:
+) -> ImportedGraph:
     """Edges between ranks as listed in a file; an undirected edge may stand once or twice.
 
     Raises:
@@ -91,7 +91,7 @@ def from_edges(
     make = Graph.directed if directed else Graph.undirected
     graph = make(num_workers, pairs[:, 0], pairs[:, 1])
     if weights is None:
-        return Imported(graph)
+        return ImportedGraph(graph)
     weight_of: dict[tuple[int, int], Fraction] = {}
     for (a, b), weight in zip(pairs.tolist(), weights, strict=True):
         for edge in ((a, b),) if directed else ((a, b), (b, a)):
@@ -99,13 +99,13 @@ def from_edges(
                 raise ScheduleError(f"edge {a}→{b}: has the weights {weight_of[edge]} and {weight}; give it one")
     check_own_weights(num_workers, weight_of)
     arcs = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
-    return Imported(graph, tuple(weight_of[arc] for arc in arcs))
+    return ImportedGraph(graph, tuple(weight_of[arc] for arc in arcs))
 
 
-def round_of(imported: Imported, method: str) -> Round:
+def round_of(imported: ImportedGraph, method: str) -> Round:
     """The graph as a round: with its own weights if it has any, else weighed by `method`.
 
-    Weights that balance at every worker up to rounding are balanced exactly (see `balanced`).
+    Weights that balance at every worker up to rounding are balanced exactly (see `balance_weights`).
 
     Raises:
         ScheduleError: a graph that never reaches consensus, or that `method` cannot weigh.
@@ -117,7 +117,7 @@ def round_of(imported: Imported, method: str) -> Round:
     return _weighted_round(graph.num_workers, graph.sources, graph.targets, imported.weights)
 
 
-def matrix_round(imported: Imported) -> Round:
+def matrix_round(imported: ImportedGraph) -> Round:
     """A round of a stack of matrices: as given, whether or not it connects all; 0/1 entries without sums are refused.
 
     Raises:
@@ -134,12 +134,14 @@ def _weighted_round(
 ) -> Round:
     """A round with a weight per edge; edges of weight 0 are dropped."""
     kept = [e for e, weight in enumerate(weights) if weight]
-    exact_weights = balanced(num_workers, sources[kept].tolist(), targets[kept].tolist(), [weights[e] for e in kept])
+    exact_weights = balance_weights(
+        num_workers, sources[kept].tolist(), targets[kept].tolist(), [weights[e] for e in kept]
+    )
     return Round.from_arrays(num_workers, sources[kept], targets[kept], exact_weights, np.arange(len(kept)))
 
 
 def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Schedule:
-    """A schedule of kind `neighbor`; without a cluster every worker has a node of its own.
+    """A schedule of kind `neighbor`; without a cluster every worker has its own node.
 
     Raises:
         ScheduleError: the cluster has another number of workers.
@@ -148,6 +150,6 @@ def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Sch
     chosen = Cluster.regular(count, 1) if cluster is None else cluster
     if chosen.num_workers != count:
         raise ScheduleError(
-            f"{name}: is for {count} workers, cluster {chosen} has {chosen.num_workers}; name a cluster of {count}"
+            f"cluster {chosen}: has {chosen.num_workers} workers, {name!r} is for {count}; name a cluster of {count}"
         )
     return Schedule(name, chosen, NeighborAveraging(rounds=tuple(rounds)))

@@ -20,7 +20,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.yaml_reader import parse_yaml
 from partreduce.topo.errors import DocumentError, RefutedError, ScheduleError
-from partreduce.topo.place import child, shown
+from partreduce.topo.place import child, format_value
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedMerge
@@ -114,12 +114,13 @@ class Settings:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """What the settings do, and what is found, for a table."""
-        own = "what a worker learns while a fragment is on its way is dropped" if not self.alpha else "of its own model"
+        dropped = "what a worker learns while a fragment is on its way is dropped"
+        own = "of the local model" if self.alpha else dropped
         rows = [
             ("H", str(self.asked), "steps from one averaging of a fragment to the next, as asked for"),
             ("fragments", str(self.num_fragments), f"one of them is sent every {self.spacing} steps"),
             ("late by", str(self.delay), "steps from sending a fragment to merging it"),
-            ("α", f"{float(self.alpha):g}", own if self.delay or self.alpha else "all go on from the global model"),
+            ("α", f"{float(self.alpha):g}", own if self.delay or self.alpha else "all continue from the global model"),
             ("outer step", self.outer.in_words or "none", "what becomes of the mean of all that moved"),
         ]
         return [*rows, *((claim, status, why) for claim, status, why in self.findings())]
@@ -151,7 +152,7 @@ def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) ->
         DocumentError: a value that MaxText refuses, too, or DiLoCo is off.
         RefutedError: as `Settings.schedule`.
     """
-    return _imported(_maxtext(_Members(_parsed(data, source), MAXTEXT, source)), source, cluster)
+    return _import(_maxtext(_Members(_parse(data, source), MAXTEXT, source)), source, cluster)
 
 
 def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
@@ -161,9 +162,9 @@ def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) ->
         DocumentError: a value that torchft refuses, too.
         RefutedError: as `Settings.schedule`.
     """
-    members = _Members(_parsed(data, source), TORCHFT, source)
+    members = _Members(_parse(data, source), TORCHFT, source)
     members.check_unknown()
-    return _imported(_torchft(members), source, cluster)
+    return _import(_torchft(members), source, cluster)
 
 
 def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
@@ -179,10 +180,10 @@ def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None)
         raise DocumentError("document", f"is no TOML: {error}", source) from None
     if not isinstance(table, dict):
         raise DocumentError("fault_tolerance", "is no table", source)
-    return _imported(_torchtitan(_Members(table, TORCHTITAN, source)), source, cluster)
+    return _import(_torchtitan(_Members(table, TORCHTITAN, source)), source, cluster)
 
 
-def _imported(settings: Settings, source: str, cluster: Cluster | None) -> Schedule:
+def _import(settings: Settings, source: str, cluster: Cluster | None) -> Schedule:
     for row in settings.rows():
         add_row(row)
     return settings.schedule(source, cluster)
@@ -272,7 +273,7 @@ def _coverage(members: _Members, sizes: list[list[int]] | None) -> Finding:
     """Whether every tensor of every fragment is in some sum."""
     claim = "every tensor is sent"
     if not members.flag("use_bucketization"):
-        return Finding(claim, "proved", "each tensor of a fragment has a sum of its own")
+        return Finding(claim, "proved", "each tensor of a fragment has its own sum")
     if sizes is None:
         return Finding(claim, "not proved", "give model_fragments as lists of the sizes of their tensors")
     cap = members["bucket_cap_mb"]
@@ -312,7 +313,7 @@ def torchft_buckets(sizes: Sequence[int], capacity: int) -> list[int]:
     return taken
 
 
-def _parsed(data: bytes, source: str) -> Mapping[str, Any]:
+def _parse(data: bytes, source: str) -> Mapping[str, Any]:
     text = data.lstrip()
     value = parse_json(data, source=source) if text[:1] == b"{" else parse_yaml(data, source=source)
     if not isinstance(value, dict):
@@ -333,7 +334,7 @@ class _Members:
 
     def member_error(self, name: str, rule: str) -> DocumentError:
         """The refusal of a member."""
-        return DocumentError(name, f"is {shown(self[name])}; {rule}", self.source)
+        return DocumentError(name, f"is {format_value(self[name])}; {rule}", self.source)
 
     def check_unknown(self) -> None:
         """Refuse members without a meaning here."""
@@ -365,7 +366,7 @@ class _Members:
         fragments: list[list[int]] = self[name]
         for number, sizes in enumerate(fragments):
             if not isinstance(sizes, list) or not sizes or any(type(size) is not int or size < 1 for size in sizes):
-                problem = f"is {shown(sizes)}; it must list the numbers of elements of the fragment's tensors"
+                problem = f"is {format_value(sizes)}; it must list the numbers of elements of the fragment's tensors"
                 raise DocumentError(child(name, str(number)), problem, self.source)
         if not fragments:
             raise self.member_error(name, "there must be at least 1 fragment")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from partreduce.schedulers.imports.base import EdgeTable, Imported
+from partreduce.schedulers.imports.base import EdgeTable, ImportedGraph
 from partreduce.topo.document.reader import decode
 from partreduce.topo.errors import DocumentError
 
@@ -29,7 +29,7 @@ def lines_of(data: bytes, source: str) -> Iterator[tuple[int, list[str]]]:
             yield number, words
 
 
-def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> Imported:
+def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> ImportedGraph:
     """Lines `a b` or `a b weight`, undirected unless `directed`, between ranks 0..the largest one named.
 
     A rank says where a worker runs, so a name that is none is refused; 01 is 1.

@@ -19,7 +19,7 @@ from partreduce.topo.errors import ScheduleError
 TOLERANCE = Fraction(1, 10**7)
 """Imbalances below this come from rounding; larger ones are real."""
 SINGLE_DENOMINATOR = 1000
-"""Fractions up to this denominator are told apart by 32-bit numbers: of all such numbers below 1, 2 % round one."""
+"""Fractions up to this denominator are distinguished by 32-bit numbers: of all such numbers below 1, 2 % round one."""
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Frac
             )
 
 
-def balanced(
+def balance_weights(
     num_workers: int, sources: Sequence[int], targets: Sequence[int], weights: Sequence[Fraction]
 ) -> list[Fraction]:
     """The weights, corrected along spanning trees so that every worker sends exactly as much weight as it hears.

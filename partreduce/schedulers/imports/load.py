@@ -11,7 +11,7 @@ from typing import Any
 
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.imports import adjacency, diloco, edge_lists, matrix_stack, networkx_graphs
-from partreduce.schedulers.imports.base import Imported, round_of, schedule
+from partreduce.schedulers.imports.base import ImportedGraph, round_of, schedule
 from partreduce.schedulers.imports.exact import notes as gathering
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
@@ -22,7 +22,7 @@ from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.graphs.weights import check_unknown
 from partreduce.topo.schedule import Schedule
 
-_GRAPHS: dict[str, Callable[..., Imported]] = {
+_GRAPHS: dict[str, Callable[..., ImportedGraph]] = {
     "node-link": networkx_graphs.read_node_link,
     "graphml": networkx_graphs.read_graphml,
     "edge-list": edge_lists.read_edge_list,
@@ -58,7 +58,7 @@ def import_schedule(
     Args:
         path: the file; `-` is standard input.
         format: one of `formats()`; recognized by suffix and content when absent.
-        cluster: where the workers run; without it every worker has a node of its own.
+        cluster: where the workers run; without it every worker has its own node.
         weights: how a graph without weights is weighed.
         notes: gets a sentence for each change, such as a repaired rounding error.
         rows: what the settings of DiLoCo do is appended, as (name, value, meaning), and (claim, status, why); before
@@ -74,7 +74,7 @@ def import_schedule(
     """
     with gathering() as gathered:
         try:
-            imported = _imported(path, format, cluster, weights, options)
+            imported = _import(path, format, cluster, weights, options)
         finally:
             if rows is not None:
                 rows += gathered.rows
@@ -83,14 +83,14 @@ def import_schedule(
     return imported
 
 
-def _imported(
+def _import(
     path: str | os.PathLike[str],
     format_: str | None,
     cluster: Cluster | None,
     weights: str,
     options: dict[str, object],
 ) -> Schedule:
-    check_unknown(weights)  # also where the file has weights of its own, so that a mistyped name is not passed over
+    check_unknown(weights)  # also where the file has weights, so that a mistyped name is not passed over
     data = read_bytes(path)
     # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
@@ -114,6 +114,8 @@ def _imported(
         imported = _GRAPHS[chosen](data, name, **options)
         return schedule(PurePath(name).stem, [round_of(imported, weights)], cluster)
     except ScheduleError as error:
+        if str(error).startswith("cluster "):  # the argument is wrong, not the file
+            raise
         raise ScheduleError(f"{name}: {error}") from None
 
 

@@ -11,14 +11,14 @@ from xml.etree.ElementTree import ParseError
 from partreduce.schedulers.imports.base import EdgeTable, round_of, schedule
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.place import shown
+from partreduce.topo.place import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
 
     import networkx as nx
 
-    from partreduce.schedulers.imports.base import Imported
+    from partreduce.schedulers.imports.base import ImportedGraph
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
 
@@ -62,7 +62,7 @@ def _table(
     return EdgeTable(nodes, edges, weights, directed, place)
 
 
-def read_node_link(data: bytes, source: str) -> Imported:
+def read_node_link(data: bytes, source: str) -> ImportedGraph:
     """`{"directed": …, "nodes": [{"id": …}], "links" or "edges": [{"source", "target", "weight"?}]}`, as D3 reads it.
 
     Raises:
@@ -78,14 +78,16 @@ def read_node_link(data: bytes, source: str) -> Imported:
         raise DocumentError("document", f"has no list `links` or `edges`; {NODE_LINK}", source)
     directed = document.get("directed", False)
     if not isinstance(directed, bool):
-        raise DocumentError("directed", f"is {shown(directed)}; a graph is directed (true) or not (false)", source)
+        raise DocumentError(
+            "directed", f"is {format_value(directed)}; a graph is directed (true) or not (false)", source
+        )
     nodes: dict[int | str, None] = {}
     for i, node in enumerate(document["nodes"]):
         name = node.get("id") if isinstance(node, dict) else node
         if not _is_name(name):
             raise DocumentError(f"nodes[{i}]", "has no `id`, a number or a text", source)
         if name in nodes:
-            raise DocumentError(f"nodes[{i}]", f"two nodes share an id, {shown(name)}", source)
+            raise DocumentError(f"nodes[{i}]", f"two nodes share an id, {format_value(name)}", source)
         nodes[name] = None
     edges: list[tuple[int | str, int | str]] = []
     weights: list[object] = []
@@ -104,14 +106,14 @@ def read_node_link(data: bytes, source: str) -> Imported:
 
 
 def _arrow(source: object, target: object) -> str:
-    return f"edge {shown(source)}→{shown(target)}"
+    return f"edge {format_value(source)}→{format_value(target)}"
 
 
 def _is_name(value: object) -> TypeGuard[int | str]:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def read_graphml(data: bytes, source: str) -> Imported:
+def read_graphml(data: bytes, source: str) -> ImportedGraph:
     """GraphML with one graph, as networkx, yEd and Gephi write it; the edge key `weight` holds mixing weights.
 
     Raises:

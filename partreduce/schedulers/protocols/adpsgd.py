@@ -1,8 +1,8 @@
 """AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbor at a time, whenever it likes.
 
 An *active* worker picks a passive neighbor, asks it, and waits for the answer; a *passive* worker answers at once.
-When the graph is bipartite the two sides play these parts and nobody who is asked is ever waiting. Without such a split
-workers do both, and may wait for one another in a circle (Prague, Figure 2a).
+When the graph is bipartite the two sides play these parts and no worker who is asked is ever waiting. Without such a
+split workers do both, and may wait for one another in a circle (Prague, Figure 2a).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class PairState:
-    """One worker: whom it waits for (−1: nobody) and who waits for it, in order of arrival."""
+    """One worker: whom it waits for (−1: no worker) and who waits for it, in order of arrival."""
 
     waits_for: int = -1
     askers: tuple[int, ...] = ()
@@ -83,7 +83,7 @@ class Pairing:
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
-        """An active worker that waits for nobody may pick any neighbor that answers."""
+        """An active worker that waits for no worker may pick any neighbor that answers."""
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)

@@ -88,6 +88,6 @@ class Finishing(Protocol):
         """Whether the process may rest here for ever."""
 
 
-def changed(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
+def replace_at(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
     """The same values but for one place, as states that are never changed themselves need it."""
     return (*values[:place], value, *values[place + 1 :])

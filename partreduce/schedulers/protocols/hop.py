@@ -1,4 +1,4 @@
-"""Hop's worker (Luo et al., ASPLOS 2019) under all its settings: who may send, reduce and go on; it holds no tensors.
+"""Hop's worker (Luo et al., ASPLOS 2019) under all its settings: when it may send, reduce and continue.
 
 A worker is *in* step k from the instant it enters k; it enters step 0 at the start. In step k it sends its update k to
 its out-neighbors, waits for the updates that its setting asks for, reduces, and enters k+1 if the token queues let it,
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap
@@ -94,7 +94,7 @@ class Hop:
 
     A skip obeys three rules. It never passes an out-neighbor: tokens say where these are at least, and a worker that
     holds t of them is t - max_ig behind. It waits for what the usual way into that step would have waited for, so no
-    gap grows beyond its bound. And nobody ever waits for an update of a step that was skipped: all who would have
+    gap grows beyond its bound. And no worker ever waits for an update of a step that was skipped: all who would have
     needed it have left that step.
 
     Raises:
@@ -158,11 +158,11 @@ class Hop:
                 return self._queued(process, state, source, step), ()
             case Received(source, Token(count)):
                 place = self.graph.targets[process].index(source)
-                tokens = changed(state.tokens, place, state.tokens[place] + count)
+                tokens = replace_at(state.tokens, place, state.tokens[place] + count)
                 return HopState(state.step, state.stage, state.updates, tokens, state.acked, state.fresh), ()
             case Received(source, Ack()):
                 place = self.graph.targets[process].index(source)
-                return replace(state, acked=changed(state.acked, place, True)), ()
+                return replace(state, acked=replace_at(state.acked, place, True)), ()
             case SendUpdate():
                 unacked = (False,) * len(state.acked)
                 sent = HopState(state.step, REDUCING, state.updates, state.tokens, unacked, state.fresh)
@@ -241,8 +241,8 @@ class Hop:
         if self.setting.staleness:
             is_newest = queue.bit_length() - 1 == bit
             queue = 1 << (queue.bit_length() - 1)
-            fresh = changed(fresh, place, True) if is_newest and fresh else fresh
-        updates = changed(state.updates, place, queue)
+            fresh = replace_at(fresh, place, True) if is_newest and fresh else fresh
+        updates = replace_at(state.updates, place, queue)
         return HopState(state.step, state.stage, updates, state.tokens, state.acked, fresh)
 
     def _updates_to(self, process: int, state: HopState) -> tuple[Action, ...]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from hashlib import shake_256
 from itertools import permutations
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
 from partreduce.schedulers.protocols.partial_state import (
     CALLED,
     COMPUTING,
@@ -51,8 +51,8 @@ class Partial:
     ascending, or their sum, and is then so many rounds far; `("synchronized", round)` takes the mean of the models.
 
     How it ends: a worker without data tells everybody so, and the last round that it has come for. Those workers count
-    that have come or go on; where none goes on, a round starts if it, or a later one, is the last of some worker. So no
-    round runs that nobody needs, and the last one of all is the maximum of what the workers have told.
+    that have come or continue; where none continues, a round starts if it, or a later one, is the last of some worker.
+    So no round runs that no worker needs, and the last one of all is the maximum of what the workers have told.
 
     Args:
         setting: the quorum.
@@ -120,16 +120,16 @@ class Partial:
                 return self._started(process, _activating(state, round_ + 1))
             case Received(source, Arrived(round_)):
                 known = max(state.arrived[source], round_ + 1)
-                heard = replace(state, arrived=changed(state.arrived, source, known))
+                heard = replace(state, arrived=replace_at(state.arrived, source, known))
                 # A worker whose next round this is has entered those before it, so these have started. A word thus
                 # replaces those before it of the same kind from the same worker, which may be lost then.
                 return self._started(process, _activating(heard, round_))
             case Received(source, Ended(last)):
-                return self._started(process, replace(state, lasts=changed(state.lasts, source, last)))
+                return self._started(process, replace(state, lasts=replace_at(state.lasts, source, last)))
             case Received(source, Share() as share):
                 return self._shared(state, source, share), ()
             case Received(source, Here(round_)):
-                return self._met(replace(state, here=changed(state.here, source, max(state.here[source], round_))))
+                return self._met(replace(state, here=replace_at(state.here, source, max(state.here[source], round_))))
         raise AssertionError(f"not an event of a partial collective: {event}")
 
     def finished(self, process: int, state: PartialState) -> bool:  # noqa: ARG002 - as in Finishing
@@ -158,7 +158,7 @@ class Partial:
         """No more gradients come. Who has one left counts for the round that takes it; that is the last one."""
         come, told = self._come(process, state) if state.buffer else (state, ())
         last = come.arrived[process] - 1
-        ended = replace(come, resting=True, lasts=changed(come.lasts, process, last))
+        ended = replace(come, resting=True, lasts=replace_at(come.lasts, process, last))
         started, actions = self._started(process, ended)
         return started, (*told, *actions, *self._to_others(process, Ended(last)))
 
@@ -184,7 +184,7 @@ class Partial:
         every = self.setting.synchronize_every
         if not every or version % every:
             return state, (note,)
-        waits = replace(state, stage=MEETING, here=changed(state.here, process, version))
+        waits = replace(state, stage=MEETING, here=replace_at(state.here, process, version))
         met, actions = self._met(waits)
         return met, (note, *self._to_others(process, Here(version)), *actions)
 
@@ -203,7 +203,7 @@ class Partial:
         """The worker counts for the next round that its thread will enter, and tells those who count."""
         if state.arrived[process] > state.entered:
             return state, ()
-        come = replace(state, arrived=changed(state.arrived, process, state.entered + 1))
+        come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))
         is_counted = isinstance(self.setting.quorum, int)
         told = self._to_others(process, Arrived(state.entered)) if is_counted else ()
         started, actions = self._started(process, come)
@@ -287,7 +287,7 @@ class Partial:
         if share.round < state.done or share.round in [other.round for other in known]:
             return state
         kept = tuple(sorted((*known, share), key=lambda other: other.round))
-        return replace(state, shares=changed(state.shares, source, kept))
+        return replace(state, shares=replace_at(state.shares, source, kept))
 
     def _is_summed(self, state: PartialState) -> bool:
         """Whether all workers have entered the round that runs."""

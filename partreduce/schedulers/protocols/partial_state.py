@@ -7,7 +7,7 @@ from dataclasses import dataclass
 COMPUTING, CALLED, MEETING = range(3)
 """What the training does: it computes, has called and waits for a result, or synchronizes its model."""
 GOES_ON = -2
-"""In place of the last round that a worker needs, while nobody has heard that it has ended."""
+"""In place of the last round that a worker needs, while no worker has heard that it has ended."""
 
 
 @dataclass(frozen=True, slots=True)

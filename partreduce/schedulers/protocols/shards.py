@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
 from partreduce.topo.strategies.server import Server
 
 CLOSED, COMPUTING, WAITING = range(3)
@@ -200,7 +200,7 @@ class Shards:
             case Pull():
                 return self._asks(replace(state, stage=WAITING), Ask(state.generation, state.number + 1))
             case Take():
-                return replace(state, stage=COMPUTING, under_way=False), _taken(state)
+                return replace(state, stage=COMPUTING, under_way=False), _note_taken(state)
             case Drain():
                 return replace(state, stage=CLOSED, generation=state.generation + 1, under_way=False), ()
             case Received(source, Answer(number)):
@@ -212,7 +212,7 @@ class Shards:
     def _asks(self, state: WorkerState, request: Progress | Ask) -> Outcome[ServerState]:
         """A request to all shards; the answer to the one before it is taken first."""
         after = replace(state, number=request.number, under_way=True, missing=frozenset(self.shards))
-        return after, (*_taken(state), *(Send(shard, request) for shard in self.shards))
+        return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
         """The shard starts again; then it hears what came too early."""
@@ -236,12 +236,12 @@ class Shards:
             return state, (Note(("dropped", source, request.number)), Send(source, Answer(request.number)))
         if request.number <= state.heard[source]:
             return state, (Note(("dropped", source, request.number)),)
-        after = replace(state, heard=changed(state.heard, source, request.number))
+        after = replace(state, heard=replace_at(state.heard, source, request.number))
         if isinstance(request, Ask):
             return after, (Send(source, Answer(request.number)),)
-        rounds = changed(state.rounds, source, state.rounds[source] + 1)
+        rounds = replace_at(state.rounds, source, state.rounds[source] + 1)
         after, answers = self._answered(
-            replace(after, rounds=rounds, waiting=changed(state.waiting, source, request.number))
+            replace(after, rounds=rounds, waiting=replace_at(state.waiting, source, request.number))
         )
         return after, (Note(("added", source, request.number)), *answers)
 
@@ -263,7 +263,7 @@ class Shards:
         return self.plan is not None and state.round == self.plan.rounds and not state.under_way
 
 
-def _taken(state: WorkerState) -> tuple[Action, ...]:
+def _note_taken(state: WorkerState) -> tuple[Action, ...]:
     return (Note(("taken", state.number)),) if state.under_way else ()
 
 

@@ -21,7 +21,7 @@ def compose(*rules: RulePhases) -> RulePhases:
     Raises:
         ScheduleError: the rules number the nodes in digits that have no common refinement.
     """
-    refined = _aligned(rules)
+    refined = _align(rules)
     return RulePhases(refined[0].node_radices, tuple(phase for rule in refined for phase in rule.phases))
 
 
@@ -34,7 +34,7 @@ def repeat(rule: RulePhases, times: int) -> RulePhases:
 
 def interleave(*rules: RulePhases) -> RulePhases:
     """One phase of each rule in turn, until all of them end together (the period is the rules' common multiple)."""
-    refined = _aligned(rules)
+    refined = _align(rules)
     length = lcm(*(len(rule.phases) for rule in refined))
     phases = tuple(rule.phases[t % len(rule.phases)] for t in range(length) for rule in refined)
     return RulePhases(refined[0].node_radices, phases)
@@ -67,7 +67,7 @@ def refine(rule: RulePhases, radices: Sequence[int]) -> RulePhases:
     return RulePhases(tuple(radices), tuple(tuple(split(block) for block in phase) for phase in rule.phases))
 
 
-def _aligned(rules: Sequence[RulePhases]) -> list[RulePhases]:
+def _align(rules: Sequence[RulePhases]) -> list[RulePhases]:
     if not rules:
         raise ScheduleError("compose: no rules given; give at least 1")
     if all(rule.node_radices == rules[0].node_radices for rule in rules):

@@ -22,7 +22,7 @@ class Case:
 
     `seed` is that of jitter, of disturbances and of draws of partners, `model_bytes` the model's size unless the
     hardware states it, and `algorithm` how groups average. `exchange` is what tables that go their own way take in each
-    step, None where there are none. `listeners` are told of what workers do where they have no common rounds.
+    step, None where there are none. `listeners` get what workers do where they have no common rounds.
     """
 
     schedule: Schedule

@@ -7,7 +7,7 @@ of its way only.
 
 Rounds are steps: a run of `num_rounds` lets every worker go until it has entered step num_rounds. A step that is
 skipped counts, since the worker is as far as the others then; its row is empty: begun, computed and finished at the
-instant of the skip. Nobody sends an update of step num_rounds, and nobody needs one to get there.
+instant of the skip. No worker sends an update of step num_rounds, and no worker needs one to get there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.machine import Step, VirtualMachine
 from partreduce.schedulers.simulator.record import GapRecord
 from partreduce.schedulers.simulator.recorder import Recorder
-from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Told
+from partreduce.schedulers.simulator.staleness import MAX_WORKERS, ForwardedAge
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
@@ -81,7 +81,7 @@ class GapTiming(Recorder):
         self.skipped, self.fill = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         self._entered, self._sent = [0.0] * count, [0.0] * count
         self.now = 0.0
-        """When what listeners are told of happens."""
+        """When the events of listeners happen."""
         self._entries = 0
 
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
@@ -184,7 +184,9 @@ def run_gaps(case: Case) -> Timeline:
     size, seconds = case.size(), case.seconds()
     hop = hop_of(graph, setting)
     links = InTurn(cluster, case.hardware)
-    told = Told(worker_steps, hop.graph.targets, setting.staleness) if len(worker_steps) <= MAX_WORKERS else None
+    told = (
+        ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(worker_steps) <= MAX_WORKERS else None
+    )
     listeners = case.listeners if told is None else (told, *case.listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
     machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)

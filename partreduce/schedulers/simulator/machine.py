@@ -20,7 +20,7 @@ from partreduce.topo.timing.loads import Loads
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class TimedNote:
     """A note of a process and when it was made."""
 
     seconds: float
@@ -116,7 +116,7 @@ class _Offer(NamedTuple):
     work_end: float
 
 
-class _Begun(NamedTuple):
+class _RunningOperation(NamedTuple):
     """A meeting that is under way since `start`, and for which event each member came."""
 
     members: tuple[int, ...]
@@ -154,7 +154,7 @@ class VirtualMachine:
         self.machine, self.timing, self._keeps_notes = machine, timing, keep_notes
         self._network = timing.network
         self.now = 0.0
-        self.notes: list[Happened] = []
+        self.notes: list[TimedNote] = []
         self._rng = np.random.default_rng(seed)
         self._queue: list[_Due] = []
         self._count = 0
@@ -170,7 +170,7 @@ class VirtualMachine:
     def states(self) -> list[Any]:
         return [process.state for process in self._processes]
 
-    def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[Happened]:
+    def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[TimedNote]:
         """Let things happen until the clock passes `until`, nothing is left, or `max_events` have happened.
 
         Returns what processes noted since the last call, in order of time. O(log queue) for each event.
@@ -191,7 +191,7 @@ class VirtualMachine:
     def _is_due(self, at: float, network: Network) -> bool:
         """Let time pass on the links, and queue what leaves them; whether an event of the queue falls due then."""
         for moment, gone in network.go_to(at):
-            if isinstance(gone, _Begun):
+            if isinstance(gone, _RunningOperation):
                 self._leave(gone, moment)
             else:
                 process, to, message = gone
@@ -244,14 +244,14 @@ class VirtualMachine:
         del self._present[meeting.key]
         for member in meeting.members:
             self._processes[member].waits_in = None
-        begun = _Begun(meeting.members, present, self.now)
+        begun = _RunningOperation(meeting.members, present, self.now)
         if isinstance(meeting.takes, float | int):
             self._leave(begun, self.now + _time(meeting.takes))
         else:
             assert self._network is not None, "a timing whose meetings have loads has links for them"
             self._network.sum(meeting.takes, begun)
 
-    def _leave(self, begun: _Begun, end: float) -> None:
+    def _leave(self, begun: _RunningOperation, end: float) -> None:
         """All members of a meeting leave it at one instant, in their order."""
         for place, member in enumerate(begun.members):
             wanted = begun.events[member]
@@ -262,7 +262,7 @@ class VirtualMachine:
         for action in actions:
             if isinstance(action, Note):
                 if self._keeps_notes:
-                    self.notes.append(Happened(self.now, process, action.what))
+                    self.notes.append(TimedNote(self.now, process, action.what))
                 continue
             assert isinstance(action, Send)
             way = self.timing.way(process, action.to, action.message, self._rng)

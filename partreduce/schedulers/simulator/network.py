@@ -120,7 +120,7 @@ class Network:
         self._left: npt.NDArray[np.float64] = np.zeros(0)
         self._kept_seconds: npt.NDArray[np.float64] | None = None
 
-    def send(self, source: int, to: int, num_bytes: float, key: Any) -> None:  # noqa: ANN401 - what the sender is told of
+    def send(self, source: int, to: int, num_bytes: float, key: Any) -> None:  # noqa: ANN401 - what the sender gets back
         """Let a message go now, to be told of by its key."""
         way, node_of = self._ways.between(source, to), self._ways.node_of
         here = node_of[source]
@@ -139,7 +139,7 @@ class Network:
         for index, other in enumerate(loads.besides):
             # In seconds, with another latency than the group's own: alone the slowest way of all decides.
             seconds = np.maximum(0.0, other.latency[other.group] + other.bytes_ * other.inverse - latency)
-            places += [self._ways.place((f"beside {index}", number), 1.0) for number in other.node.tolist()]
+            places += [self._ways.place((f"besides {index}", number), 1.0) for number in other.node.tolist()]
             amounts += seconds.tolist()
             busy += [1.0] * len(seconds)
         self._put(_Flow(key, latency, float(loads.inside[0]), places, amounts, busy), 1.0)

@@ -100,7 +100,7 @@ def run_pairs(case: Case) -> Timeline:
     heard = IndirectAge(worker_steps) if count <= MAX_WORKERS else None
     told: tuple[Meets, ...] = case.listeners if heard is None else (heard, *case.listeners)
 
-    def exchanged(asker: int, partner: int, now: float) -> None:
+    def end_exchange(asker: int, partner: int, now: float) -> None:
         done = np.array(timing.done)
         for worker in passive:
             done[worker] = np.searchsorted(ends[:, worker], now, side="right")
@@ -108,7 +108,9 @@ def run_pairs(case: Case) -> Timeline:
             listener.meet((asker, partner), done)
 
     network = Network(cluster, case.hardware)
-    timing = PairTiming(seconds, network, num_bytes=case.size(), is_delayed=strategy.is_delayed, on_exchange=exchanged)
+    timing = PairTiming(
+        seconds, network, num_bytes=case.size(), is_delayed=strategy.is_delayed, on_exchange=end_exchange
+    )
     VirtualMachine(pairing_of(strategy, count), timing, seed=case.seed, keep_notes=False).run()
     alone = [worker for worker in range(count) if not timing.done[worker]]  # passive, or without neighbors
     timing.begun[:, alone] = (ends - seconds)[:, alone]

@@ -2,7 +2,7 @@
 
 A call is ready when its worker has computed a gradient. Word of a round that starts takes the latency of its way; a sum
 begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that may enter
-a round waits up to `grace` for a call of its own. The mean of all models, every `synchronize_every` rounds, is one more
+a round waits up to `grace` for its own call. The mean of all models, every `synchronize_every` rounds, is one more
 sum, for which trainings wait. Adding up, and applying results, take no time.
 
 A run of `num_rounds` lets every worker go until it has taken the results of so many rounds. A call may take several
@@ -33,7 +33,7 @@ from partreduce.topo.timing import loads
 
 @dataclass(frozen=True, slots=True)
 class BeginWithout:
-    """Event: the thread enters its next round without a call of its own, for which it has waited long enough."""
+    """Event: the thread enters its next round without its own call, for which it has waited long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Waiting(Partial):
     """A quorum's machine with names for what takes time other than computing and sums: grace, and the mean of models.
 
     The protocol says what happens, never when: it lets a thread enter a round that is activated at any time, and models
-    be averaged as soon as all wait for it. Here a thread without a call of its own waits for one, unless its worker has
+    be averaged as soon as all wait for it. Here a thread without its own call waits for one, unless its worker has
     ended; with one that comes in time it enters at once.
     """
 
@@ -78,7 +78,7 @@ class QuorumTiming(Recorder):
         seconds: that each worker computes for each of its calls, shape (num_rounds, num_workers).
         way: (source, to) → seconds that word is on its way.
         sum_seconds: of a sum, of gradients or of models.
-        grace: seconds that a thread waits for a call of its own worker.
+        grace: seconds that a thread waits for its own worker's call.
 
     Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun
     (`begun`) and ended (`computed`), when it was taken, and averaged where models are (`finish`), and how many calls a

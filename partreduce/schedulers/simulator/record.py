@@ -108,7 +108,7 @@ class QuorumRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class AsynchronousMetrics:
     """What a run without common rounds shows in addition to its times, since no formula says it beforehand.
 
     `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.machine import Timing
-from partreduce.schedulers.simulator.record import GapRecord, Observed, QuorumRecord
+from partreduce.schedulers.simulator.record import AsynchronousMetrics, GapRecord, QuorumRecord
 from partreduce.schedulers.simulator.staleness import Ages
 from partreduce.schedulers.simulator.timeline import Timeline
 
@@ -53,5 +53,5 @@ class Recorder(Timing):
         if quorum is not None:
             largest, mean = float(quorum.ages.max()), float(quorum.ages.mean())
         rows = self.begun, self.computed, self.start, self.end, self.finish
-        observed = Observed(nic_bytes, largest, mean, gaps, quorum)
+        observed = AsynchronousMetrics(nic_bytes, largest, mean, gaps, quorum)
         return Timeline(case.worker_steps(), *rows, is_delayed=is_delayed, free_running=free_running, observed=observed)

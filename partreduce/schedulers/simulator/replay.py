@@ -89,7 +89,7 @@ def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     """What a run did, after its warm-up.
 
     `consensus_distance` and the drifts are those of the metrics, over the parameters with which workers enter one and
@@ -133,7 +133,7 @@ class Replay(Carrying):
         self.update[worker, :COLUMNS] = self._rng.standard_normal(COLUMNS)
         self.update[worker, COLUMNS:] = np.arange(len(self.step)) == worker
 
-    def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> Replayed:
+    def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> ReplayResult:
         """What was found in the steps that all workers have reached, up to the step `last`.
 
         `node_of` (num_workers,) is everybody's node.
@@ -152,7 +152,7 @@ class Replay(Carrying):
         progress = float(gained.sum())
         walked = float(((means[-1] - means[0])[:COLUMNS] ** 2).mean()) / max(len(steps) - 1, 1)
         noise, by_worker, by_node = squares.mean(axis=0).tolist()
-        return Replayed(
+        return ReplayResult(
             consensus_distance=noise,
             drift_worker=by_worker,
             drift_node=by_node,
@@ -190,7 +190,7 @@ class Meetings:
     def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
         """The squared distances in one `part` of a run of `num_rounds`, its first, without a warm-up; 0 of no meeting.
 
-        The run is looked at as long as nobody has ended it: who has takes no steps any more, but still meets others.
+        The run is looked at as long as no worker has ended it: who has takes no steps any more, but still meets others.
         """
         apart = np.array(self.apart).reshape(-1, 5)
         apart = apart[apart[:, 1] < num_rounds]

@@ -143,7 +143,7 @@ def run_servers(case: Case) -> Timeline:
     VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
     if timing.pushes_late:
         timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is under way yet
-    alone = _undisturbed(strategy, worker_steps, Network(schedule.cluster, case.hardware), shard)
+    alone = _seconds_without_waiting(strategy, worker_steps, Network(schedule.cluster, case.hardware), shard)
     timing.begun = np.concatenate([np.zeros((1, count)), timing.finish[:-1]])
     timing.start = np.maximum(timing.start, timing.end - alone)
     return timing.timeline(
@@ -151,10 +151,10 @@ def run_servers(case: Case) -> Timeline:
     )
 
 
-def _undisturbed(
+def _seconds_without_waiting(
     strategy: Server, worker_steps: npt.NDArray[np.int64], network: Network, shard: float
 ) -> npt.NDArray[np.float64]:
-    """Seconds that each worker's exchange takes where nobody comes late, shape (n,): whatever is more is waiting.
+    """Seconds that each worker's exchange takes where no worker comes late, shape (n,): whatever is more is waiting.
 
     A synchronous one is everybody's at the same time, an asynchronous one is a worker's alone.
     """

@@ -34,7 +34,7 @@ class Ages:
 
     @property
     def mean(self) -> float | None:
-        """Over all workers, all others and all rounds; None as above."""
+        """Over all workers, all others and all rounds; None where nothing was measured."""
         return self._total / self._count if self._count else None
 
 
@@ -64,7 +64,7 @@ class IndirectAge:
             self.ages.add(done - self.known[worker], worker)
 
 
-class Told:
+class ForwardedAge:
     """As `IndirectAge`, where workers send what they have to others, who average it later.
 
     A worker's progress of a step counts as done when it is in its parameters: when it sends its update, if that holds

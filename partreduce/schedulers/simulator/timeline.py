@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.simulator.record import Observed
+from partreduce.schedulers.simulator.record import AsynchronousMetrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Timeline:
     awaited: npt.NDArray[np.int64] | None = None
     drained: npt.NDArray[np.float64] | None = None
     operating: npt.NDArray[np.float64] | None = None
-    observed: Observed | None = None
+    observed: AsynchronousMetrics | None = None
     exchanging: npt.NDArray[np.float64] | None = None
     waited: npt.NDArray[np.float64] | None = None
 
     @property
-    def runs_beside(self) -> bool:
+    def runs_concurrently(self) -> bool:
         """Whether operations run during computing, rather than between one round's and the next."""
         return self.is_delayed or self.operating is not None
 
@@ -107,7 +107,7 @@ class Timeline:
         Pieces of an operation count as if they were sent as late as possible, without pauses.
         """
         start = np.concatenate([np.zeros((1, self.finish.shape[1])), self.finish[:-1]])
-        if self.runs_beside:
+        if self.runs_concurrently:
             busy_to = np.maximum(self.compute_end, start)
             begun = self.communicate_start if self.operating is None else self.communicate_end - self.operating
             if self.awaited is not None:

@@ -150,7 +150,7 @@ def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
         InputError: one worker, no links, or no model size.
     """
     if cluster.num_workers < 2:
-        raise InputError(f"cluster {cluster}: has 1 worker and nobody to average with; 2 workers are the least")
+        raise InputError(f"cluster {cluster}: has 1 worker and no other to average with; 2 workers are the least")
     if cluster.hardware is None:
         raise InputError(
             f"cluster {cluster}: its links are unknown; give --set nic=… and --set inside=…, or a "

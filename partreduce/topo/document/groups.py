@@ -61,7 +61,7 @@ def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase
     if len(twice):
         inside = f"{child(place, int(owner[twice[0]]))}.group"
         raise DocumentError(inside, f"worker {int(flat[twice[0]])} stands twice in it; keep it once")
-    return _ordered(num_workers, flat, sizes, _relaxation_of(phase))
+    return _sort_groups(num_workers, flat, sizes, _relaxation_of(phase))
 
 
 def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
@@ -77,7 +77,7 @@ def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
     return None if all(factor == 1 for factor in known.values()) else tuple(factors)
 
 
-def _ordered(
+def _sort_groups(
     num_workers: int, flat: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], relaxation: tuple[Fraction, ...] | None
 ) -> Phase:
     """Put groups (each ascending) into canonical order: by members, then by relaxation."""

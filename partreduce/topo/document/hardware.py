@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from partreduce.topo import units
-from partreduce.topo.closed_model import Model, custom_error, dumped
+from partreduce.topo.closed_model import Model, custom_error, dump_fields
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
 from partreduce.topo.hardware import (
@@ -27,7 +27,7 @@ from partreduce.topo.hardware import (
     Variation,
     nesting_problem,
 )
-from partreduce.topo.place import child, shown
+from partreduce.topo.place import child, format_value
 
 if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster
@@ -44,7 +44,7 @@ def _quantity(
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             rule = "a number or a text with its unit" if bare else "a text with its unit"
-            raise custom_error(f"is {shown(value)}; it must be {rule}")
+            raise custom_error(f"is {format_value(value)}; it must be {rule}")
         try:
             result = parse(value if isinstance(value, str) else repr(value))
         except InputError as error:
@@ -79,7 +79,7 @@ class LinkModel(Model):
     def _is_no_rate_alone(cls, data: object) -> object:
         if isinstance(data, str):
             rule = 'a link is an object, such as {"bandwidth": "10GB/s", "latency": "10us"}'
-            raise custom_error(f"is {shown(data)}; {rule}")
+            raise custom_error(f"is {format_value(data)}; {rule}")
         return data
 
 
@@ -214,7 +214,7 @@ DUMPS: dict[str, Callable[[Any], Any]] = {
     "switches": lambda listed: [{"nodes": list(s.nodes), **_dump_link(s.uplink)} for s in listed],
     "slowdown": lambda listed: {str(worker): _text(factor, units.FACTORS) for worker, factor in sorted(listed)},
     "jitter": float,
-    "codec": lambda listed: {name: dumped(seconds) for name, seconds in sorted(listed, key=itemgetter(0))},
+    "codec": lambda listed: {name: dump_fields(seconds) for name, seconds in sorted(listed, key=itemgetter(0))},
     "model_bytes": lambda size: _text(size, units.SIZES),
     "compute": lambda seconds: _text(seconds, units.TIMES),
     "layers": lambda sizes: sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes],

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.closed_model import dumped, read_value
+from partreduce.topo.closed_model import dump_fields, read_value
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.document.schedule import check_header
 from partreduce.topo.document.writer import pretty, write_file
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.pilot import Pilot, Price
-from partreduce.topo.place import child, shown, shown_path
+from partreduce.topo.place import child, format_value, shown_path
 
 FORMAT = "partreduce.pilot"
 VERSION = 1
@@ -64,12 +64,12 @@ def _problems(pilot: Pilot) -> Iterator[tuple[str, str]]:
             if number != count:
                 yield child(place, "steps_ratios"), f"has {number} numbers for {count} seeds; it has one for each"
             if not re.fullmatch("([0-9a-f]{64})?", probe.sha256):
-                yield child(place, "sha256"), f"is {shown(probe.sha256)}; it must be 64 hexadecimal digits"
+                yield child(place, "sha256"), f"is {format_value(probe.sha256)}; it must be 64 hexadecimal digits"
 
 
 def dump_pilot(pilot: Pilot) -> dict[str, Any]:
     """The document of a pilot; `pilot_of` reads the same pilot back."""
-    return {"format": FORMAT, "version": VERSION, **dumped(pilot)}
+    return {"format": FORMAT, "version": VERSION, **dump_fields(pilot)}
 
 
 def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:

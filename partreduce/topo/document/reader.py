@@ -21,7 +21,7 @@ import numpy as np
 
 from partreduce.topo.document.descriptors import descriptor_to_read, read_descriptor
 from partreduce.topo.errors import DocumentError, FileError
-from partreduce.topo.place import child, shown, shown_path
+from partreduce.topo.place import child, format_value, shown_path
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32
@@ -48,7 +48,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
     if connected is not None:
         return _read_connected(connected, max_bytes, source)
     try:
-        # O_NONBLOCK: opening a FIFO that nobody writes to would otherwise wait for ever.
+        # O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise FileError(f"{source}: cannot be opened: {getattr(error, 'strerror', None) or error}") from None
@@ -222,7 +222,7 @@ class _Fault:
 
 
 class _TooManyFaultsError(Exception):
-    """Nobody mends so many by hand: reading on would only cost time."""
+    """So many are not mended by hand: reading further would only cost time."""
 
 
 class _Hooks:
@@ -242,7 +242,7 @@ class _Hooks:
         if len(value) != len(pairs):
             seen: set[str] = set()
             key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            return self._fault(f"has the key {shown(key)} twice; keep one of them")
+            return self._fault(f"has the key {format_value(key)} twice; keep one of them")
         return value
 
     def constant(self, text: str) -> object:
@@ -251,7 +251,8 @@ class _Hooks:
     def integer(self, text: str) -> object:
         if len(text) > 17 or abs(int(text)) > MAX_INTEGER:
             return self._fault(
-                f"is {shown(text)[1:-1]}, an integer beyond ±(2**53 − 1), others would round it: write a smaller one"
+                f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1), "
+                "others would round it: write a smaller one"
             )
         return int(text)
 
@@ -260,7 +261,7 @@ class _Hooks:
         return (
             value
             if math.isfinite(value)
-            else self._fault(f"is {shown(text)[1:-1]}, which overflows; numbers are finite")
+            else self._fault(f"is {format_value(text)[1:-1]}, which overflows; numbers are finite")
         )
 
 
@@ -270,11 +271,11 @@ def _faults_in(value: object, place: str) -> Iterator[tuple[str, str]]:
         yield place, value.problem
     elif isinstance(value, str):
         if _is_broken(value):
-            yield place, f"is {shown(value)}, which holds half of a surrogate pair; it is not a text"
+            yield place, f"is {format_value(value)}, which holds half of a surrogate pair; it is not a text"
     elif isinstance(value, dict):
         for key, item in value.items():
             if _is_broken(key):
-                yield place, f"has the key {shown(key)}, which holds half of a surrogate pair; it is not a text"
+                yield place, f"has the key {format_value(key)}, which holds half of a surrogate pair; it is not a text"
             yield from _faults_in(item, child(place, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):

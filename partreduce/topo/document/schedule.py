@@ -9,15 +9,15 @@ from typing import Any, Literal
 from pydantic import Field
 
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.closed_model import Model, Name, dumped, validate
+from partreduce.topo.closed_model import Model, Name, dump_fields, validate
 from partreduce.topo.document.groups import plain_phase
 from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
-from partreduce.topo.document.shape import Shape, dump_shape, placed, shape_value
+from partreduce.topo.document.shape import Shape, dump_shape, error_at, shape_value
 from partreduce.topo.document.strategies import dump_strategy, load_strategy
 from partreduce.topo.errors import DocumentError, InputError, of_type
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
-from partreduce.topo.place import shown, shown_path
+from partreduce.topo.place import format_value, shown_path
 from partreduce.topo.schedule import Schedule
 
 FORMAT = "partreduce.schedule"
@@ -97,24 +97,24 @@ def schedule_of(raw: object) -> Schedule:
     try:
         bare = Schedule(envelope.name, cluster, strategy, certificate)
     except InputError as error:
-        raise placed(error, "strategy") from None
+        raise error_at(error, "strategy") from None
     try:
         return bare if plan is None else replace(bare, failure_plan=plan)
     except InputError as error:
-        raise placed(error, "") from None
+        raise error_at(error, "") from None
 
 
 def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
     """The object, once other formats and other versions are refused, before anything else is looked at."""
     if not isinstance(raw, dict):
-        raise DocumentError("document", f'is {shown(raw)}; it must be an object with "format": "{name}"')
+        raise DocumentError("document", f'is {format_value(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:
-        raise DocumentError("format", f'is {shown(raw["format"])}; it must be "{name}"; give such a file here')
+        raise DocumentError("format", f'is {format_value(raw["format"])}; it must be "{name}"; give such a file here')
     found = raw.get("version", version)
     if type(found) is not int or found != version:
         newer = type(found) is int and found > version
         way_out = "install a newer partreduce" if newer else "write it again with this partreduce"
-        raise DocumentError("version", f"is {shown(found)}; this partreduce reads version {version}; {way_out}")
+        raise DocumentError("version", f"is {format_value(found)}; this partreduce reads version {version}; {way_out}")
     return raw
 
 
@@ -128,7 +128,7 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
         "strategy": dump_strategy(schedule.strategy),
     }
     if schedule.failure_plan is not None:
-        result["failure_plan"] = dumped(schedule.failure_plan)
+        result["failure_plan"] = dump_fields(schedule.failure_plan)
     if schedule.certificate is not None:
         result["certificate"] = dict(schedule.certificate)
     return result

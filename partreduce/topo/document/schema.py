@@ -38,7 +38,7 @@ def schedule_schema() -> dict[str, Any]:
     for form in schema["$defs"]["Sync"]["anyOf"]:
         for member in form.get("properties", {}).values():
             schema["$defs"] |= member.pop("$defs", {})
-    return _finished(schema, "partreduce schedule, version 1", ScheduleEnvelope.__doc__)
+    return _finish(schema, "partreduce schedule, version 1", ScheduleEnvelope.__doc__)
 
 
 def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def cluster_schema() -> dict[str, Any]:
     """The JSON Schema of cluster files."""
     about = "The shape of a cluster and, where known, its hardware."
     schema = adapter(RegularClusterModel | ListedClusterModel).json_schema()
-    return _finished(schema, "partreduce cluster, version 1", about)
+    return _finish(schema, "partreduce cluster, version 1", about)
 
 
 def pilot_schema() -> dict[str, Any]:
@@ -91,10 +91,10 @@ def pilot_schema() -> dict[str, Any]:
     schema = adapter(Pilot).json_schema()
     header = {"format": {"const": PILOT_FORMAT}, "version": {"const": PILOT_VERSION}}
     schema["properties"] = header | schema["properties"]
-    return _finished(schema, "partreduce pilot, version 1", Pilot.__doc__)
+    return _finish(schema, "partreduce pilot, version 1", Pilot.__doc__)
 
 
-def _finished(schema: dict[str, Any], title: str, about: str | None) -> dict[str, Any]:
+def _finish(schema: dict[str, Any], title: str, about: str | None) -> dict[str, Any]:
     schema.pop("title", None)
     return {
         "$schema": DIALECT,

@@ -12,7 +12,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.place import shown
+from partreduce.topo.place import format_value
 
 _PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
 
@@ -21,16 +21,16 @@ class _Shape(Model):
     @model_validator(mode="before")
     @classmethod
     def _in_one_way(cls, data: object) -> object:
-        """Who writes a cluster in both ways, or in a way of other tools, is told of both."""
+        """Name both ways where a document writes a cluster in both, or in a way of other tools."""
         if not isinstance(data, dict):
             return data
         counts = [key for key in RegularShape.model_fields if key in data]
         problem = ""
         if "nodes" in data and counts:
-            problem = f'has both "nodes" and {shown(counts[0])}; keep nodes, or num_nodes and workers_per_node'
+            problem = f'has both "nodes" and {format_value(counts[0])}; keep nodes, or num_nodes and workers_per_node'
         elif isinstance(sizes := data.get("workers_per_node"), list):
             problem = (
-                f"has workers_per_node {shown(sizes)}, which is one number for all nodes; "
+                f"has workers_per_node {format_value(sizes)}, which is one number for all nodes; "
                 "for unequal nodes write nodes alone, the ranks of each, such as nodes: [[0], [1, 2]]"
             )
         if problem:
@@ -68,7 +68,7 @@ def shape_value(model: RegularShape | ListedShape, place: str, hardware: Hardwar
             return Cluster.irregular(model.nodes, hardware=hardware)
         return Cluster.regular(model.num_nodes, model.workers_per_node, hardware=hardware)
     except InputError as error:
-        raise placed(error, place, drop="cluster") from None
+        raise error_at(error, place, drop="cluster") from None
 
 
 def dump_shape(cluster: Cluster) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def dump_shape(cluster: Cluster) -> dict[str, Any]:
     return {"nodes": [list(node) for node in cluster.nodes or ()]}
 
 
-def placed(error: InputError, root: str, drop: str = "") -> DocumentError:
+def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
     """A refusal by a value, with its place below `root`: values say `phases[0][1].local: problem`."""
     if isinstance(error, DocumentError):
         return error
@@ -89,4 +89,4 @@ def placed(error: InputError, root: str, drop: str = "") -> DocumentError:
     return DocumentError(".".join(part for part in (root, inner) if part) or "document", match[2])
 
 
-__all__ = ["ListedShape", "Name", "RegularShape", "Shape", "dump_shape", "placed", "shape_value"]
+__all__ = ["ListedShape", "Name", "RegularShape", "Shape", "dump_shape", "error_at", "shape_value"]

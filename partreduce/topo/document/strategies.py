@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from partreduce.topo.closed_model import adapter, as_tuples, dumped, located, read_value, unknown
+from partreduce.topo.closed_model import adapter, as_tuples, dump_fields, read_value, translate_errors, unknown
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
 from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
 from partreduce.topo.errors import DocumentError
-from partreduce.topo.place import child, shown
+from partreduce.topo.place import child, format_value
 from partreduce.topo.renamed import renamed_key, renamed_value
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedAveraging, DelayedMerge, Pipeline, Sync
@@ -40,7 +40,7 @@ class Kind:
 
     `bulk` names the value's field that documents hold in the members `keys`; `load(raw, cluster, place)` builds that
     field, `dump(value)` gives its members back, and `models` describe them for the JSON Schema (several where the kind
-    has several forms). `canonical` brings what has no order of its own into one order.
+    has several forms). `canonical` sorts what has no order.
     """
 
     value: type[Strategy]
@@ -103,7 +103,7 @@ def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
         members["sync"] = _load_sync(raw["sync"], child(place, "sync"))
     if kind.load is not None:
         members[kind.bulk] = kind.load(raw, cluster, place)
-    with located(raw, place):
+    with translate_errors(raw, place):
         strategy: Strategy = adapter(kind.value).validate_python(members)
     return strategy
 
@@ -113,7 +113,7 @@ def _kind_of(raw: Raw, place: str) -> Kind:
     if name is None:
         raise DocumentError(place, f'the key "kind" is missing; known kinds: {", ".join(KINDS)}')
     if not isinstance(name, str):
-        raise DocumentError(child(place, "kind"), f"is {shown(name)}; it must be one of {', '.join(KINDS)}")
+        raise DocumentError(child(place, "kind"), f"is {format_value(name)}; it must be one of {', '.join(KINDS)}")
     if name not in KINDS:
         raise DocumentError(child(place, "kind"), unknown(name, KINDS, "kind"))
     return KINDS[name]
@@ -146,7 +146,9 @@ def _load_sync(raw: object, place: str) -> Sync:
         return SYNCHRONOUS
     if isinstance(raw, dict) and list(raw) == ["delay"]:
         if type(raw["delay"]) is not int or raw["delay"] != 1:
-            raise DocumentError(child(place, "delay"), f"is {shown(raw['delay'])}; an averaging is late by 1 round")
+            raise DocumentError(
+                child(place, "delay"), f"is {format_value(raw['delay'])}; an averaging is late by 1 round"
+            )
         return DelayedAveraging()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
         return _load_members(wait, raw[wait.word], child(place, wait.word))
@@ -158,7 +160,7 @@ def _load_sync(raw: object, place: str) -> Sync:
         raise DocumentError(place, renamed)
     known = '"synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
     known += '{"partial": {"quorum": "solo"}}'
-    raise DocumentError(place, f"is {shown(raw)}; it must be {known}")
+    raise DocumentError(place, f"is {format_value(raw)}; it must be {known}")
 
 
 def _load_members(
@@ -173,7 +175,7 @@ def _check_quorum(raw: object, place: str) -> None:
     """A word or a number: of two forms pydantic would say why it is neither."""
     if type(raw) is not int and raw not in list(QuorumStart):
         words = " or ".join(f'"{word}"' for word in QuorumStart)
-        raise DocumentError(place, f"is {shown(raw)}; it must be {words}, or a number of workers")
+        raise DocumentError(place, f"is {format_value(raw)}; it must be {words}, or a number of workers")
 
 
 def _dump_sync(sync: Sync) -> object:
@@ -188,13 +190,13 @@ def sync_schema() -> dict[str, Any]:
         "anyOf": [
             {"const": "synchronous", "type": "string"},
             _one_member("delay", {"const": 1, "type": "integer"}),
-            *(_one_member(word, _described(value)) for word, value in WAITS.items()),
+            *(_one_member(word, _describe_schema(value)) for word, value in WAITS.items()),
         ],
         "description": "How long a round waits for its averaging, and how late that may come.",
     }
 
 
-def _described(value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]) -> dict[str, Any]:
+def _describe_schema(value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]) -> dict[str, Any]:
     """The JSON Schema of a value, with the first paragraph of its docstring."""
     schema = adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)
@@ -214,4 +216,4 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, bool | int) or value is None:
         return value
-    return dumped(value)
+    return dump_fields(value)

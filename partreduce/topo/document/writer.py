@@ -72,12 +72,12 @@ def _member(key: str, value: object, indent: str) -> str:
     if key in _LINE_KEYS and isinstance(value, list) and value:
         deeper, lines = indent + "  ", [_line(item) for item in value]
         if key == "phases":
-            lines = [_repeated(line, len(list(equal))) for line, equal in groupby(lines)]
+            lines = [_phase_text(line, len(list(equal))) for line, equal in groupby(lines)]
         return "[\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}]"
     return _line(value)
 
 
-def _repeated(phase: str, count: int) -> str:
+def _phase_text(phase: str, count: int) -> str:
     """The text of one phase, or of equal ones in a row, which the reader unrolls."""
     return phase if count == 1 else f'{{"repeat": {count}, "phase": {phase}}}'
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from partreduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
 from partreduce.topo.errors import DocumentError
-from partreduce.topo.place import child, shown
+from partreduce.topo.place import child, format_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def _check_events(events: Iterator[yaml.Event], source: str) -> None:
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             problem = "uses an anchor or an alias; write the value out"
         elif tag := getattr(event, "tag", None):
-            problem = f"uses the tag {shown(tag)}; remove it"
+            problem = f"uses the tag {format_value(tag)}; remove it"
         elif isinstance(event, yaml.CollectionStartEvent) and depth == MAX_DEPTH:
             problem = f"is nested deeper than {MAX_DEPTH} levels; no document of ours is"
         elif isinstance(event, yaml.DocumentStartEvent) and documents:
@@ -106,7 +106,7 @@ class _Reader:
                 problem = "uses a list or an object as a key; keys are words"
                 raise DocumentError(_line_column(key.start_mark), problem, self.source)
             if key.value in result:
-                problem = f"has the key {shown(key.value)} twice; keep one of them"
+                problem = f"has the key {format_value(key.value)} twice; keep one of them"
                 raise DocumentError(place or "document", problem, self.source)
             result[key.value] = self.value(item, child(place, key.value))
         return result
@@ -119,11 +119,11 @@ class _Reader:
         if _INTEGER.fullmatch(text):
             if len(text) <= 17 and abs(int(text)) <= MAX_INTEGER:
                 return int(text)
-            problem = f"is {shown(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
+            problem = f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
         elif _NUMBER.fullmatch(text):
             if math.isfinite(float(text)):
                 return float(text)
-            problem = f"is {shown(text)[1:-1]}, which overflows; numbers are finite"
+            problem = f"is {format_value(text)[1:-1]}, which overflows; numbers are finite"
         elif text.lower().lstrip("+-") in (".inf", ".nan"):
             problem = f"is {text}; numbers are finite"
         if problem:

@@ -38,7 +38,7 @@ def hop_figure_21(setting: str) -> Graph:
     """One of the three graphs over 8 workers of Figure 21, rebuilt from their printed spectral gaps.
 
     Setting `a` is the ring-based graph; `b` and `c` join machines of 4, 2 and 2 workers by a ring. In `b` one gateway
-    worker of each machine carries both links, in `c` each link has workers of its own. The hop gaps are 2/3, 1 − r with
+    worker of each machine carries both links, in `c` each link has its own workers. The hop gaps are 2/3, 1 − r with
     45r³ − 20r − 3 = 0, and 1 − r with 24r³ − 2r² − 10r − 1 = 0; printed are 0.6667, 0.2682, 0.2688.
     """
     if setting == "a":

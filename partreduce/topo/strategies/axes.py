@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Count, Exact, Rounds, take_numbers
+from partreduce.topo.fields import Choice, Count, Exact, JsonObject, Rounds, take_numbers
 from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.strategies.waiting import Waiting
@@ -50,8 +50,8 @@ class DelayedAveraging(Waiting):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedMerge(Closed, Waiting):
-    """Averages what workers had `steps` steps before a round's end, while they go on, and merges it at the end.
+class DelayedMerge(JsonObject, Waiting):
+    """Averages what workers had `steps` steps before a round's end, while they continue, and merges it at the end.
 
     x <- alpha * own + (1 - alpha) * global, where own is the model at the end and global what became of the average
     (Streaming DiLoCo, arXiv 2501.18512, section 3.2). What a worker learned meanwhile stays with weight alpha only.
@@ -66,14 +66,14 @@ class DelayedMerge(Closed, Waiting):
 
     def __post_init__(self) -> None:
         """Take alpha as it is written."""
-        Closed.__post_init__(self)
+        JsonObject.__post_init__(self)
         take_numbers(self, "alpha")
 
     @property
     def in_words(self) -> str:
         """By how much it is late, and what stays of a worker's own model."""
         late = f"{self.steps} step{'s' * (self.steps != 1)} late" if self.steps else ""
-        own = f"{float(self.alpha):g} of its own" if self.alpha else ""
+        own = f"{float(self.alpha):g} of its parameters" if self.alpha else ""
         return ", ".join(part for part in (late, own) if part)
 
     @property
@@ -111,7 +111,7 @@ class GradientReduction(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline(Closed, Waiting):
+class Pipeline(JsonObject, Waiting):
     """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, whose sum ran while later steps computed.
 
     w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
@@ -203,11 +203,11 @@ class GradientBuckets(Choice):
     """In one piece, after backward."""
 
     PER_LAYER = "per_layer"
-    """Layer by layer, while backward goes on: hidden behind it, at the price of a latency for each layer."""
+    """Layer by layer, while backward continues: hidden behind it, at the price of a latency for each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transport(Closed):
+class Transport(JsonObject):
     """How the payload of a sum travels.
 
     `block` numbers share one scale of the codecs int8 and int4. With `error_feedback` what rounding took from what a
@@ -242,7 +242,7 @@ class Transport(Closed):
             raise ScheduleError(f"transport.where: is {self.where}; there is no codec whose place it could say")
         if self.where is CodecScope.ACROSS_NODES and self.algorithm is not AllReduceAlgorithm.HIERARCHICAL:
             raise ScheduleError(
-                f"transport.where: is {self.where}; algorithm {self.algorithm} has no stage of its own across nodes, "
+                f"transport.where: is {self.where}; algorithm {self.algorithm} has no separate stage across nodes, "
                 "hierarchical has"
             )
 

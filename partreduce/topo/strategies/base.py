@@ -1,6 +1,6 @@
 """What every strategy answers, and two abilities that not every kind has: mixing in fixed rounds, and phases of groups.
 
-A kind is one frozen value that says everything about itself. Whoever needs an ability asks the schedule for it
+A kind is one frozen value that says everything about itself. Code that needs an ability asks the schedule for it
 (`Schedule.mixing`, `Schedule.phased`) and gets a typed value or one named refusal; only registries name kinds.
 """
 
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Count
+from partreduce.topo.fields import Choice, Count, JsonObject
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep, Round
 from partreduce.topo.rule import RuleView
@@ -45,7 +45,7 @@ class Averaging(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy(Closed, ABC):
+class Strategy(JsonObject, ABC):
     """How workers synchronize. Frozen; its fields are the members of its JSON object, besides `kind`."""
 
     kind: ClassVar[str]
@@ -129,7 +129,7 @@ class Strategy(Closed, ABC):
                 raise ScheduleError(f"payload.outer.outer_params: is per_worker; {reason}")
         elif not self.has_round_of_all(cluster):
             raise ScheduleError(
-                "payload.outer: acts where all workers meet, so that they go on from one model, and strategy "
+                "payload.outer: acts where all workers meet, so that they continue from one model, and strategy "
                 f"{self.kind!r} has no such round here; take allreduce, or static with a phase of one group of all"
             )
 
@@ -175,7 +175,7 @@ class Strategy(Closed, ABC):
         return f"workers of strategy {self.kind!r} have no fixed groups, or share the outer parameters; take static"
 
     def tables_unsupported_reason(self) -> str:
-        """Why no table may go a way of its own; empty where all workers take the same steps together."""
+        """Why no table may go its own way; empty where all workers take the same steps together."""
         if self.protocol:
             waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
             return f"workers {waiting} have no common steps; take allreduce, static or neighbor, synchronously"
@@ -228,7 +228,7 @@ class Strategy(Closed, ABC):
 
     @property
     def protocol(self) -> str:
-        """By which protocol workers agree as it comes; empty where rounds are fixed and nobody has to ask."""
+        """By which protocol workers agree as it comes; empty where rounds are fixed and no worker has to ask."""
         return self.kind if self.is_on_request else self.sync.protocol
 
     @property
@@ -257,7 +257,7 @@ class Strategy(Closed, ABC):
 
     @property
     def goes_on_without(self) -> bool:
-        """Whether workers go on for some rounds without one that is gone, until they need what only that one sends."""
+        """Whether workers continue without a failed one for some rounds, until they need what only that one sends."""
         return False
 
     @property

@@ -40,7 +40,7 @@ class SlowWorkerPolicy(Choice):
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
 
     DEFER = "defer"
-    """As straggler-local, but the small group is drawn when the lagging worker has computed: nobody waits for it."""
+    """As straggler-local, but the small group is drawn when the lagging worker has computed: no worker waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Fragments: parts of the model that take turns, each with the schedule's rounds at steps of its own.
+"""Fragments: parts of the model that take turns, each with the schedule's rounds at its own steps.
 
 Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512), section 3.
 """

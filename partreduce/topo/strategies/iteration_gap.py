@@ -1,4 +1,4 @@
-"""Hop's value of the *sync* axis: every worker goes on by itself, and queues bound how far two of them can drift apart.
+"""Hop's value of the *sync* axis: workers do not wait for each other, and queues bound how far two can drift apart.
 
 Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, ASPLOS 2019.
 """
@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Le
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.fields import Choice, Count, JsonObject, Rounds
 from partreduce.topo.strategies.waiting import Waiting
 
 Spare = Rounds | tuple[Rounds, ...]
@@ -53,7 +53,7 @@ class UpdateOrder(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkipPolicy(Closed):
+class SkipPolicy(JsonObject):
     """A worker that all its out-neighbors have left behind enters their step at once (section 5).
 
     It skips when the slowest of them is ahead by at least `behind` steps, which is the paper's condition to jump, and
@@ -76,7 +76,7 @@ class SkipPolicy(Closed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IterationGap(Closed, Waiting):
+class IterationGap(JsonObject, Waiting):
     """One row of Hop's Table 1, or a combination of rows. A step of Hop is a round here.
 
     Without any setting a worker enters step k+1 when it has the updates of step k of all in-neighbors (standard).
@@ -84,7 +84,7 @@ class IterationGap(Closed, Waiting):
     `max_ig`: a worker takes a token from each of its out-neighbors to enter a step, and leaves one for each of its
     in-neighbors; so it is never further ahead of an out-neighbor than this (None: no token queues). `staleness` s:
     an update of step k−s or later serves in step k; those that have come since the last reduce are averaged, and an
-    older one that still serves only lets the worker go on (4.4). `backup`: how many of its in-neighbors a worker may
+    older one that still serves only lets the worker continue (4.4). `backup`: how many of its in-neighbors a worker may
     do without; because its own update is always there, it does not matter whether N_in counts the worker itself, as the
     paper does. `notify_ack`: update k is sent only after every out-neighbor acknowledged k−1. `skip`: a worker left
     behind skips steps.
@@ -127,7 +127,7 @@ class IterationGap(Closed, Waiting):
 
     @property
     def takes_all(self) -> bool:
-        """Whether every reduce takes the update of its own step of every in-neighbor: D-PSGD's recursion."""
+        """Whether every reduce takes every in-neighbor's update of the same step: D-PSGD's recursion."""
         return not self.staleness and not self.has_backup and self.skip is None
 
     @property

@@ -20,7 +20,7 @@ class NeighborAveraging(HasMixingMatrix):
     """Rounds of weighted averaging that repeat for ever; one round is a fixed graph.
 
     Synchronous is Hop's serial order (its Figure 2), x ← W(x + u); late by one round its parallel order, x ← Wx + u(x).
-    With a `gap` workers go on by themselves over one fixed graph, in which neighbors can drift apart so far only.
+    With a `gap` workers continue by themselves over one fixed graph, in which neighbors can drift apart so far only.
     """
 
     kind: ClassVar[str] = "neighbor"
@@ -59,7 +59,7 @@ class NeighborAveraging(HasMixingMatrix):
                 "weight; every update of every round is taken, so give the graph uniform weights"
             )
         if gap.max_ig == 0:
-            raise ScheduleError("sync.iteration_gap.max_ig: is 0; without a token nobody ever enters step 1")
+            raise ScheduleError("sync.iteration_gap.max_ig: is 0; without a token no worker ever enters step 1")
         if gap.max_ig is not None:
             return
         if gap.has_backup:

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Exact, take_numbers
+from partreduce.topo.fields import Choice, Exact, JsonObject, take_numbers
 
 
 class OuterOptimizer(Choice):
@@ -32,13 +32,13 @@ class OuterParams(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OuterStep(Closed):
+class OuterStep(JsonObject):
     """What a round of all workers makes of their mean m, from the model a with which all began (the outer parameters).
 
     With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
     a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker continues from a.
-    Plain averaging is lr 1 and momentum 0, for then a becomes m. With outer parameters of their own the members of a
-    group take its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta =
+    Plain averaging is lr 1 and momentum 0, for then a becomes m. With outer parameters per group or worker the members
+    of a group take its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta =
     gamma = lr.
 
     Numbers may be given as Python writes them: `OuterStep(lr=0.7)` is 7/10.
@@ -58,7 +58,7 @@ class OuterStep(Closed):
         Raises:
             ScheduleError: the place, the value and the rule.
         """
-        Closed.__post_init__(self)
+        JsonObject.__post_init__(self)
         take_numbers(self, "lr", "momentum")
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.fields import Choice, Count, JsonObject, Rounds
 from partreduce.topo.strategies.waiting import Waiting
 
 
@@ -18,7 +18,7 @@ class QuorumStart(Choice):
     """Who starts a round, where that is no number of workers."""
 
     SOLO = "solo"
-    """Whoever comes first."""
+    """The first worker to arrive."""
 
     MAJORITY = "majority"
     """One worker, drawn for each round: half of the others have come by then, on average."""
@@ -45,7 +45,7 @@ class MissedResultPolicy(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialAllReduce(Closed, Waiting):
+class PartialAllReduce(JsonObject, Waiting):
     """Partial all-reduce: a round sums the gradients that are there when it starts; later ones join the next.
 
     The sum is divided by the number of all workers, also those that have not contributed, so that every gradient weighs
@@ -78,7 +78,7 @@ class PartialAllReduce(Closed, Waiting):
         Raises:
             ScheduleError: a word that is not in the list.
         """
-        Closed.__post_init__(self)
+        JsonObject.__post_init__(self)
         if isinstance(self.quorum, str) and not isinstance(self.quorum, QuorumStart):
             if self.quorum not in list(QuorumStart):
                 raise ScheduleError(
@@ -129,7 +129,7 @@ class PartialAllReduce(Closed, Waiting):
             ScheduleError: the place, the value and the rule.
         """
         if self.quorum == 1:
-            raise ScheduleError('sync.partial.quorum: is 1; whoever comes first starts a round: say "solo"')
+            raise ScheduleError('sync.partial.quorum: is 1; the first worker starts a round: say "solo"')
         latest = self.missed is MissedResultPolicy.LATEST
         self._only("staleness", not latest, "the newest result replaces older ones, so none waits in a queue")
         self._only("synchronize_every", latest, f"with missed {self.missed} parameters never part")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed, Count, Index, Title
+from partreduce.topo.fields import Choice, Count, Index, JsonObject, Title
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.fragments import Fragments, check_fragments, number_of
 from partreduce.topo.strategies.outer import PLAIN, OuterStep
@@ -36,11 +36,11 @@ class Gradient(Choice):
     """The touched rows only."""
 
     DENSE = "dense"
-    """All rows, zeros where nobody touched one, as an embedding with `sparse=False` has it: Adam's moments decay."""
+    """All rows, zeros where no worker touched one, as an embedding with `sparse=False` has it: Adam's moments decay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TablePlacement(Closed):
+class TablePlacement(JsonObject):
     """The way of one table of `rows` x `columns` numbers; `parameter` is its name in the model.
 
     Sharded: row r lies in part r mod `partitions`, and part p on worker `hosts[p mod len(hosts)]`; without hosts on all
@@ -73,7 +73,7 @@ ROW_CODECS = tuple(codec for codec in Codec if codec is not Codec.INT4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Payload(Closed):
+class Payload(JsonObject):
     """What travels apart from the strategy's own averaging, in every step and synchronously.
 
     All else takes `outer` steps, in `fragments` that take turns.

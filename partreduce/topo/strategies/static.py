@@ -30,7 +30,7 @@ class RulePhases(Bulk):
         """Refuse explicit phases, which Python would let through."""
         check_fields(self)
         if any(isinstance(phase, Phase) for phase in self.phases):
-            raise ScheduleError("phases: rule phases are expected beside node_radices; use GroupPhases for groups")
+            raise ScheduleError("phases: rule phases are expected with node_radices; use GroupPhases for groups")
 
     def __len__(self) -> int:
         return len(self.phases)
@@ -54,7 +54,7 @@ class RulePhases(Bulk):
     def phase(self, index: int, cluster: Cluster) -> Phase:
         """The explicit groups of one phase. O(num_workers log num_workers) once, then cached."""
         view = self.view(cluster)
-        return _expanded(RuleView(view.radices, (view.phases[index],), view.workers_per_node))
+        return _expand(RuleView(view.radices, (view.phases[index],), view.workers_per_node))
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
         """The group of one worker. O(size of the group), whatever the cluster."""
@@ -74,7 +74,7 @@ class RulePhases(Bulk):
 
 
 @lru_cache(maxsize=64)
-def _expanded(one_phase: RuleView) -> Phase:
+def _expand(one_phase: RuleView) -> Phase:
     return one_phase.expand(0)
 
 
@@ -196,6 +196,6 @@ class StaticGroups(HasGroups):
         """The rule, None for explicit groups."""
         return self.phases.view(cluster)
 
-    def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - distinct for all clusters alike
+    def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - distinct on all clusters
         """Distinct partitions in a period."""
         return self.phases.num_distinct()

@@ -38,7 +38,7 @@ class Waiting(ABC):
 
     @property
     def kept(self) -> Fraction:
-        """The share of its own that a worker keeps where it takes what has been averaged."""
+        """The share of a worker's parameters that it keeps where it takes what has been averaged."""
         return Fraction(0)
 
     @property

@@ -1,4 +1,4 @@
-"""What a codec makes of a sum: fewer bytes on the wire, another way to add them up, and seconds of its own.
+"""What a codec makes of a sum: fewer bytes on the wire, another way to add them up, and its own seconds.
 
 Around a ring 16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up
 in 8 bits, so a sum is quantize → all_to_all → exact sum → quantize → all_gather (`topo.timing.traffic`): a byte for

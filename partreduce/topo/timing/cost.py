@@ -11,8 +11,8 @@ through all of the group's GPUs and leaves through a NIC (NVIDIA/nccl, src/graph
 Jeaugey in issue 412 there: several NICs add up where the links inside the node carry all rings, which the bytes inside
 count). NICs are looked for beginning with those nearest to the group's GPUs (ncclTopoSelectNets), so one NIC for each
 GPU is counted, and all nodes take the least number of rings that any can make. gloo makes one ring, through one NIC:
-over it, several rails serve several groups and the hierarchical algorithm, and a ring costs up to l times what is said
-here.
+over it, several rails serve several groups and the hierarchical algorithm, and a ring costs up to l times what is
+counted here.
 
 A switch is to the nodes below it what a NIC is to the workers of a node: a group with workers on both sides sends as
 many bytes through the uplink as through a NIC (the ring visits the nodes below a switch one after another, so it leaves
@@ -26,7 +26,7 @@ and of all uplinks on the longer one of its two ways, up from the source or down
 `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring
 elsewhere; its two stages are pipelined. It never costs more than the ring.
 
-A codec sends fewer bytes (`topo.timing.traffic`) and takes seconds of its own, which every group pays before and behind
+A codec sends fewer bytes (`topo.timing.traffic`) and takes its own seconds, which every group pays before and behind
 its wire. A gradient sent layer by layer is several sums, one after the other, each with its own latencies.
 """
 

@@ -101,7 +101,7 @@ class TimedPeriod:
         """See `cycle_time` for arguments and refusals."""
         times.check(schedule.num_workers)
         steps_per_round, sync = schedule.strategy.steps_per_round, schedule.strategy.sync
-        if not _nodes_are_alike(schedule, hardware, times):
+        if not _is_homogeneous(schedule, hardware, times):
             stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
             return cls(stages, times.fixed(schedule.num_workers), schedule.worker_steps(), sync)
         count = schedule.cluster.workers_per_node or 0
@@ -180,7 +180,7 @@ def _of_kinds(stage: Stage, kinds: npt.NDArray[np.int64], first: npt.NDArray[np.
     return Stage(listed, offsets, stage.seconds[cells], cell_of, segments)
 
 
-def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
+def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
     """Whether some renumbering of the nodes leads from any node to any other and changes neither links nor groups."""
     num_nodes, rule = schedule.cluster.num_nodes, schedule.rule(by_node=True)
     if (
@@ -204,7 +204,7 @@ def _one_node(
 ) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
     rule = schedule.rule(by_node=True)
-    assert rule is not None, "nodes that are all alike have a rule"
+    assert rule is not None, "homogeneous nodes have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
@@ -277,7 +277,7 @@ def _howard(
             means = means[: len(compute)]
             cycle = {state % len(compute) for state in _cycle_of(origin, int(means.argmax()))}
             return means, tuple(sorted(cycle))
-        # Whoever gains nothing stays with its choice: ties that change hands can go round in circles.
+        # A node that gains nothing stays with its choice: ties that change hands can go round in circles.
         origin, weight = np.where(better, new_origin, origin), np.where(better, new_weight, weight)
         means, values = _evaluate(origin, weight)
     raise UndecidedError(f"cycle time: policy iteration did not settle within {MAX_ITERATIONS} iterations")

@@ -139,15 +139,15 @@ class Links:
 
 def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
     """Latency and seconds per byte of every node's NIC, shape (num_nodes,) each."""
-    return _filled(cluster.num_nodes, hardware.nic, hardware.node_nic)
+    return _fill(cluster.num_nodes, hardware.nic, hardware.node_nic)
 
 
 def inside_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
     """Latency and seconds per byte of every node's inner links, shape (num_nodes,) each."""
-    return _filled(cluster.num_nodes, hardware.inside, hardware.node_inside)
+    return _fill(cluster.num_nodes, hardware.inside, hardware.node_inside)
 
 
-def _filled(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Floats, Floats]:
+def _fill(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Floats, Floats]:
     latency, inverse = np.full(count, usual.latency), np.full(count, usual.seconds_per_byte)
     for node, link in own:
         check_node(node, count)

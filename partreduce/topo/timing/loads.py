@@ -201,12 +201,12 @@ def of_rule(
     algorithm: str,
     coding: Coding = PLAIN,
 ) -> Loads:
-    """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with links of their own).
+    """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with their own links).
 
     Under switches no two nodes are sure to be equal, so all are shown then: O(blocks · num_nodes), vectorized.
 
     Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. Shown are
-    the nodes with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that
+    the nodes with their own links, and stand-ins for ordinary nodes: as many as the most groups of one block that
     have both kinds of node, so that no stand-in is crossed twice by one block.
     """
     for node in {node for switch in hardware.switches for node in switch.nodes}:
@@ -215,11 +215,13 @@ def of_rule(
         shape, pairs, links = *_everywhere(phase, radices, cluster), Links.of(cluster, hardware)
         traffic = of_sum(shape, algorithm, coding)
         return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
-    return _shown(phase, tuple(radices), cluster, hardware, model_bytes=model_bytes, algorithm=algorithm, coding=coding)
+    return _rule_loads(
+        phase, tuple(radices), cluster, hardware, model_bytes=model_bytes, algorithm=algorithm, coding=coding
+    )
 
 
 @lru_cache(maxsize=KEPT)
-def _shown(
+def _rule_loads(
     phase: RulePhase,
     radices: tuple[int, ...],
     cluster: Cluster,

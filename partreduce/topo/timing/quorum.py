@@ -42,7 +42,9 @@ class ManyRounds:
         return self.active / self.seconds if self.seconds else float("inf")
 
 
-def sampled(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED) -> npt.NDArray[np.float64]:
+def sample_seconds(
+    times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED
+) -> npt.NDArray[np.float64]:
     """Seconds of some steps of all workers, shape (steps, num_workers); one row where all steps are equal."""
     if times.is_fixed:
         return times.fixed(num_workers)[None, :]
@@ -69,12 +71,12 @@ def balance(
         return ManyRounds(least, float(seconds.shape[1]))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _brought(seconds, middle) < needed else (low, middle)
+        low, high = (middle, high) if _num_gradients(seconds, middle) < needed else (low, middle)
     period = max(high, least)
-    return ManyRounds(period, _brought(seconds, period))
+    return ManyRounds(period, _num_gradients(seconds, period))
 
 
-def _brought(seconds: npt.NDArray[np.float64], period: float) -> float:
+def _num_gradients(seconds: npt.NDArray[np.float64], period: float) -> float:
     """Gradients of all workers in a round that takes so long."""
     return float((period / np.maximum(seconds, period).mean(axis=0)).sum())
 

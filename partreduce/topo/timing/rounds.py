@@ -101,6 +101,6 @@ class Rounds:
     def drained(self) -> Floats:
         """When all is over: behind the last round, what is still under way is awaited.
 
-        Also where it is then dropped: operations that have begun end, and nobody leaves before.
+        Also where it is then dropped: operations that have begun end, and no worker leaves before.
         """
         return np.maximum(self.now, self._last_end)

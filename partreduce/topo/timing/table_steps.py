@@ -1,7 +1,7 @@
 """Rounds in which tables go their own way: in every step all workers meet, at the lookup and behind the backward pass.
 
 A step of all workers then takes the longest computing of any, and the seconds of the exchanges before and behind it;
-faster workers wait. A round begins when the last worker begins it, since nobody has its rows before. What the
+faster workers wait. A round begins when the last worker begins it, since no worker has its rows before. What the
 strategy averages comes behind the last step of a round, or late, as `topo.timing.rounds` says, where every worker
 computes as long as that.
 """
@@ -27,7 +27,7 @@ from partreduce.topo.timing.tables import Exchange, RowAccess, exchanges
 Floats = npt.NDArray[np.float64]
 
 
-class Met(NamedTuple):
+class StepMoments(NamedTuple):
     """A round's moments, and of every worker the seconds that it waited for others' lookups and gradients."""
 
     moments: Moments
@@ -41,7 +41,7 @@ class TableRounds:
     rounds: Rounds
     exchange: Exchange
 
-    def next(self, stage: Stage, steps: Floats) -> Met:
+    def next(self, stage: Stage, steps: Floats) -> StepMoments:
         """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers)."""
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())
@@ -49,13 +49,13 @@ class TableRounds:
         spent = float(longest.sum()) + len(steps) * self.exchange.seconds
         moments = self.rounds.next(stage, np.full_like(before, spent))
         waited = before.max() - before + (longest[:, None] - steps).sum(axis=0)
-        return Met(moments._replace(start=before), waited)
+        return StepMoments(moments._replace(start=before), waited)
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
     """What the tables of a schedule take in each step; None where it has none that go their own way.
 
-    Nothing where links take no time for bytes and nobody says how much is touched.
+    Nothing where links take no time for bytes and it is not given how much is touched.
 
     Raises:
         InputError: it is not said how much of a table a step touches, or a table is named that is none.

@@ -13,7 +13,7 @@ of the row's code, but for gradients inside nodes, which are added there as they
 
 With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
 15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
-those of its own place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
+those of the same place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
 tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
 lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
 for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
@@ -134,7 +134,7 @@ def exchange(
     sizes = cluster.node_sizes().astype(float)
     own, together = touched.worker * route.rows, touched.node * route.rows
     wanted = np.full(cluster.num_nodes, together) if aggregates else sizes * own  # rows of each node
-    held, hosts = _held(route, cluster)
+    held, hosts = _parts_on_nodes(route, cluster)
     gathers = beside_gathered or route.way is Placement.GATHER
     others = cluster.num_nodes - 1 if aggregates and in_pairs(cluster, gathers=gathers) else cluster.num_workers - 1
 
@@ -244,7 +244,7 @@ def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> flo
     return float(loads.of_exchange(phase, cluster, hardware, num_bytes=num_bytes).seconds().max(initial=0.0))
 
 
-def _held(route: TablePlacement, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """The share of a sharded table's parts on each node, and how many workers there have some, shape (num_nodes,)."""
     hosts = np.array(route.hosts or range(cluster.num_workers))
     node_of, parts = cluster.node_of(), route.partitions or len(hosts)

@@ -66,7 +66,7 @@ class Shape:
         return np.maximum(self.most, 1.0)
 
     def is_split(self, algorithm: str) -> Flags:
-        """Which groups have stages of their own inside nodes and across them, shape (groups,)."""
+        """Which groups have separate stages inside nodes and across them, shape (groups,)."""
         split: Flags = self.crosses & (self.inside > 1) & (self.most == self.least) & (algorithm == "hierarchical")
         return split
 
@@ -122,10 +122,10 @@ def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
         messages=hops,
         codec=none,
     )
-    return plain if coding == PLAIN else _coded(plain, shape, split, coding)
+    return plain if coding == PLAIN else _with_codec(plain, shape, split, coding)
 
 
-def _coded(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
+def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
     """The same sums with a codec: fewer bytes, and an all_to_all for half of the ring but where that is of 16 bits."""
     k, few = shape.members, shape.inside
     coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)

@@ -11,7 +11,7 @@ import pytest
 
 import partreduce.verify.prove
 from partreduce.__main__ import main
-from partreduce.commands.cluster_options import assumed
+from partreduce.commands.cluster_options import hardware_defaults
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
@@ -410,10 +410,10 @@ def test_links_without_a_rate_are_said_to_count_as_free():
     links = {"inside": Link(seconds_per_byte=1e-10), "node_nic": ((2, Link(latency=1e-6)),)}
     stated = Hardware(nic=Link(seconds_per_byte=1e-9), **links)
     cluster = Cluster.regular(3, 2, hardware=stated)
-    assert assumed(cluster, {"compute": 1.0}, model_bytes="1MB") == {"--set nic": "free on 1 of 3 nodes"}
-    assert assumed(cluster, {"compute": 1.0, "nic": 1e9}, model_bytes="1MB") == {}
+    assert hardware_defaults(cluster, {"compute": 1.0}, model_bytes="1MB") == {"--set nic": "free on 1 of 3 nodes"}
+    assert hardware_defaults(cluster, {"compute": 1.0, "nic": 1e9}, model_bytes="1MB") == {}
     alone = Cluster.regular(1, 2, hardware=Hardware(inside=links["inside"]))
-    assert assumed(alone, {"compute": 1.0}, model_bytes="1MB") == {}, "nothing leaves the node"
+    assert hardware_defaults(alone, {"compute": 1.0}, model_bytes="1MB") == {}, "nothing leaves the node"
 
 
 def test_design_lists_and_explains_the_catalogue(capsys):
@@ -443,7 +443,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (
             ["design", "4x4", "--build", "allreduce", "--model", "m.py:build"],
             2,
-            "--model: tells the planner what to weigh",
+            "--model: cannot be combined with --build",
         ),
         (["design", "4x4", "--build", "alreduce"], 2, "did you mean"),
         (["design", "4x4", "--build", "allreduce(evry=2)"], 2, "did you mean every"),
@@ -462,17 +462,20 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["design", "--list", "--sync", "delay"], 2, "--sync: says nothing to --list"),
         (["design", "--build", "allreduce"], 2, "CLUSTER: is missing"),
         (["design", "4x4", "--max", "groups=4"], 2, "did you mean group"),
-        (["design", "4x4", "--max", "group=1"], 2, "--max group: '1' is not a whole number >= 2"),
+        (["design", "4x4", "--max", "group=1"], 2, "--max group: expected an integer >= 2, got '1'"),
         (["design", "4x4", "--max", "period=513"], 2, "--max period: '513' is more than 512 phases"),
         (["design", "4x4", "--set", "nik=5GB/s"], 2, "did you mean nic"),
         (["design", "4x4", "--set", "nic"], 2, "--set 'nic': write KEY=VALUE, such as nic=5GB/s"),
         (["design", "4x4", "--set", "nic=5GB/s", "--set", "nic=6GB/s"], 2, "nic is given twice"),
         (["design", "4x4", "--set", "nic=5Gb/s"], 2, "--set nic: '5Gb/s' could mean bits or bytes"),
-        (["design", "4x4", "--set", "rails=0"], 2, "--set rails: '0' is not a whole number >= 1"),
+        (["design", "4x4", "--set", "rails=0"], 2, "--set rails: expected an integer >= 1, got '0'"),
         (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
         (["measure", "--steps", "30"], 2, "--steps: is about a job"),
         (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),
-        (["run", "train.py"], 2, "--workers"),
+        (["run", "train.py"], 2, "expected --workers N or --schedule FILE"),
+        (["run", "--workers", "4", "--simulate-nodes", "9", __file__], 2, "expected a divisor of 4 workers, got 9"),
+        (["run", "--workers", "4", "--tolerate-failures", "4", __file__], 2, "expected 0 to 3 for 4 workers, got 4"),
+        (["measure"], 2, "--workers N: measure runs on all workers"),
         (["run", "train.py", "--workers", "2"], 2, "write it before the script"),
         (["measure", "/nowhere/job.py:job", "--workers", "2"], 74, "/nowhere/job.py: cannot be read"),
         (["design", "4x4", "--sync", "jit"], 2, "'jit' is not one of 'any', 'synchronous', 'delay', 'pipeline', "),

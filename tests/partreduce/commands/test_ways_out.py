@@ -207,7 +207,7 @@ WAYS = [
     # runs
     (
         "run train.py",
-        "is needed, or --schedule",
+        "expected --workers N or --schedule FILE",
         ["run --workers 2 train.py", "run --schedule two.json train.py"],
     ),
     ("run train.py --workers 2", "write it before the script", ["run --workers 2 train.py"]),

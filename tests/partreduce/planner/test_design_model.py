@@ -303,7 +303,7 @@ def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("raise ValueError('no\\n data')", "--step {0}:step: {0} raised ValueError: no data"),
+        ("raise ValueError('no\\n data')", "--step {0}:step: importing {0} failed: ValueError: no data (line 1)"),
         ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
         ("def stop(): ...", "has no function step; did you mean stop?"),
     ],

@@ -18,7 +18,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InfeasibleError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.compute import RandomDelay, RotatingDelay
-from partreduce.topo.timing.quorum import sampled
+from partreduce.topo.timing.quorum import sample_seconds
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(25e6), model_bytes=500_000_000, compute=0.05)
 
@@ -82,7 +82,7 @@ def test_step_times_that_vary_are_sampled_of_what_is_good_at_mean_speeds(disturb
     asked = replace(asked, cluster=replace(asked.cluster, hardware=replace(HARDWARE, jitter=0.2)), gap=False)
     even = asked.at_mean_speeds
     assert even.compute_times().is_fixed
-    drawn = sampled(asked.compute_times(), 4, seed=1)
+    drawn = sample_seconds(asked.compute_times(), 4, seed=1)
     assert even.compute_times().base == pytest.approx(drawn.mean(), rel=0.1)
     found = plan(replace(asked, quorum=False))
     assert found.recommendation.step_error > 0, "it is sampled"

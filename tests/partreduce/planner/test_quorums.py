@@ -24,7 +24,7 @@ from partreduce.topo.errors import InputError, UndecidedError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies import AllReduce, PartialAllReduce
 from partreduce.topo.strategies.axes import Pipeline
-from partreduce.topo.timing.quorum import sampled
+from partreduce.topo.timing.quorum import sample_seconds
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
@@ -86,7 +86,7 @@ def test_equal_workers_need_no_quorum():
 
 def test_queues_suit_the_longest_step_and_the_memory():
     asked = job(hardware=ONE_SLOW)
-    seconds = sampled(asked.compute_times(), 8)
+    seconds = sample_seconds(asked.compute_times(), 8)
     base = all_reduce(asked)
     late = {one.quorum: one.staleness for one in quorum_settings(base, asked, seconds)}
     assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"

@@ -37,7 +37,7 @@ def test_the_others_go_on_without_a_lost_replica_and_take_it_back(result):
     [
         ("groups", "is of kind 'static', and a Manager sums over all replicas of its quorum"),
         ("gradients", "torchft's own DistributedDataParallel with its Optimizer; take steps_per_round above 1"),
-        ("worker_steps", "has steps per round of their own, which needs DistributedOptimizer"),
+        ("worker_steps", "has workers with different steps per round, which needs DistributedOptimizer"),
         ("late", "has late merges, which needs DistributedOptimizer"),
         ("merged", "has late merges, which needs DistributedOptimizer"),
         ("asynchronous", "give it use_async_quorum=False"),

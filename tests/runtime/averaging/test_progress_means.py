@@ -276,7 +276,7 @@ def test_what_cannot_go_with_it_is_refused(ranks):
     def work(world):
         model = torch.nn.Linear(2, 1)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(InputError, match="models that begin apart differ by more than that"):
+        with pytest.raises(InputError, match="models that start from different weights differ by more than that"):
             DistributedOptimizer(inner, model, plan, world=world, initial="keep")
         with pytest.raises(InputError, match="with codec int8"):
             ScheduleAverager(plan, world=world)

@@ -9,7 +9,7 @@ import torch
 
 from helpers import coded_sums
 from helpers.coded_sums import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
-from partreduce.runtime.codecs import BlockCodec, Coding, Codings, Leftovers, decoded, encoded
+from partreduce.runtime.codecs import BlockCodec, Coding, Codings, Leftovers, decode_values, encode_values
 from partreduce.topo.codec_numbers import LARGEST, LEVELS, block_bytes
 from partreduce.topo.strategies import Codec, Transport
 
@@ -95,9 +95,9 @@ def test_zeros_stay_zeros_and_so_do_blocks_of_almost_nothing():
 def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype):
     values = torch.randn(1001, generator=torch.Generator().manual_seed(5)).to(dtype)
     coding = Coding(Transport(codec=codec))
-    code = encoded(values, coding, "place")
+    code = encode_values(values, coding, "place")
     assert len(code) == {Codec.INT8: 1004 + 4 * 4, Codec.INT4: 504 + 4 * 4}.get(codec, 2 * 1001)
-    result = decoded(code, 1001, codec, 256)
+    result = decode_values(code, 1001, codec, 256)
     np.testing.assert_array_equal(result.numpy(), coded_sums.coded(values.float().numpy(), codec, 256))
 
 
@@ -122,7 +122,7 @@ def test_what_is_left_over_is_added_to_the_next_numbers():
     for _ in range(50):
         values = torch.from_numpy(rng.standard_normal(300).astype(np.float32))
         total += values.numpy()
-        sent += decoded(encoded(values, coding, "place"), 300, Codec.INT8, 256).numpy()
+        sent += decode_values(encode_values(values, coding, "place"), 300, Codec.INT8, 256).numpy()
     left = coding.leftovers.state()["place"].numpy()
     np.testing.assert_allclose(total - sent, left, atol=1e-4)
     assert np.abs(left).max() < 0.05

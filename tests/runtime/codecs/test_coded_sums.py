@@ -18,7 +18,7 @@ from helpers import coded_sums
 from helpers.driver import Driver
 from partreduce.runtime.codecs import Coding, Leftovers
 from partreduce.runtime.transport import multistage_allreduce
-from partreduce.runtime.transport.worlds import formed
+from partreduce.runtime.transport.worlds import world_for_algorithm
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Phase
@@ -105,7 +105,7 @@ def draw(seed):
 
 def summed(world, case):
     """What this worker has of each sum of a case; None outside its group."""
-    ours = formed(world, case.transport.algorithm, case.cluster)
+    ours = world_for_algorithm(world, case.transport.algorithm, case.cluster)
     ours.prepare(case.plan())
     results = None
     if world.rank in case.members:
@@ -197,7 +197,7 @@ def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(drive
 
 def flat_groups(world, transport, cluster):
     """The group of all workers, which sums as `transport` says."""
-    ours = formed(world, transport.algorithm, cluster)
+    ours = world_for_algorithm(world, transport.algorithm, cluster)
     ours.prepare(Schedule("all", cluster, AllReduce(transport=transport)))
     return ours, ours.everyone()
 
@@ -309,7 +309,7 @@ def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
     plan = Schedule("levels", cluster, StaticGroups(phases=GroupPhases(phases), transport=transport))
 
     def work(world):
-        ours = formed(world, transport.algorithm, cluster)
+        ours = world_for_algorithm(world, transport.algorithm, cluster)
         ours.prepare(plan)
         differences = {}
         for phase in phases:

@@ -11,7 +11,7 @@ from helpers import coded_sums
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.hierarchical import levels_of
-from partreduce.runtime.transport.worlds import formed
+from partreduce.runtime.transport.worlds import world_for_algorithm
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.document.schedule import dump_schedule
@@ -76,7 +76,7 @@ def decoded_means(ranks, transport, given):
     schedule = Schedule("coded", CLUSTER, AllReduce(transport=transport))
 
     def work(world):
-        ours = formed(world, transport.algorithm, CLUSTER)
+        ours = world_for_algorithm(world, transport.algorithm, CLUSTER)
         ours.prepare(schedule)
         group = ours.communicator(range(world.size))
         rows = []
@@ -117,7 +117,7 @@ def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, transp
     given = np.repeat(np.array([1.0, small, small, small, *[small / 4] * 4], np.float32)[:, None], LENGTH, axis=1)
 
     def work(world):
-        ours = formed(world, transport.algorithm, cluster)
+        ours = world_for_algorithm(world, transport.algorithm, cluster)
         ours.prepare(Schedule("coded", cluster, AllReduce(transport=transport)))
         total = torch.from_numpy(given[world.rank].copy())
         ours.everyone().all_reduce(total, Coding(transport)).wait()

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from partreduce.runtime.data.sampler import dealt
+from partreduce.runtime.data.sampler import assign_samples
 
 ALL = (0, 1, 2, 3)
 
 
 def seen(views, *, samples, per_step=2, worker_steps=(1, 1, 1, 1), start=0):
     """What is in an average, in order, and who is a member at the end."""
-    rounds = list(dealt(range(samples), views, worker_steps, per_step, start))
+    rounds = list(assign_samples(range(samples), views, worker_steps, per_step, start))
     return [sample for _, hands in rounds for own in hands.values() for sample in own], rounds
 
 
@@ -64,7 +64,7 @@ def test_over_any_losses_and_joins_every_sample_is_seen_once_but_for_less_than_a
             members = tuple(one for one in members if one != victim)
         views.append((round_, members))
     samples = draws.randint(0, 120)
-    rounds = list(dealt(range(samples), views, worker_steps, per_step, 0))
+    rounds = list(assign_samples(range(samples), views, worker_steps, per_step, 0))
     met = [sample for _, hands in rounds for own in hands.values() for sample in own]
     repeated = len(met) - len(set(met))
     is_short = max((after for after, _ in views), default=0) >= len(rounds) - 1

@@ -37,7 +37,7 @@ from partreduce.runtime.transport import nccl, rendezvous, updates
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
-from partreduce.runtime.transport.worlds import formed
+from partreduce.runtime.transport.worlds import world_for_algorithm
 from partreduce.topo.errors import InputError, PeerFailedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -188,7 +188,7 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
     monkeypatch.delenv(NCCL_TEARS_DOWN, raising=False)
     plan = BY_NAME["static, hierarchical"].schedule
     world = NcclWorld(dist.HashStore(), 1, 4, timedelta(seconds=6), device=torch.device("cuda", 0))
-    ours = formed(world, plan.strategy.transport.algorithm, plan.cluster)
+    ours = world_for_algorithm(world, plan.strategy.transport.algorithm, plan.cluster)
     ours.prepare(plan)
     assert made == [(1, 2, 60.0, "0"), (1, 4, 60.0, "0"), (1, 2, 60.0, "0"), (0, 2, 60.0, "0"), (0, 2, 60.0, "0")]
     assert NCCL_TEARS_DOWN not in os.environ

@@ -44,7 +44,7 @@ from partreduce.runtime.generator.messages import (
     write_key,
 )
 from partreduce.runtime.generator.service import GeneratorService
-from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck, _derived
+from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck, _derive_key
 from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
@@ -253,7 +253,7 @@ class Raw:
         self.rank, self.seal, self.check = rank, Seal(key or new_key(), SERVICE), SealCheck(key or "", rank)
         if password is not None:
             self.socket.plain_username = USER
-            self.socket.plain_password = _derived(password, "password").hex().encode()
+            self.socket.plain_password = _derive_key(password, "password").hex().encode()
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(service.address)
 
@@ -447,7 +447,7 @@ def test_what_travels_does_not_tell_the_key():
     sealed = Seal(key, SERVICE)(b"header")
     assert key.encode() not in sealed
     assert bytes.fromhex(key) not in sealed
-    assert key != _derived(key, "password").hex()
+    assert key != _derive_key(key, "password").hex()
 
 
 def test_messages_and_states_survive_the_wire_and_the_log():

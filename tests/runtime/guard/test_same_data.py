@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import Subset, TensorDataset
 
 from helpers.warm import WARM
-from partreduce.runtime.data.data_fingerprints import note_dealt, take_dealt
+from partreduce.runtime.data.data_fingerprints import pop_fingerprint, record_fingerprint
 from partreduce.runtime.guard.training import data_in_different_orders, fingerprint, same_batches
 from partreduce.runtime.transport.store import Notes
 
@@ -40,7 +40,7 @@ def comparing(store, num_workers, gradients):
     """What the two checks ask of one worker's guard."""
     slots = [SimpleNamespace(gradient=gradient) for gradient in gradients]
     return SimpleNamespace(
-        notes=Notes(store, "alike/1"), num_compared=num_workers, flat=SimpleNamespace(slots=lambda: slots)
+        notes=Notes(store, "data/1"), num_compared=num_workers, flat=SimpleNamespace(slots=lambda: slots)
     )
 
 
@@ -88,9 +88,9 @@ def dealt(per_worker):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for data in per_worker:
-            take_dealt()
+            pop_fingerprint()
             for part in data:
-                note_dealt(part)
+                record_fingerprint(part)
             data_in_different_orders(comparing(store, len(per_worker), [None]))
     return [str(warning.message) for warning in seen]
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from docs.make_errors import TARGET, page
-from partreduce.runtime.data.data_fingerprints import note_dealt, take_dealt
+from partreduce.runtime.data.data_fingerprints import pop_fingerprint, record_fingerprint
 from partreduce.runtime.environment import CHECK, RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import FIRST_STEPS, TABLE, When
@@ -355,8 +355,8 @@ def data_in_different_orders(s):
     s.begin()
     compared(s)
     with one_at_a_time:  # what a process was given is noted in one place, and here workers are threads
-        take_dealt()
-        note_dealt([s.world.rank, 2, 3])
+        pop_fingerprint()
+        record_fingerprint([s.world.rank, 2, 3])
         s.optimizer.engine.guard.compare_first(gradients=True)
 
 

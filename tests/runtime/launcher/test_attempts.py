@@ -17,7 +17,7 @@ import torch
 from helpers import children
 from helpers.elastic_runs import RATE, gradient, start_of, wait_for
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.launcher.launch import attempts, check_threads_ended, launch, threads_of_process
+from partreduce.runtime.launcher.launch import check_threads_ended, launch, run_attempts, threads_of_process
 from partreduce.runtime.launcher.signals import Terminated
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
@@ -106,7 +106,7 @@ def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fa
         joiners = {"max_restarts": restarts.left, "restarted": restarts.spend} if max_failures else {}
         return launch(work, num_workers=WORKERS, threads=1, environment=told, max_failures=max_failures, **joiners)
 
-    code = attempts(attempt, most)
+    code = run_attempts(attempt, most)
     return code, {path.name: json.loads(path.read_text()) for path in folder.glob("held-*")}
 
 
@@ -193,7 +193,7 @@ def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(c
         assert told["TORCHELASTIC_MAX_RESTARTS"] == "3"
         return codes[number]
 
-    assert attempts(attempt, 3) == expected
+    assert run_attempts(attempt, 3) == expected
     assert len(list(tmp_path.iterdir())) == len(codes)
     assert capfd.readouterr().err.count("begin again") == len(codes) - 1
 
@@ -205,7 +205,7 @@ def test_an_error_of_an_attempt_is_its_line_and_the_next_one_may_know_nothing_of
         raise errors.pop(0)
 
     with pytest.raises(InputError, match="cluster: is none"):
-        attempts(attempt, 3)
+        run_attempts(attempt, 3)
     assert len(errors) == 1
     first, second = capfd.readouterr().err.splitlines()
     assert first == "partreduce: store: is gone"
@@ -217,7 +217,7 @@ def test_nodes_get_ever_more_time_until_the_next_attempt_up_to_a_minute(monkeypa
     monkeypatch.setattr(time, "sleep", pauses.append)
     monkeypatch.setattr("partreduce.runtime.launcher.launch.check_threads_ended", lambda _: None)  # collects garbage
     monkeypatch.setattr("partreduce.runtime.launcher.launch.orphans_ended", nullcontext)  # reads all of /proc
-    assert attempts(lambda *_: 1, 1100, pause=2.0) == 1
+    assert run_attempts(lambda *_: 1, 1100, pause=2.0) == 1
     assert (pauses[:6], pauses[-1]) == ([2.0, 4.0, 8.0, 16.0, 32.0, 60.0], 60.0)
 
 
@@ -226,7 +226,7 @@ def test_the_error_of_the_last_attempt_is_the_command_s_to_say(capfd):
         raise UnavailableError("store: is gone")
 
     with pytest.raises(UnavailableError):
-        attempts(attempt, 1)
+        run_attempts(attempt, 1)
     assert capfd.readouterr().err.count("partreduce: store: is gone") == 1
 
 
@@ -246,7 +246,7 @@ def test_after_a_request_to_end_no_attempt_follows(number):
         raise AssertionError
 
     try:
-        assert attempts(attempt, 3) == 128 + number
+        assert run_attempts(attempt, 3) == 128 + number
         assert made == [1]
     finally:
         for one, handler in handlers.items():
@@ -261,7 +261,7 @@ def test_no_thread_of_an_attempt_is_left_when_the_next_one_forks(tmp_path):
         seen.append(threads_of_process() - before)
         return launch(lambda: os.kill(os.getpid(), signal.SIGKILL), num_workers=1, threads=1, environment=variables)
 
-    assert attempts(attempt, 2) == 128 + signal.SIGKILL
+    assert run_attempts(attempt, 2) == 128 + signal.SIGKILL
     assert seen == [set()] * 3
 
 

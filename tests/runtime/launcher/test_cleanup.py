@@ -245,10 +245,10 @@ def test_the_store_of_one_machine_is_reached_from_this_machine_only(start):
 
 
 def test_a_launcher_in_a_thread_leaves_signals_alone():
-    from partreduce.runtime.launcher.signals import terminable
+    from partreduce.runtime.launcher.signals import raise_on_sigterm
 
     def inside():
-        with terminable():
+        with raise_on_sigterm():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     seen = []
@@ -259,14 +259,14 @@ def test_a_launcher_in_a_thread_leaves_signals_alone():
 
 
 def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
-    from partreduce.runtime.launcher.signals import terminable
+    from partreduce.runtime.launcher.signals import raise_on_sigterm
 
     def mine(*_):
         raise AssertionError("not called")
 
     before = signal.signal(signal.SIGTERM, mine)
     try:
-        with terminable():
+        with raise_on_sigterm():
             assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -318,7 +318,7 @@ def test_signals_are_one_request_for_a_second_and_the_next_one_after_it_is_anoth
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
     request = [(0, signal.SIGTERM), (0, signal.SIGTERM), (0.5, signal.SIGINT), (0.4, signal.SIGHUP)]
-    with signals.terminable():
+    with signals.raise_on_sigterm():
         heard = []
         for later, number in request:
             clock[0] += later
@@ -328,7 +328,7 @@ def test_signals_are_one_request_for_a_second_and_the_next_one_after_it_is_anoth
         assert is_heard(signal.SIGTERM)
         clock[0] += 1.1
         assert is_heard(signal.SIGINT)
-    with signals.terminable():
+    with signals.raise_on_sigterm():
         assert is_heard(signal.SIGTERM), "a run of its own"
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 

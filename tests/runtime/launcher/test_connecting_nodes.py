@@ -13,7 +13,7 @@ from partreduce.__main__ import main
 from partreduce.runtime.launcher import follower as follower_module
 from partreduce.runtime.launcher import nodes as nodes_module
 from partreduce.runtime.launcher.follower import Follower
-from partreduce.runtime.launcher.nodes import Connection, Endpoint, Nodes, derived, key_of, same_on_all
+from partreduce.runtime.launcher.nodes import Connection, Endpoint, Nodes, derive_key, key_of, same_on_all
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError, UnavailableError
@@ -67,7 +67,7 @@ def node_0(monkeypatch):
 
 def test_ranks_follow_the_nodes_and_a_node_may_have_more_workers_than_another(node_0):
     port, found = node_0()
-    connection = follower(port, num_workers=3)._connected("")
+    connection = follower(port, num_workers=3)._connect("")
     assert connection.next()[:4] == ["prepare", 1, [[0, 1], [2, 3, 4]], 0]
     assert connection.next() == ["end", 0, ""]
     connection.close()
@@ -87,7 +87,7 @@ def test_ranks_follow_the_nodes_and_a_node_may_have_more_workers_than_another(no
 def test_nodes_that_run_different_commands_end_in_one_line_on_both(node_0, differs, said):
     port, found = node_0()
     with pytest.raises(InputError) as refused:
-        follower(port, **differs)._connected("")
+        follower(port, **differs)._connect("")
     assert said.removeprefix("node 1: ") in str(refused.value)
     wait_until(lambda: found, seconds=30)
     assert isinstance(found[0], InputError)
@@ -98,25 +98,25 @@ def test_nodes_that_run_different_commands_end_in_one_line_on_both(node_0, diffe
 def test_who_does_not_know_the_run_s_name_or_secret_is_turned_away_and_the_run_waits_on(node_0, monkeypatch):
     port, found = node_0()
     with pytest.raises(InputError, match="its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"):
-        follower(port, run_id="other")._connected("")
+        follower(port, run_id="other")._connect("")
     monkeypatch.setenv("PARTREDUCE_RUN_SECRET", "guessed")
     with pytest.raises(InputError, match="its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"):
-        follower(port)._connected("")
+        follower(port)._connect("")
     monkeypatch.delenv("PARTREDUCE_RUN_SECRET")
     assert not found
-    follower(port)._connected("").close()
+    follower(port)._connect("").close()
     wait_until(lambda: found, seconds=30)
     assert isinstance(found[0], Cluster)
 
 
 def test_a_rank_that_is_taken_is_refused_and_the_first_one_stays(node_0):
     port, found = node_0(num_nodes=3)
-    first = follower(port)._connected("")
-    with pytest.raises(InputError, match="--node-rank 1 is taken by another launcher; give each node one of its own"):
-        follower(port)._connected("")
+    first = follower(port)._connect("")
+    with pytest.raises(InputError, match="--node-rank 1 is taken by another launcher; give each node its own"):
+        follower(port)._connect("")
     assert not found
     assert not first.problem
-    second = follower(port, rank=2)._connected("")
+    second = follower(port, rank=2)._connect("")
     wait_until(lambda: found, seconds=30)
     assert found[0].num_nodes == 3
     for connection in (first, second):
@@ -126,16 +126,16 @@ def test_a_rank_that_is_taken_is_refused_and_the_first_one_stays(node_0):
 def test_a_node_that_comes_back_waits_until_node_0_has_noticed_that_it_was_gone(node_0):
     """After a link that was cut, either side may notice it first."""
     port, found = node_0(num_nodes=3)
-    first = follower(port)._connected("")
+    first = follower(port)._connect("")
     again = []
-    thread = threading.Thread(target=lambda: again.append(follower(port)._connected("the connection ended")))
+    thread = threading.Thread(target=lambda: again.append(follower(port)._connect("the connection ended")))
     thread.start()
     thread.join(1.0)
     assert thread.is_alive(), "its rank is still taken"
     first.close()
     thread.join(60)
     assert again
-    follower(port, rank=2)._connected("").close()
+    follower(port, rank=2)._connect("").close()
     wait_until(lambda: found, seconds=30)
     assert found[0].num_nodes == 3
     again[0].close()
@@ -147,7 +147,7 @@ def test_who_comes_while_an_attempt_runs_harms_neither_it_nor_the_next_one():
 
     def come(**options):
         try:
-            raised.append(follower(place.port, **options)._connected(""))
+            raised.append(follower(place.port, **options)._connect(""))
         except InputError as error:
             raised.append(error)
 
@@ -178,7 +178,7 @@ def test_garbage_harms_no_run(node_0):
             stranger.sendall(text)
             stranger.settimeout(0.3)
             stranger.recv(100)
-    follower(port)._connected("").close()
+    follower(port)._connect("").close()
     wait_until(lambda: found, seconds=30)
     assert isinstance(found[0], Cluster)
 
@@ -189,13 +189,13 @@ def test_nothing_that_is_sent_is_the_secret_of_workers(node_0, monkeypatch):
     read = Connection.read
     monkeypatch.setattr(Connection, "read", lambda self: (read(self), seen.extend(map(json.dumps, self.records)))[0])
     port, found = node_0()
-    connection = follower(port)._connected("")
+    connection = follower(port)._connect("")
     nonce = connection.next()[4]
     wait_until(lambda: found, seconds=30)
-    secret = derived(key_of("run"), "run", nonce)
+    secret = derive_key(key_of("run"), "run", nonce)
     assert len(seen) >= 3
     assert all(secret not in record for record in seen)
-    assert secret != derived(key_of("other"), "run", nonce)
+    assert secret != derive_key(key_of("other"), "run", nonce)
     connection.close()
 
 
@@ -211,10 +211,10 @@ def test_what_answers_and_is_no_launcher_and_nobody_are_named(monkeypatch):
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(InputError, match="what answers there is not node 0 of this version"):
-            follower(other.getsockname()[1])._connected("")
+            follower(other.getsockname()[1])._connect("")
         thread.join()
     with pytest.raises(UnavailableError, match=r"node 1: node 0 cannot be reached at 127.0.0.1:\d+ within 1 s"):
-        follower(free_port())._connected("")
+        follower(free_port())._connect("")
 
 
 def test_a_port_that_is_taken_is_named():
@@ -258,7 +258,7 @@ def test_what_names_no_machine_is_no_endpoint(text):
         ),
         ("--nnodes 2 --workers 1 --node-rank 0 --rdzv-endpoint a:b", "--rdzv-endpoint 'a:b': name where all"),
         ("--nnodes 0 --workers 1", "--nnodes"),
-        ("--nnodes 2 --node-rank 0 --rdzv-endpoint a", "--workers: is needed, or --schedule"),
+        ("--nnodes 2 --node-rank 0 --rdzv-endpoint a", "--workers: expected --workers N or --schedule FILE"),
         ("--nnodes 2 --simulate-nodes 2 --node-rank 0 --rdzv-endpoint a --workers 2", "--simulate-nodes: simulates"),
     ],
 )
@@ -295,7 +295,7 @@ def test_nodes_that_do_not_fit_the_schedule_are_refused_in_one_line(tmp_path, ca
 
 def test_workers_of_all_nodes_together_must_be_those_of_the_schedule(node_0):
     port, found = node_0(num_workers=5)
-    connection = follower(port)._connected("")
+    connection = follower(port)._connect("")
     wait_until(lambda: found, seconds=30)
     connection.close()
     assert "--nproc-per-node: the nodes have 2 + 2 workers; the schedule is for 5" in str(found[0])

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.warm import WARM
 from partreduce.runtime.elastic.coordinator import FailureRule
-from partreduce.runtime.launcher.launch import attempts
+from partreduce.runtime.launcher.launch import run_attempts
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.signals import format_end, shell_exit_code
 from partreduce.runtime.launcher.supervision import Child, Shutdown, _is_lost
@@ -71,7 +71,7 @@ def test_a_run_that_begins_again_reports_the_exit_code_of_a_worker(script, code)
 
 @pytest.mark.parametrize("code", [255, 193])
 def test_an_attempt_s_exit_code_is_the_run_s(code):
-    assert attempts(lambda *_: code, 0) == code
+    assert run_attempts(lambda *_: code, 0) == code
 
 
 @pytest.mark.processes

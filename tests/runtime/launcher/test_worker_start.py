@@ -14,7 +14,7 @@ from helpers.warm import WARM
 from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.processes import fill_standard_descriptors
-from partreduce.runtime.launcher.signals import terminable
+from partreduce.runtime.launcher.signals import raise_on_sigterm
 from partreduce.runtime.launcher.supervision import Child, supervise
 
 LOOKS_AROUND = """
@@ -82,7 +82,7 @@ def test_no_pipe_takes_the_place_of_a_closed_standard_stream():
 def test_children_can_be_waited_for_also_where_the_parent_ignores_its_own():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        with terminable():
+        with raise_on_sigterm():
             process = subprocess.Popen(["false"])
             assert process.wait() == 1
         assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN

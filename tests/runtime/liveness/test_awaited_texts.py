@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from partreduce.runtime.liveness.store_collectives import decided, gather_from_store
+from partreduce.runtime.liveness.store_collectives import broadcast_decision, gather_from_store
 from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import FileError, InputError, PeerFailedError, UnavailableError
 
@@ -27,7 +27,7 @@ def workers():
 
 def test_what_worker_0_decides_all_do():
     for world in workers():
-        found = decided(world, "place", lambda rank=world.rank: {"asked": [rank]}, 60, who="pilot")
+        found = broadcast_decision(world, "place", lambda rank=world.rank: {"asked": [rank]}, 60, who="pilot")
         assert found == {"asked": [0]}, "worker 0 alone is asked"
 
 
@@ -41,5 +41,5 @@ def test_what_stops_worker_0_stops_all_with_the_same_line_and_says_whether_someb
 
     for world in workers():
         with pytest.raises(raised, match=r"^worker 3 said nothing$") as caught:
-            decided(world, "place", decide, 60, who="pilot")
+            broadcast_decision(world, "place", decide, 60, who="pilot")
         assert caught.type is raised

@@ -166,7 +166,7 @@ def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
 
 
 def test_as_many_workers_may_be_lost_as_leave_one():
-    with pytest.raises(InputError, match="--tolerate-failures 4: of 4 workers 0 to 3 may fail"):
+    with pytest.raises(InputError, match="--tolerate-failures: expected 0 to 3 for 4 workers, got 4"):
         run({}, max_failures=4)
 
 

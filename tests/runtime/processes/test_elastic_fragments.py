@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.elastic_runs import own, replayed_in_turns, run, views_of
-from partreduce.runtime.data.sampler import dealt
+from partreduce.runtime.data.sampler import assign_samples
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies import AllReduce, DelayedMerge, GroupPhases, OuterStep, Payload, StaticGroups
 from partreduce.topo.strategies.axes import SYNCHRONOUS
@@ -103,7 +103,7 @@ def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_le
     assert code == 0, text
     views = [(turn, tuple(members)) for turn, members in said[0]["views"]]
     assert [members for _, members in views] == [ALL, THREE, ALL]
-    rounds = dict(dealt(range(321), views, (STEPS_PER_ROUND,) * 4, 1, 0, turns=2))
+    rounds = dict(assign_samples(range(321), views, (STEPS_PER_ROUND,) * 4, 1, 0, turns=2))
     joined = views[-1][0]
     assert len(rounds[joined // 2][2]) == (3, 1)[joined % 2], "of 4 steps; the turns are after 2 and 4"
     for rank, one in said.items():

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.elastic_runs import own, replayed, run
 from helpers.warm import WARM
-from partreduce.runtime.data.sampler import dealt
+from partreduce.runtime.data.sampler import assign_samples
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
@@ -125,7 +125,7 @@ def test_over_a_loss_and_a_join_the_round_sampler_deals_every_sample_once():
     assert code == 0, text
     views = said[0]["views"]
     assert [tuple(members) for _, members in views] == [ALL, THREE, ALL]
-    rounds = dict(dealt(range(81), [(r, tuple(m)) for r, m in views], (1, 1, 1, 1), 1, 0))
+    rounds = dict(assign_samples(range(81), [(r, tuple(m)) for r, m in views], (1, 1, 1, 1), 1, 0))
     assert sum(len(own) for hands in rounds.values() for own in hands.values()) >= 81 - 3
     for rank, one in said.items():
         mine = [(step, hands[rank][0]) for step, hands in rounds.items() if rank in hands]

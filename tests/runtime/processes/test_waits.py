@@ -213,7 +213,7 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
             ended.set()
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
     assert {rank: report["error"] for rank, report in answer["errors"].items()} == {3: "EvictedError"}
-    assert "the others went on without it" in answer["errors"][3]["text"]
+    assert "the others continued without it" in answer["errors"][3]["text"]
     ends = {report["rank"]: report["steps"] for report in answer["reports"] if "steps" in report}
     assert ends.pop(3) < 20
     assert ends == {0: 200, 1: 200, 2: 200}, answer["output"][-2000:]

@@ -28,7 +28,7 @@ from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.quorum import broadcast_tree
 from partreduce.runtime.strategies.quorum.broadcast_tree import children
-from partreduce.runtime.strategies.quorum.driver import Begun
+from partreduce.runtime.strategies.quorum.driver import StartedRound
 from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.transport.mailbox import Mailbox
@@ -385,7 +385,7 @@ def test_workers_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(see
     payload = SimpleNamespace(room=lambda one: one.arrays[0])
     driver = SimpleNamespace(close=None, payload=payload)
     threads = [RoundsThread(driver, SimpleNamespace(size=size, place=place), None, None) for place in range(size)]
-    begun = [Begun(3, 40, share, one) for share, one in zip(shares, brought, strict=True)]
+    begun = [StartedRound(3, 40, share, one) for share, one in zip(shares, brought, strict=True)]
     here, there = tag_of("run", 3, 40), tag_of("run", 3, 41)
 
     def told(tags):

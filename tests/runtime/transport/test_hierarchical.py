@@ -11,7 +11,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
-from partreduce.runtime.transport.worlds import chosen_algorithm, formed
+from partreduce.runtime.transport.worlds import chosen_algorithm, world_for_algorithm
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
@@ -33,7 +33,7 @@ def small_parts(monkeypatch):
 
 def all_of(world, cluster):
     """The hierarchical group of all workers; made on its first use."""
-    ours = formed(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
+    ours = world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
     everyone = tuple(range(world.size))
     return ours.communicator(everyone) if ours.has(everyone) else ours.create(everyone)
 
@@ -88,7 +88,7 @@ def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks)
     schedule = Schedule("uneven", cluster, StaticGroups(phases=GroupPhases(phases)))
 
     def work(world):
-        ours = formed(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
+        ours = world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
         ours.max_groups = 4
         try:
             ours.prepare(schedule)
@@ -98,8 +98,11 @@ def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks)
             refused = None
         ours.max_groups = 5
         ours.prepare(schedule)
-        assert formed(world, AllReduceAlgorithm.HIERARCHICAL, Cluster.irregular([[0, 1], [2, 3], [4]])) is ours
-        assert formed(world, AllReduceAlgorithm.RING, cluster) is world
+        assert (
+            world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, Cluster.irregular([[0, 1], [2, 3], [4]]))
+            is ours
+        )
+        assert world_for_algorithm(world, AllReduceAlgorithm.RING, cluster) is world
         kinds = {members: type(ours.communicator(members)) for members in ours._groups}
         sums = []
         for members in sorted(kinds):
@@ -128,7 +131,7 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
         group, everyone = all_of(world, cluster), tuple(range(4))
         tensor = torch.ones(100_000)
         group.all_reduce(tensor).wait()
-        ours = formed(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
+        ours = world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
         if world.rank == 3:
             meeting.wait()
             ours.destroy([everyone])

@@ -13,7 +13,7 @@ import pytest
 from helpers.graphs import theirs
 from partreduce.schedulers import registry
 from partreduce.schedulers.imports import formats, from_networkx, import_schedule
-from partreduce.schedulers.imports.exact import balanced
+from partreduce.schedulers.imports.exact import balance_weights
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileError, InputError, ScheduleError
 from partreduce.topo.graphs.classic import ring
@@ -78,7 +78,7 @@ def test_cluster_and_weights_are_options(tmp_path):
     schedule = import_schedule(path, cluster=Cluster.parse("2x2"), weights="best-constant")
     assert schedule.cluster == Cluster.parse("2x2")
     assert schedule.strategy.rounds[0].weights == (Fraction(1, 2),)
-    with pytest.raises(ScheduleError, match="is for 4 workers, cluster 3x2 has 6; name a cluster of 4"):
+    with pytest.raises(ScheduleError, match="cluster 3x2: has 6 workers, 'path' is for 4; name a cluster of 4"):
         import_schedule(path, cluster=Cluster.parse("3x2"))
 
 
@@ -130,7 +130,7 @@ def test_rounded_directed_weights_become_exactly_doubly_stochastic(tmp_path):
     assert set(balance(round_)) == {0}
     assert np.abs(dense(round_) - matrix).max() < 1e-7
     unequal = [Fraction(1, 2), Fraction(1, 3)]
-    assert balanced(2, [0, 1], [1, 0], unequal) == unequal
+    assert balance_weights(2, [0, 1], [1, 0], unequal) == unequal
 
 
 BAD = [

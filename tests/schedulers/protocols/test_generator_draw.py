@@ -12,8 +12,8 @@ from partreduce.schedulers.protocols.group_generator.draw import (
     Drawing,
     GeneratorSetting,
     Situation,
+    order_from_salt,
     salt_of,
-    shuffled,
 )
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -43,11 +43,11 @@ def outcomes(draw, salts=SALTS):
 
 def test_salts_number_every_order_once_and_then_begin_again():
     workers = frozenset((9, 2, 4, 5))
-    orders = [tuple(shuffled(workers, salt)) for salt in range(24)]
+    orders = [tuple(order_from_salt(workers, salt)) for salt in range(24)]
     assert set(orders) == set(permutations((2, 4, 5, 9)))
-    assert orders == [tuple(shuffled(workers, salt + 24 * 7)) for salt in range(24)]
+    assert orders == [tuple(order_from_salt(workers, salt + 24 * 7)) for salt in range(24)]
     assert orders[0] == (2, 4, 5, 9)
-    assert shuffled(frozenset(), 3) == []
+    assert order_from_salt(frozenset(), 3) == []
 
 
 @pytest.mark.parametrize("n", [2, 6, 7, 15, 16, 64, 1000])
@@ -63,7 +63,7 @@ def test_the_random_number_comes_from_the_seed_and_the_draw_alone():
 
 def test_the_last_of_many_workers_are_in_random_order_too():
     """64 bits number the orders of 20 workers: with so few, everybody behind them would come in order of ranks."""
-    orders = [shuffled(frozenset(range(200)), salt_of(1, draw, 200)) for draw in range(60)]
+    orders = [order_from_salt(frozenset(range(200)), salt_of(1, draw, 200)) for draw in range(60)]
     ascending = sum(order[-1] > order[-2] for order in orders)
     assert 15 < ascending < 45
     assert len({tuple(sorted(order[100:])) for order in orders}) == 60
@@ -126,10 +126,10 @@ def test_a_random_group_takes_in_whom_the_filter_passes_and_everybody_where_it_p
     rules = drawing(division=GroupSplit.RANDOM, slow_worker_policy=SlowWorkerPolicy.PAPER, group_size=3)
     now = now_of(rules.setting, counts=(5, 5, 4, 3, 3, 5), alive=frozenset((0, 1, 2, 3, 4)), idle=frozenset((0,)))
     for salt in LOW_SALTS:
-        assert rules.partners(replace(now, salt=salt)) == shuffled(frozenset((1, 2)), salt)
+        assert rules.partners(replace(now, salt=salt)) == order_from_salt(frozenset((1, 2)), salt)
         assert rules.draw(replace(now, salt=salt)) == ((0, 1, 2),)
         alone = replace(now, counts=(5, 0, 0, 0, 0, 0), salt=salt)
-        assert rules.partners(alone) == shuffled(frozenset((1, 2, 3, 4)), salt)
+        assert rules.partners(alone) == order_from_salt(frozenset((1, 2, 3, 4)), salt)
         assert rules.draw(alone) == (tuple(sorted((0, *rules.partners(alone)[:2]))),)
 
 
@@ -169,7 +169,7 @@ def test_a_division_cuts_one_random_order_into_groups_and_leaves_one_over_alone(
     rules = drawing(division=GroupSplit.GLOBAL, group_size=size)
     for workers in (frozenset(range(6)), frozenset(range(1, 6)), frozenset((0, 3, 4, 5)), frozenset((2,)), frozenset()):
         for salt in LOW_SALTS:
-            order = shuffled(workers, salt)
+            order = order_from_salt(workers, salt)
             parts = [tuple(sorted(order[at : at + size])) for at in range(0, len(order), size)]
             now = now_of(rules.setting, salt=salt)
             assert rules.divided(now, workers) == tuple(part for part in parts if len(part) > 1)
@@ -258,7 +258,7 @@ def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the
     rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     everybody = frozenset(range(4))
     now = now_of(rules.setting, known=((0, 1), (0, 2)))
-    order = next(salt for salt in range(24) if shuffled(everybody, salt) == [0, 3, 1, 2])
+    order = next(salt for salt in range(24) if order_from_salt(everybody, salt) == [0, 3, 1, 2])
     numbers = [order + 24 * -(-(choice << 61) // 24) for choice in range(4)]
     assert [rules.divided(replace(now, salt=salt), everybody)[0] for salt in numbers] == [(0, 1), (0, 2)] * 2
 
@@ -266,11 +266,11 @@ def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the
 def test_what_is_known_already_is_drawn_as_it_comes_and_a_bounded_worker_speaks_for_itself_alone():
     rules = drawing((0, 0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     now = now_of(rules.setting, known=((0, 1), (0, 2)))
-    numbers = [high << 61 for high in range(1, 60, 2) if shuffled(frozenset((0, 1, 2)), high << 61) == [0, 1, 2]]
+    numbers = [high << 61 for high in range(1, 60, 2) if order_from_salt(frozenset((0, 1, 2)), high << 61) == [0, 1, 2]]
     assert numbers
     assert {rules.divided(replace(now, salt=salt), frozenset((0, 1, 2))) for salt in numbers} == {((0, 1),)}
     now = now_of(rules.setting, known=((0, 2), (0, 5), (1, 3), (1, 4)))
-    salt = next(salt for salt in range(24) if shuffled(frozenset((0, 1, 3, 4)), salt) == [0, 4, 1, 3])
+    salt = next(salt for salt in range(24) if order_from_salt(frozenset((0, 1, 3, 4)), salt) == [0, 4, 1, 3])
     assert rules.divided(replace(now, salt=salt), frozenset((0, 1, 3, 4))) == ((1, 4),)
 
 

@@ -10,7 +10,7 @@ from benchmarks.explore.reductions import GroupSystem
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
-from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting, shuffled
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting, order_from_salt
 from partreduce.schedulers.protocols.group_generator.service import (
     DEAD,
     LEFT,
@@ -81,7 +81,7 @@ def test_every_event_comes_with_every_way_that_a_draw_may_come_out():
     salts = [event.salt for event in ready(three, ALONE)]
     assert ready(three, ALONE) == [NextRound(salt) for salt in salts]
     assert ready(three, GRANTED) == [*map(Enter, salts), Retry(), *map(Broke, salts)]
-    assert len({tuple(shuffled(frozenset((0, 1, 2)), salt)) for salt in salts}) == len(salts) == 3
+    assert len({tuple(order_from_salt(frozenset((0, 1, 2)), salt)) for salt in salts}) == len(salts) == 3
 
 
 def test_the_generator_may_be_restarted_so_often_and_only_while_somebody_takes_part():

@@ -12,7 +12,7 @@ import pytest
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
-from partreduce.schedulers.simulator.replay import Replay, Replayed
+from partreduce.schedulers.simulator.replay import Replay, ReplayResult
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.metrics import consensus_distance, drift
@@ -28,7 +28,7 @@ RANDOM = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0, 0.2))
 SLOW = ComputeTimes(base=1.0, slowdown=((5, 4.0),), jitter=0.05)
 
 
-def replayed(schedule: Schedule, compute: ComputeTimes, num_rounds: int = 90) -> Replayed:
+def replayed(schedule: Schedule, compute: ComputeTimes, num_rounds: int = 90) -> ReplayResult:
     gap = schedule.strategy.sync
     assert isinstance(gap, IterationGap)
     replay = Replay(schedule.strategy.graphs[0], gap)

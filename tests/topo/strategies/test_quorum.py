@@ -57,7 +57,7 @@ def test_files_hold_it_as_it_is(members):
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"quorum": 1}, 'partial.quorum: is 1; whoever comes first starts a round: say "solo"'),
+        ({"quorum": 1}, 'partial.quorum: is 1; the first worker starts a round: say "solo"'),
         ({"quorum": -2}, "partial.quorum: is -2"),
         ({"quorum": 4}, "is 4 of 4 workers; a quorum of all is synchronous; leave sync out"),
         ({"quorum": 5}, "is 5 of 4 workers; it is at most that"),

@@ -11,7 +11,7 @@ from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, PartialAllReduce
 from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay
-from partreduce.topo.timing.quorum import ManyRounds, balance, sampled
+from partreduce.topo.timing.quorum import ManyRounds, balance, sample_seconds
 
 
 def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):
@@ -55,7 +55,7 @@ CASES = [
 def test_virtual_time_lies_between_free_workers_and_such_in_step(compute, sum_seconds, numbers):
     """Gradients a second of 8 workers, within an eighth; up to half of the workers they are free, also by majority."""
     hardware = Hardware(inside=Link(1e-5), nic=Link(1e-4, sum_seconds / 1.75e6), model_bytes=1_000_000)
-    seconds = sampled(compute, 8)
+    seconds = sample_seconds(compute, 8)
     for number in numbers:
         schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(sync=PartialAllReduce(quorum=number, staleness=64)))
         record = simulate(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.liveness.wait_chain import format_workers
 from partreduce.runtime.strategies.protocol_driver import GapLog, GenerationDriver, Missing, wait_for_missing
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Arrival, PayloadRings
@@ -51,7 +51,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Averaged:
+class NeighborUpdates:
     """What a step averages besides the worker's own: sources ascending, and the pieces of each update's arrays."""
 
     step: int
@@ -66,7 +66,7 @@ class Outcome:
     letters: tuple[Letter, ...] = ()
     update: Recipients = field(default_factory=dict)
     """To whom the update goes that was offered."""
-    averaged: Averaged | None = None
+    averaged: NeighborUpdates | None = None
     by: int = 0
     """Steps by which the worker moved on."""
 
@@ -328,23 +328,23 @@ class GapDriver(GenerationDriver[HopState]):
                 case Send(to, Update()):
                     update[to] = (self._generation, part.step, 0)
                 case Send(to, Token(count)):
-                    letters.append(self._given(to, "token", count))
+                    letters.append(self._numbered_letter(to, "token", count))
                 case Send(to, Ack()):
-                    letters.append(self._given(to, "ack", 1))
+                    letters.append(self._numbered_letter(to, "ack", 1))
         if isinstance(event, SendUpdate):
             part.is_offered = False
             self.log.add("sent", part.step)
         return Outcome(tuple(letters), update, averaged, event.by if isinstance(event, Advance) else 0)
 
-    def _given(self, to: int, kind: str, count: int) -> Letter:
+    def _numbered_letter(self, to: int, kind: str, count: int) -> Letter:
         given = self._part.given
         given[to, kind] += count
         return Letter(to, kind, (self._generation, given[to, kind]))
 
-    def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> Averaged:
+    def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> NeighborUpdates:
         """The arrays of the updates that a step uses; the rings compare the steps."""
         arrays = tuple(self.rings.take(source, of) for source, of in used)
-        return Averaged(step, tuple((source, of) for source, of in used), arrays)
+        return NeighborUpdates(step, tuple((source, of) for source, of in used), arrays)
 
 
 def wait_in_step(
@@ -380,7 +380,9 @@ def wait_in_step(
             else _hopeless(heartbeat, lack, step) or _unequal(heartbeat, lack, step, paused())
         ),
         check_failure=check_failure,
-        told=lambda lack: f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}",
+        told=lambda lack: (
+            f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {format_workers(lack.of)}"
+        ),
         place=f"in step {step} ",
     )
 

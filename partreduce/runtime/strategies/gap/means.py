@@ -8,12 +8,12 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
 from partreduce.runtime.strategies.gap.driver import (
     PLACE,
-    Averaged,
     GapDriver,
     Letter,
+    NeighborUpdates,
     Outcome,
     Recipients,
     wait_in_step,
@@ -79,13 +79,13 @@ class GapMeans(OneSided):
         self._round = 0
         self._mailbox.start()
 
-    def before_step(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> AveragedGradients:
         round_, taken = divmod(step, self.run.steps_per_round)
         if not taken:
             self._open(step, round_)
         return ON_TIME
 
-    def after_step(self, step: int) -> Ended:
+    def after_step(self, step: int) -> StepResult:
         """After a round: send, reduce and enter the next, or a later one, waiting where the protocol says so."""
         round_, taken = divmod(step, self.run.steps_per_round)
         if taken + 1 < self.run.steps_per_round:
@@ -108,7 +108,7 @@ class GapMeans(OneSided):
             self._depart(operation, outcome.letters)
         self.run.reducer.recorder.end(operation)
         self.run.reducer.heartbeat.doing(f"computes step {self._round}")
-        return Ended(skipped)
+        return StepResult(skipped)
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
         """Wait until everything has come that neighbors sent up to now, so that the queues are complete."""
@@ -118,11 +118,11 @@ class GapMeans(OneSided):
             self._until(operation, lambda: driver.has_left, driver.missing, pausing=True)
         self._post(operation, Outcome(driver.pause()))
 
-        def unmarked() -> Missing | None:
+        def missing_mark() -> Missing | None:
             of = driver.unmarked()
             return Missing("the end of what was sent before all paused", of, len(of)) if of else None
 
-        self._until(operation, lambda: not driver.unmarked(), unmarked, pausing=True)
+        self._until(operation, lambda: not driver.unmarked(), missing_mark, pausing=True)
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> str:
@@ -172,11 +172,11 @@ class GapMeans(OneSided):
                 begun.copy_(now)
         self._post(operation, self.driver.offer(tokens))
 
-    def _average(self, averaged: Averaged | None, own_step: int, *, since_start: bool) -> None:
+    def _average(self, averaged: NeighborUpdates | None, own_step: int, *, since_start: bool) -> None:
         """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
 
         What was learned since the beginning then stays as it is: x ← x + (average at the beginning - beginning). What
-        is added is formed in memory of its own: a signal that interrupts this leaves them as they were, or averaged.
+        is added is formed in separate memory: a signal that interrupts this leaves them as they were, or averaged.
         """
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 
 DIRECT = 64
-"""Up to so many workers each is told by one that has something to tell."""
+"""Up to so many workers each receives a message from its sender."""
 ROOT = " of "
 """Between the kind of a word that travels down a tree, and the worker that began it."""
 
@@ -19,7 +19,7 @@ ROOT = " of "
 def children(place: int, size: int) -> tuple[int, ...]:
     """To whom a worker of a binomial tree passes on what it got, by places 0..size-1 from the root.
 
-    Place p = 2ᵏ·q with q odd (the root: any k) tells p + 2ʲ for all j < k: each place is told once, in at most ⌈log₂
+    Place p = 2ᵏ·q with q odd (the root: any k) tells p + 2ʲ for all j < k: each place is reached once, in at most ⌈log₂
     size⌉ messages one after the other.
     """
     span = place & -place if place else 1 << max(0, size - 1).bit_length()

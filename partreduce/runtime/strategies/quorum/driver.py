@@ -44,7 +44,7 @@ KINDS = {word: kind for kind, word in WORDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StartedRound:
     """A round that the collective thread is in, with what this worker brings."""
 
     segment: int
@@ -54,7 +54,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenResult:
     """Results that the training is to apply, by round ascending."""
 
     sums: tuple[GradientSum, ...]
@@ -126,7 +126,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
     def may_take(self) -> bool:
         return self.offers(Take)
 
-    def take(self) -> Taken:
+    def take(self) -> TakenResult:
         """The results that are there; `may_take` was true before."""
         with self.condition:
             before = self.open_state
@@ -135,7 +135,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
             rounds = next(note[1] for note in self._notes if note[0] == "taken")
             sums = self.payload.take(rounds)
             self.payload.retain([result.round for result in after.results])
-            taken = Taken(tuple(sums), after.version - before.version)
+            taken = TakenResult(tuple(sums), after.version - before.version)
         self._post(words)
         return taken
 
@@ -171,7 +171,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
             of = tuple(rank for rank in self.machine.awaited(self.rank, state) if rank != self.rank)
             return Missing(f"round {state.entered} to be started", of)
 
-    def say(self, doing: Callable[[str], None]) -> None:
+    def publish_activity(self, doing: Callable[[str], None]) -> None:
         """Tell the others what this worker does, unless its thread is in a round, of which that tells."""
         with self.condition:
             state = self._state
@@ -183,7 +183,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
 
     # The collective thread.
 
-    def begin(self) -> Begun | None:
+    def begin(self) -> StartedRound | None:
         """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
         with self.condition:
             self.condition.wait_for(lambda: self._closing or self.offers(Begin))
@@ -195,14 +195,14 @@ class QuorumDriver(GenerationDriver[PartialState]):
             share = Share(before.entered, before.buffer, before.oldest, before.resting)
             self._step(Begin())
             self.log.add("begun", self._generation, share.round, share.gradients)
-            return Begun(self._generation, share.round, share, self.payload.depart())
+            return StartedRound(self._generation, share.round, share, self.payload.depart())
 
     def _is_awaited(self) -> bool:
         """Whether the round that may begin would have no gradient of this worker, and another one will come."""
         state = self.open_state
         return not state.buffer and not state.resting
 
-    def finish(self, begun: Begun, shares: Sequence[Share]) -> None:
+    def finish(self, begun: StartedRound, shares: Sequence[Share]) -> None:
         """The sum of a round is there, and with it what each worker has brought."""
         words: list[Word] = []
         with self.condition:

@@ -47,7 +47,7 @@ class GradientSums:
         self.made = 0
         """Sums that were allocated so far; they are used again."""
         self._spare: list[GradientSum] = []
-        self._buffer = self._lent()
+        self._buffer = self._lend()
         self._kept: dict[int, GradientSum] = {}
         self._in_use: list[GradientSum] = []
 
@@ -55,7 +55,7 @@ class GradientSums:
         """By what a bucket's gradients are divided before they are sent: a sum of halves might leave their range."""
         return 1 if self.buckets[index].exact else self._num_workers
 
-    def _lent(self) -> GradientSum:
+    def _lend(self) -> GradientSum:
         if self._spare:
             lent = self._spare.pop()
             lent.is_empty, lent.scaled = True, False
@@ -114,7 +114,7 @@ class GradientSums:
 
     def depart(self) -> GradientSum:
         """Take what is in the send buffer along, and leave that empty."""
-        departed, self._buffer = self._buffer, self._lent()
+        departed, self._buffer = self._buffer, self._lend()
         return departed
 
     def keep(self, round_: int, arrived: GradientSum) -> None:

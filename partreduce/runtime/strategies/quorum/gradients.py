@@ -1,6 +1,6 @@
 """Strategy `allreduce` of gradients with partial rounds: eager-SGD's workers (Li et al., PPoPP 2020).
 
-All workers apply the same results in the same order, each in a call of its own. What a script changes from call to
+All workers apply the same results in the same order, each in its own call. What a script changes from call to
 call, such as a learning rate, differs then between two workers that apply the same result, which is warned of.
 """
 
@@ -17,10 +17,10 @@ from partreduce.runtime.averaging.mean_model import average_model
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
-from partreduce.runtime.strategies.base import DIFFERENT, Arrived, Asked, Ended, Run, Runner
+from partreduce.runtime.strategies.base import DIFFERENT, AveragedGradients, Run, Runner, StepRequest, StepResult
 from partreduce.runtime.strategies.protocol_driver import QuorumLog, wait_for_missing
 from partreduce.runtime.strategies.quorum.broadcast_tree import Spread
-from partreduce.runtime.strategies.quorum.driver import QuorumDriver, Taken
+from partreduce.runtime.strategies.quorum.driver import QuorumDriver, TakenResult
 from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.transport.mailbox import Mailbox
@@ -48,7 +48,7 @@ class Settings:
         self._optimizer = optimizer
         self.number = 0
 
-    def applied(self) -> None:
+    def on_applied(self) -> None:
         """A result was applied with the settings as they are. O(parameter groups)."""
         self.number = zlib.crc32(repr(settings_of(self._optimizer)).encode(), self.number)
 
@@ -105,22 +105,22 @@ class QuorumGradients(Runner):
         self._thread.start()
         self._open()
 
-    def before_step(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+    def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
         self.check_failure()
         self.count_from_here()
         self.sums.check_sparse()
         taken = self.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
-        last = self._applied(taken, but_last=True)
+        last = self._apply_result(taken, but_last=True)
         if last is not None:
             self._put(last)
             self.driver.release([last])
-        self.driver.say(self.run.reducer.heartbeat.doing)
-        return Arrived(taken.by - 1, last is not None and last.scaled)
+        self.driver.publish_activity(self.run.reducer.heartbeat.doing)
+        return AveragedGradients(taken.by - 1, last is not None and last.scaled)
 
-    def after_step(self, step: int) -> Ended:  # noqa: ARG002 - the signature of all
+    def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""
-        self._settings.applied()
+        self._settings.on_applied()
         self._synchronize()
         return DIFFERENT
 
@@ -129,20 +129,20 @@ class QuorumGradients(Runner):
         self.check_failure()
         self.count_from_here()
 
-        def applied(taken: Taken) -> None:
+        def on_applied(taken: TakenResult) -> None:
             if apply:
-                self._applied(taken, but_last=False)
+                self._apply_result(taken, but_last=False)
             else:
                 self.driver.release(taken.sums)
             self._synchronize()
 
-        further = self.end_segment(applied)
+        further = self.end_segment(on_applied)
         if self.sync.keeps_equal:
             self._compare(warns=apply)  # what is dropped was applied by some and not by others
         self._open()
         return further
 
-    def check_step(self, asked: Asked) -> None:
+    def check_step(self, asked: StepRequest) -> None:
         """Refuse a GradScaler whose verdict comes too late, and means that change where a call may deliver several."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
@@ -166,13 +166,13 @@ class QuorumGradients(Runner):
         self._met, self._base = 0, None
         self.driver.open()
 
-    def _applied(self, taken: Taken, *, but_last: bool) -> GradientSum | None:
+    def _apply_result(self, taken: TakenResult, *, but_last: bool) -> GradientSum | None:
         """Apply results one after the other; with `but_last` the last is left to the caller."""
         sums = list(taken.sums)
         last = sums.pop() if but_last else None
         for one in sums:
             self.run.applier.apply(partial(self._put, one, changes=True), check_finite=one.scaled)
-            self._settings.applied()
+            self._settings.on_applied()
             self.driver.release([one])
         return last
 
@@ -235,13 +235,13 @@ class QuorumGradients(Runner):
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
 
-    def call(self, load: Callable[[], None]) -> Taken:
+    def call(self, load: Callable[[], None]) -> TakenResult:
         """Hand over what `load` adds to the send buffer, and take the results that are there, at least one."""
         self.driver.call(load)
         self.wait(self.driver.may_take)
         return self.driver.take()
 
-    def end_segment(self, apply: Callable[[Taken], None]) -> int:
+    def end_segment(self, apply: Callable[[TakenResult], None]) -> int:
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         driver, further = self.driver, 0
         driver.end()
@@ -272,7 +272,7 @@ class QuorumGradients(Runner):
         """Wait for what another thread brings about.
 
         A sum needs every worker's process, so the end of any of them is everybody's; how slow one may be is another
-        matter. A round that runs has a limit of its own, which the collective thread keeps.
+        matter. A round that runs has its own limit, which the collective thread keeps.
         """
         reducer, everyone = self.run.reducer, self.run.everyone
         try:

@@ -12,7 +12,7 @@ import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
+from partreduce.runtime.strategies.quorum.driver import QuorumDriver, StartedRound
 from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSums
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
@@ -69,7 +69,7 @@ class RoundsThread:
     def _sums(self) -> GradientSums:
         return self._driver.payload
 
-    def _execute(self, begun: Begun) -> None:
+    def _execute(self, begun: StartedRound) -> None:
         reducer, line = self._reducer, self._line
         round_ = self._clock() + begun.round
         arrays = self._sums.arrays(begun.payload)
@@ -83,25 +83,25 @@ class RoundsThread:
                 reducer.wait_for(work, operation)
             shares, scaled = self._read(begun, tag)
         except (RuntimeError, PeerGoneError, PartreduceError) as error:
-            raise self._failed(operation, error) from None
+            raise self._error_of_round(operation, error) from None
         reducer.recorder.end(operation)
         self._sums.arrived(begun.payload, scaled=scaled)
         self._driver.finish(begun, shares)
-        self._driver.say(reducer.heartbeat.doing)
+        self._driver.publish_activity(reducer.heartbeat.doing)
 
-    def _failed(self, operation: Operation, error: Exception) -> BaseException:
+    def _error_of_round(self, operation: Operation, error: Exception) -> BaseException:
         """The error that the training raises; none is made of a run that ends."""
         if self._driver.is_closing:
             return UnavailableError(f"the run ended during {operation}")
         return self._reducer.failure(operation, error)
 
-    def _write(self, begun: Begun, tag: tuple[int, ...]) -> None:
+    def _write(self, begun: StartedRound, tag: tuple[int, ...]) -> None:
         """What this worker tells, in its own place; all others are zero. (workers + 1 + tag,)."""
         room, numbers = self._sums.room(begun.payload), [0] * self._line.size
         numbers[self._line.place] = len(begun.share.gradients)
         room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
 
-    def _read(self, begun: Begun, tag: tuple[int, ...]) -> tuple[list[Share], bool]:
+    def _read(self, begun: StartedRound, tag: tuple[int, ...]) -> tuple[list[Share], bool]:
         """What each worker has brought, and whether a GradScaler was at work on any of it."""
         room, size = self._sums.room(begun.payload), self._line.size
         if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:

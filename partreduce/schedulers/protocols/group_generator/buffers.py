@@ -3,7 +3,7 @@
 Every group gets the next sequence number and joins the end of the buffer of each of its members. A group starts when it
 is the first in all of its members' buffers and no lock bit of a member is set; starting takes it out of the buffers and
 sets the bits, and each member clears its own bit when it is done. All buffers follow the one order of sequence numbers,
-so the oldest group can always start once its members are done, and nobody waits in a circle.
+so the oldest group can always start once its members are done, and no worker waits in a circle.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class Locking:
         if group is None:
             return state
         rest = replace(group, active=tuple(member for member in group.active if member != worker))
-        return replace(state, groups=_replaced(state.groups, rest, keep=rest.running), locks=_cleared(state, (worker,)))
+        return replace(
+            state, groups=_replace_group(state.groups, rest, keep=rest.running), locks=_clear_locks(state, (worker,))
+        )
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
         """The worker leaves every group that has not started: such groups shrink, and end when one member is left."""
@@ -103,7 +105,7 @@ class Locking:
             buffers = tuple(
                 tuple(s for s in buffer if s != seq) if w in gone else buffer for w, buffer in enumerate(state.buffers)
             )
-            groups = _replaced(state.groups, rest, keep=len(rest.members) > 1)
+            groups = _replace_group(state.groups, rest, keep=len(rest.members) > 1)
             state = replace(state, groups=groups, buffers=buffers)
         return state
 
@@ -117,12 +119,12 @@ class Locking:
         """End running groups for all of their members."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
-        return replace(state, groups=groups, locks=_cleared(state, free)), ended
+        return replace(state, groups=groups, locks=_clear_locks(state, free)), ended
 
 
-def _replaced(groups: tuple[Outstanding, ...], changed: Outstanding, *, keep: bool) -> tuple[Outstanding, ...]:
+def _replace_group(groups: tuple[Outstanding, ...], changed: Outstanding, *, keep: bool) -> tuple[Outstanding, ...]:
     return tuple(changed if group.seq == changed.seq else group for group in groups if keep or group.seq != changed.seq)
 
 
-def _cleared(state: GroupBuffers, workers: Sequence[int]) -> tuple[bool, ...]:
+def _clear_locks(state: GroupBuffers, workers: Sequence[int]) -> tuple[bool, ...]:
     return tuple(bit and worker not in workers for worker, bit in enumerate(state.locks))

@@ -143,9 +143,9 @@ class Drawing:
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
-        """Whom a random group may take in: everybody that the filter passes; everybody where it passes nobody."""
+        """Whom a random group may take in: everybody that the filter passes; everybody where it passes no worker."""
         everybody = now.alive - {now.initiator}
-        return shuffled(self.fast_enough(now, everybody) or everybody, now.salt)
+        return order_from_salt(self.fast_enough(now, everybody) or everybody, now.salt)
 
     def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
         """Who computes slowly, by what a round costs each worker (0: not known yet); None where counts decide."""
@@ -161,7 +161,7 @@ class Drawing:
         if now.slow is not None:
             others = self.fast_enough(now, others) or others
         local = frozenset(w for w in others if self.setting.nodes[w] == self.setting.nodes[now.initiator])
-        return shuffled(local & now.idle or local or others & now.idle or others, now.salt)
+        return order_from_salt(local & now.idle or local or others & now.idle or others, now.salt)
 
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
         """One group of the initiator and the first partners, or a known one if the initiator's bound is reached."""
@@ -177,7 +177,7 @@ class Drawing:
 
     def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """All of `workers` in random groups of the group size; what is left over forms one smaller group, or skips."""
-        order, groups, size = shuffled(workers, now.salt), list[Members](), self.setting.group_size
+        order, groups, size = order_from_salt(workers, now.salt), list[Members](), self.setting.group_size
         left = set(order)
         for worker in order:
             if worker not in left:
@@ -193,7 +193,7 @@ class Drawing:
         return tuple(groups)
 
     def inter(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """One head of each node in random groups across nodes, all others in random groups of their own node."""
+        """One head of each node in random groups across nodes, all others in random groups inside their node."""
         heads = frozenset(min(here) for here in self.by_node(workers))
         groups = list(self.divided(now, heads))
         for here in self.by_node(workers - heads):
@@ -207,7 +207,7 @@ class Drawing:
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:
         """One group of all that pass the filter if that is due, else of the idle ones on the initiator's node.
 
-        The meeting of all is queued behind whatever its members have before them, so that nobody misses it. A worker
+        The meeting of all is queued behind whatever its members have before them, so that no worker misses it. A worker
         that was left over twice waits for its whole node.
         """
         if now.due:
@@ -237,7 +237,7 @@ class Drawing:
         return fast > 1 and apart >= self.setting.all_every * fast
 
     def further(self, apart: int) -> int:
-        """The count of requests since all met, after one more; 0 where nobody counts them."""
+        """The count of requests since all met, after one more; 0 where no worker counts them."""
         if self.setting.division != GroupSplit.NODE_THEN_ALL:
             return 0
         return min(apart + 1, self.setting.all_every * self.setting.num_workers)
@@ -257,7 +257,7 @@ def _members(workers: Sequence[int] | frozenset[int]) -> Members:
     return tuple(sorted(workers))
 
 
-def shuffled(workers: frozenset[int], salt: int) -> list[int]:
+def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
     """The workers in the order that `salt` numbers: salts 0..k!−1 give every order of k workers once (Lehmer)."""
     rest, order = sorted(workers), []
     while rest:

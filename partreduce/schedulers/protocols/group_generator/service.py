@@ -67,7 +67,7 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    """Answer to a last request: nobody waits for you."""
+    """Answer to a last request: no worker waits for you."""
 
     generation: int
     request: int
@@ -197,8 +197,8 @@ class GroupGenerator:
     def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
         """A member reports that its group broke: the group ends for all, and members that have not asked since sit out.
 
-        Nobody needs to know yet which one failed: a member that lives asks again and then takes part again; one that is
-        dead never does, so no further group is granted with it, until it is evicted.
+        No worker needs to know yet which one failed: a member that lives asks again and then takes part again; one that
+        is dead never does, so no further group is granted with it, until it is evicted.
         """
         group = state.buffers.running_of(worker)
         if group is None or group.seq != ask.done:
@@ -304,7 +304,7 @@ class GroupGenerator:
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """A worker has failed, or is taken to have: a new generation without it, and nobody waits for it any more.
+        """A worker has failed, or is taken to have: a new generation without it, and no worker waits for it any more.
 
         It is evicted: it may live, and wait for an answer or in a group.
         """

@@ -38,7 +38,7 @@ class GroupSystem:
         retries: how often each worker may repeat what may have been lost, also when nothing was.
         costs: what a round costs each worker to compute, as they report it (empty: all the same); a tuple says it of
             one round after the other, the last for all further ones.
-        breakers: workers whose collective may fail once although nobody has died; not in endless runs, where groups
+        breakers: workers whose collective may fail once although no worker has died; not in endless runs, where groups
             long past have equal numbers, so that one that broke would be taken for met.
         restarts: how often the generator may be killed and started again from its log.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from partreduce.schedulers.protocols.base import Action, Crashed, Note, Outcome, Received, Send, changed
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Outcome, Received, Send, replace_at
 from partreduce.schedulers.protocols.membership.messages import (
     Expire,
     Join,
@@ -82,7 +82,7 @@ class Decisions(Setting):
             case Vote() as vote:
                 if vote.generation != state.view.generation + 1 or worker in state.lost:
                     return state, ()
-                return self._opened(replace(state, votes=changed(state.votes, worker, vote)))
+                return self._opened(replace(state, votes=replace_at(state.votes, worker, vote)))
             case Left():
                 if worker in state.lost:
                     return state, ()
@@ -105,7 +105,7 @@ class Decisions(Setting):
     def _looked(self, state: Authority) -> Outcome[Authority]:
         """A member that is lost makes a vote necessary, or who joins, once all know of which generation this is one.
 
-        Nobody joins any more where somebody has left.
+        No worker joins any more where somebody has left.
         """
         if state.told < len(state.log):
             return state, ()
@@ -116,7 +116,7 @@ class Decisions(Setting):
         return state, ()
 
     def _stopped(self, state: Authority) -> Outcome[Authority]:
-        """Whoever votes, or comes to vote, hears that nobody goes on."""
+        """Answer every vote, also later ones, that no worker continues."""
         return self._written(state, View(state.view.generation + 1, ())) if state.view.members else (state, ())
 
     def _opened(self, state: Authority) -> Outcome[Authority]:
@@ -152,7 +152,7 @@ class Decisions(Setting):
         return after, (Note(("write", view)),)
 
     def _view(self, state: Authority, members: Members) -> View:
-        """The commit rule, over the votes of all who go on and what the others are known to have done."""
+        """The commit rule, over the votes of all who continue and what the others are known to have done."""
         generation, votes = state.view.generation + 1, state.votes
         cast = {worker: vote for worker in members if (vote := votes[worker]) is not None and not vote.blank}
         nobody_changed = len(members) == len(state.view.members) and not (state.admits or state.joining)

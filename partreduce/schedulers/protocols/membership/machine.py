@@ -17,7 +17,7 @@ class Membership(Workers, Decisions):
 
     Its notes say what a driver has to carry out. Of a worker: `("unblock",)` destroys its groups; `("forward",)`
     commits what is prepared, `("dropped",)` gives it up; `("rebuild", view)` connects. Of the authority:
-    `("write", view)` comes before it is told; `("fenced", worker)` ends one that is excluded and may live.
+    `("write", view)` comes before it is sent; `("fenced", worker)` ends one that is excluded and may live.
     """
 
     @property
@@ -55,5 +55,5 @@ class Membership(Workers, Decisions):
         return self._step_member(process, state, event)
 
     def finished(self, process: int, state: Member | Authority) -> bool:  # noqa: ARG002 - as in Finishing
-        """Also outside: nobody waits for who is there."""
+        """Also outside: no worker waits for who is there."""
         return isinstance(state, Authority) or state.phase in (*OVER, Phase.OUTSIDE)

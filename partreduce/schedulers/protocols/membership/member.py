@@ -59,7 +59,7 @@ class Member:
 OVER = (Phase.FENCED, Phase.ENDED, Phase.LEFT)
 """A worker that is in one of these has nothing to do with the run any more."""
 DONE = (*OVER, Phase.LEAVING)
-"""A worker that is in one of these averages with nobody any more."""
+"""A worker that is in one of these averages with no worker any more."""
 
 
 class Workers(Setting):
@@ -75,7 +75,7 @@ class Workers(Setting):
         if state.phase is Phase.OUTSIDE:
             return (Knock(),) if state.knocks and not state.has_knocked else ()
         if state.phase is Phase.REBUILD and state.blank:
-            return (Healed(),) if _given(state) is not None else ()
+            return (Healed(),) if _donor_state(state) is not None else ()
         if state.phase is Phase.REBUILD:
             return (
                 (Connected(),)
@@ -105,7 +105,7 @@ class Workers(Setting):
 
     def _step_member(self, worker: int, state: Member, event: object) -> Outcome[Member]:
         match event:
-            case Received(self.authority, Crashed()):  # nobody decides any more
+            case Received(self.authority, Crashed()):  # no worker decides any more
                 return (state if state.phase in OVER else replace(state, phase=Phase.ENDED)), ()
             case Received(source, Crashed()) if source not in state.view.members:
                 return state, ()  # late news of a loss that is behind this worker
@@ -124,7 +124,7 @@ class Workers(Setting):
                     state.group, worker, Confirm(state.view.generation, state.place)
                 )
             case Confirmed():
-                return _committed(state), ()
+                return _with_commit(state), ()
             case Leave():
                 return replace(state, phase=Phase.LEAVING), (Send(self.authority, Left()),)
             case Received(_, Released()):
@@ -138,7 +138,7 @@ class Workers(Setting):
                 after = replace(state, has_knocked=True, knocks=state.knocks - 1)
                 return after, (Send(self.authority, Join()),)
             case Healed():
-                held, place = _given(state) or (), state.view.resume
+                held, place = _donor_state(state) or (), state.view.resume
                 after = replace(state, blank=False, place=place, stands=True, held=held)
                 return after, self._to(state.view.members, worker, Here(state.view.generation))
             case Connected():
@@ -153,10 +153,10 @@ class Workers(Setting):
         return replace(state, heard=state.heard | {(source, said)})
 
     def _entered(self, worker: int, state: Member, entry: Enter) -> Outcome[Member]:
-        """Before the place from which all average, and where it has no group, a worker goes on alone."""
+        """Before the place from which all average, and where it has no group, a worker continues alone."""
         state = replace(state, place=entry.place, meets=entry.meets)
         if state.place < state.view.resume or not entry.group:
-            return _moved(state), ()
+            return _at_next_place(state), ()
         state = replace(state, stands=not entry.meets)
         return replace(state, group=entry.group), self._to(
             entry.group, worker, Share(state.view.generation, state.place)
@@ -194,7 +194,7 @@ class Workers(Setting):
         assert state.phase in (Phase.VOTE, Phase.OUTSIDE), "a view holds only who has voted for it, or joins"
         actions: tuple[Action, ...] = ()
         if worker in view.forward:
-            state, actions = _committed(state), (Note(("forward",)),)
+            state, actions = _with_commit(state), (Note(("forward",)),)
         elif state.group:
             actions = (Note(("dropped",)),)
         heard = frozenset(one for one in state.heard if one[1].generation >= view.generation)  # type: ignore[attr-defined]
@@ -206,18 +206,18 @@ class Workers(Setting):
         return state, (*rebuild, *given, *self._to(view.members, worker, Here(view.generation)))
 
 
-def _given(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
+def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
     """What a worker that has joined has of its donor."""
     donor, generation = state.view.donor, state.view.generation
     given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
     return next((said.held for said in given if said.generation == generation), None)
 
 
-def _moved(state: Member) -> Member:
+def _at_next_place(state: Member) -> Member:
     round_, met = state.place
     after = (round_, met + 1) if state.meets else (round_ + 1, met)
     return replace(state, place=after, group=(), meets=False, stands=False, prepared=False)
 
 
-def _committed(state: Member) -> Member:
-    return replace(_moved(state), held=(*state.held, (state.place, state.view.generation, state.group)))
+def _with_commit(state: Member) -> Member:
+    return replace(_at_next_place(state), held=(*state.held, (state.place, state.view.generation, state.group)))

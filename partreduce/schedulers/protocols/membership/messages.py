@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 Place: TypeAlias = tuple[int, int]
-"""Where a worker stands: its round, and how often all have met by then. Both rise, and alike on all workers."""
+"""Where a worker stands: its round, and how often all have met by then. Both rise, equally on all workers."""
 Members: TypeAlias = tuple[int, ...]
 Groups: TypeAlias = Callable[[Members, int], Sequence[Members]]
 """The groups of a round, given who is left; what an explored run follows."""
@@ -73,12 +73,12 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Message: the sender has committed everything and needs nobody any more."""
+    """Message: the sender has committed everything and needs no worker any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Message: the receiver has left, as far as the others are concerned: nobody goes on without what it committed."""
+    """Message: the others agree that the receiver has left; all that continue have what it committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Event of a worker: it comes to a place and enters its operation there with these members; nobody, if it has none.
+    """Event of a worker: it comes to a place and enters its operation there with these members, if it has one.
 
-    Where it is the only one left, these are itself alone. In an operation that `meets` all do something beside their
+    Where it is the only one left, these are itself alone. In an operation that `meets` all do something besides their
     rounds, such as taking the mean model.
     """
 
@@ -193,7 +193,7 @@ class Setting:
         groups: what an explored run averages in each round; None where a driver enters operations and says what comes
             of them, and members do not meet by messages.
         rounds: of an explored run; the last should be of all.
-        leases: how often the authority may give up those who are silent, of its own accord.
+        leases: how often the authority may give up those who are silent, by itself.
         restarts: how often it may be started again.
         outside: workers that are no members at the start.
         knocks: how often each of them may ask.
