@@ -9,12 +9,8 @@ Exact consensus, W_T … W_1 = J. Rules: every character class is exactly zero, 
 phases, any size: mixed-radix labels for a window of phases, one digit a phase; the other phases keep the mean and
 change nothing. Up to MAX_PRODUCT workers: the product itself.
 
-Why a rule splits. A node's digits form the group Z_{r0} × … × Z_{r(k−1)}. On functions that are f(local rank) times a
-character, a block (L, D) averages over L if the character is trivial on all digits of D, and is zero on L otherwise:
-the sum of a non-trivial character over a digit is 0. So only the *class* of a character matters, the set c of digits on
-which it is not trivial, and because every radix is at least 2 every set of digits occurs. The classes carry orthogonal
-subspaces that together span everything; hence ‖P − J‖ is the largest ‖P_c‖, with J subtracted on the class of the empty
-set.
+A rule's space is the orthogonal sum of classes of characters, one for each set of digits
+(docs/theory/character-classes.md); hence ‖P − J‖ is the largest ‖P_c‖, with J subtracted on the class of the empty set.
 """
 
 from __future__ import annotations
@@ -211,7 +207,8 @@ def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
     """The least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, as its exact pivots say."""
     grams = [gram(matrix) for matrix in matrices]
     for squared in _guesses(matrices, grams):
-        if all(semidefinite_pivots(shifted(squared, square)) is not None for square in grams):
+        scaled = (ExactMatrix.identity(square.size).scaled(squared) - square for square in grams)
+        if all(semidefinite_pivots(rest) is not None for rest in scaled):
             return squared
     raise AssertionError("no eigenvalue of a Gram matrix is above its trace")
 
@@ -224,11 +221,6 @@ def _guesses(matrices: Sequence[ExactMatrix], grams: Sequence[ExactMatrix]) -> I
     except (OverflowError, np.linalg.LinAlgError):
         pass  # entries beyond floats, as of a relaxation of 60 digits
     yield max((square.trace() for square in grams if square.size), default=Fraction(0))
-
-
-def shifted(squared: Fraction, matrix: ExactMatrix) -> ExactMatrix:
-    """The matrix c²·I − A."""
-    return ExactMatrix.identity(matrix.size).scaled(squared) - matrix
 
 
 def prove_exact(schedule: Schedule) -> Claim | None:

@@ -21,14 +21,6 @@ from partreduce.verify import checker
 from partreduce.verify.base import Claim, Status, not_proved
 from partreduce.verify.checker.claims import AFTER_FAILURE_TOO, ASSUMED, GAP, MAX_WORK, Fact
 from partreduce.verify.checker.claims import fact as checker_fact
-from partreduce.verify.checker.codec_error import (
-    FIRST_ROUNDINGS,
-    ROUNDING,
-    SINGLE,
-    SMALLEST_SINGLE,
-    FollowedSum,
-    rounded_up,
-)
 from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.groups import conflict
 from partreduce.verify.checker.refusal import Work
@@ -177,15 +169,3 @@ def sets_that_close_themselves(
 ) -> tuple[set[int], set[int]] | None:
     """Two disjoint sets of workers that can do without all others, as the checker's search finds them."""
     return two_closed_sets(sources, spare, Work("consensus", MAX_WORK))
-
-
-def codec_error_of_server(codec: str, num_workers: int) -> Numbers:
-    """`codec-error` of sums that hosts decode, add and code again: the checker reads no schedule of servers."""
-    unit, added = ROUNDING[codec], FollowedSum()
-    for _ in range(FIRST_ROUNDINGS):
-        added.round(num_workers, SINGLE, SMALLEST_SINGLE)
-    added.round(num_workers, *unit)
-    added.add(num_workers, SINGLE)
-    added.round(1, *unit)
-    relative, absolute = rounded_up(added)
-    return {"relative": relative, "absolute": absolute, "roundings": 2}

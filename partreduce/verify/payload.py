@@ -20,7 +20,8 @@ from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.payload import Placement, TablePlacement
 from partreduce.verify.base import Claim, Status, refuted, upper
-from partreduce.verify.facts import If, Numbers, ScheduleFacts, Statement, codec_error_of_server, fact, format_sentence
+from partreduce.verify.checker import codec_error
+from partreduce.verify.facts import If, Numbers, ScheduleFacts, Statement, fact, format_sentence
 from partreduce.verify.rounds import has_codec
 
 SENT = ("of_worker", "of_node", "in_flight")
@@ -56,10 +57,18 @@ CODEC_ERROR = fact("codec-error", CODEC_ERROR_SENTENCE, _of_codec, essential=has
 
 
 def _codec_error_of_server(facts: ScheduleFacts) -> Claim | None:
-    schedule = facts.schedule
+    """Of sums that hosts decode, add and code again: the checker reads no schedule of servers."""
+    schedule, n = facts.schedule, facts.schedule.num_workers
     if not has_codec(schedule, {}):
         return None
-    numbers = codec_error_of_server(schedule.strategy.transport.codec.value, schedule.num_workers)
+    unit, added = codec_error.ROUNDING[schedule.strategy.transport.codec.value], codec_error.FollowedSum()
+    for _ in range(codec_error.FIRST_ROUNDINGS):
+        added.round(n, codec_error.SINGLE, codec_error.SMALLEST_SINGLE)
+    added.round(n, *unit)
+    added.add(n, codec_error.SINGLE)
+    added.round(1, *unit)
+    relative, absolute = codec_error.rounded_up(added)
+    numbers: Numbers = {"relative": relative, "absolute": absolute, "roundings": 2}
     words = format_sentence(CODEC_ERROR_SENTENCE, schedule, numbers, _of_codec)
     return Claim("codec-error", Status.FACT, words, numbers)
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.metrics.decomposition import batch_of_classes, dense_sectors, merged_classes
+from partreduce.topo.metrics.decomposition import batch_of_classes, dense_sectors, merged_classes, steps_of_ranks
 from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.sectors import NEVER, Sectors
 from partreduce.topo.metrics.steady_state import after_period, noise_traces
@@ -81,7 +81,8 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
     value = _bound(motion, state)
     cost = _bound(motion, state + slack) - value
     epsilon = max((TIGHT if size <= SMALL else LOOSE) * value, 2.0**-20) / max(cost, 1.0)
-    start = bits_for(epsilon / (8 * size))
+    unit = epsilon / (8 * size)
+    start = max(1, 2 - frexp(unit)[1]) if unit > 0 else MAX_BITS + 1
     for bits in range(start, min(start + 9, MAX_BITS + 1), 2):
         rounded = np.rint(np.ldexp(state + epsilon * slack, bits))
         if _shrinks(motion, rounded, bits):
@@ -122,7 +123,7 @@ def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
 def motion_of(schedule: Schedule) -> Sectors | str:
     """The schedule as one batch for this claim, of all workers or of a rule's classes; or why it is not made for it."""
     rule = rule_view(schedule)
-    worker_steps = None if rule is None else _worker_steps_of_ranks(schedule, rule.workers_per_node)
+    worker_steps = None if rule is None else steps_of_ranks(schedule, rule)
     found = _by_workers(schedule) if rule is None or worker_steps is None else _by_classes(schedule, rule, worker_steps)
     if isinstance(found, str):
         return found
@@ -148,8 +149,8 @@ def _by_workers(schedule: Schedule) -> Sectors | str:
     return dense_sectors(schedule)
 
 
-def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: npt.NDArray[np.int64]) -> Sectors | str:
-    size, instants = len(worker_steps), schedule.period * int(worker_steps.max())
+def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: tuple[int, ...]) -> Sectors | str:
+    size, instants = len(worker_steps), schedule.period * max(worker_steps)
     if rule.num_digits > MAX_DIGITS or size > MAX_SIZE:
         return f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node."
     if any(not 0 <= block.relaxation <= 2 for phase in rule.phases for block in phase if block.makes_groups):
@@ -162,22 +163,8 @@ def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: npt.NDArray[np
     merged = {(one.met, one.holds_mean): one for one in merged_classes(rule)}
     sets = {tuple(sorted(block.across)) for phase in rule.phases for block in phase}
     classes = [merged[frozenset(one for one in sets if set(one) & set(digits)), not digits] for digits in listed]
-    batch = batch_of_classes(schedule, rule, worker_steps.tolist(), classes, [(rank,) for rank in range(size)])
+    batch = batch_of_classes(schedule, rule, worker_steps, classes, [(rank,) for rank in range(size)])
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, "")
-
-
-def bits_for(step: float) -> int:
-    """The bits after the point with which a unit is at most `step`; at least 1."""
-    return max(1, 1 - frexp(step)[1] + 1) if step > 0 else MAX_BITS + 1
-
-
-def _worker_steps_of_ranks(schedule: Schedule, ranks: int) -> npt.NDArray[np.int64] | None:
-    """The steps_per_round of every local rank, None where it differs between nodes."""
-    steps_per_round = schedule.strategy.steps_per_round
-    if isinstance(steps_per_round, int):
-        return np.full(ranks, steps_per_round, dtype=np.int64)
-    rows = np.array(steps_per_round, dtype=np.int64).reshape(-1, ranks)
-    return None if (rows != rows[0]).any() else np.asarray(rows[0])
 
 
 def _lengthens_nothing(step: MixingStep) -> bool:

@@ -3,12 +3,11 @@
 All-reduce with equal steps_per_round has two, a rule one per character class, a round that looks the same from every
 worker one per frequency. What has no such structure is a single sector of size n, as long as that is not too large.
 
-A rule's matrix commutes with adding a constant to every digit of the node index, so it block-diagonalizes over the
-characters of that group. On a character that is non-trivial exactly on the digits c, a block (L, D) with factor t acts
-on the local ranks as (1−t)I + t·(averaging over L) if c and D are disjoint, else as (1−t)I on L. The metrics depend on
-c only through which of the rule's digit sets it meets: classes that meet the same sets are merged, Π (radix − 1) over
-the digits of c counts their members. Local ranks that are always in the same block at the same steps_per_round are
-merged too: on what sums to zero over them a block acts as the number 1−t.
+A rule splits over characters of its nodes' digits (docs/theory/character-classes.md): on those that vary along exactly
+the digits c, a block (L, D) with factor t acts on the local ranks as (1−t)I + t·(averaging over L) if c and D are
+disjoint, else as (1−t)I on L. Classes c that meet the same digit sets of the rule are merged, Π (radix − 1) over the
+digits of c counts their members. Local ranks that are always in the same block at the same steps_per_round are merged
+too: on what sums to zero over them a block acts as the number 1−t.
 
 A matrix that commutes with the shifts of Z_n has the eigenvalues Σ_δ w_δ exp(−2πi k δ / n): the Fourier transform of
 its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d the d-dimensional (Walsh–Hadamard).
@@ -112,20 +111,21 @@ def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]
     None if the schedule is no rule, or if steps per round differ between nodes. Blocks of one phase that share a local
     rank are refused.
     """
-    rule, steps = schedule.rule(by_node=True), schedule.strategy.steps_per_round
-    if rule is None:
+    rule = schedule.rule(by_node=True)
+    if rule is None or (of_rank := steps_of_ranks(schedule, rule)) is None:
         return None
-    if isinstance(steps, int):  # a table of all workers would cost more than all metrics of a rule
-        of_rank = (steps,) * rule.workers_per_node
-    else:
-        # steps per round (num_nodes, workers_per_node): nodes are equal only if all rows are
-        worker_steps = schedule.worker_steps().reshape(rule.num_nodes, rule.workers_per_node)
-        if (worker_steps != worker_steps[0]).any():
-            return None
-        of_rank = tuple(worker_steps[0].tolist())
     if (index := rule.shared_rank()) is not None:
         raise ScheduleError(f"phases[{index}]: blocks share a local rank; groups of one phase are disjoint")
     return rule, of_rank
+
+
+def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None:
+    """The steps per round of every local rank of a rule; None if they differ between nodes."""
+    steps = schedule.strategy.steps_per_round
+    if isinstance(steps, int):  # a table of all workers would cost more than all metrics of a rule
+        return (steps,) * rule.workers_per_node
+    rows = schedule.worker_steps().reshape(rule.num_nodes, rule.workers_per_node)
+    return None if (rows != rows[0]).any() else tuple(rows[0].tolist())
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:

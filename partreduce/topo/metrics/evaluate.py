@@ -30,7 +30,6 @@ from partreduce.topo.metrics.sectors import (
     Sectors,
     contraction_of,
     contraction_per_start,
-    radius_of,
     spectral_norms,
 )
 from partreduce.topo.metrics.steady_state import Push, consensus_distance_of, drift_of
@@ -72,7 +71,7 @@ def contraction(schedule: Schedule, *, start: int = 0, limit: MetricLimits = DEF
 
 def radius(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
     """The spectral radius of the period product off the mean; the same for every start, at most the contraction."""
-    return _exact(radius_of, _prepare(schedule, limit))
+    return _exact(lambda found: found.radius, _prepare(schedule, limit))
 
 
 def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
@@ -147,7 +146,7 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
         num_workers=schedule.num_workers,
         num_distinct_phases=distinct,
         contraction=_contraction(schedule, sectors, 0),
-        radius=_exact(radius_of, sectors),
+        radius=_exact(lambda found: found.radius, sectors),
         consensus_distance=_exact(consensus_distance_of, sectors),
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         hop_gap=_hop(schedule),

@@ -159,8 +159,8 @@ class Sectors:
 
     @cached_property
     def radius(self) -> float:
-        """The largest modulus of an eigenvalue of the period product off the mean; computed once, many metrics ask."""
-        return max(float(spectral_radii(batch.product()).max()) for batch in self.batches)
+        """The spectral radius of the period product off the mean, which does not depend on the start; computed once."""
+        return _clean(max(float(spectral_radii(batch.product()).max()) for batch in self.batches))
 
 
 def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -219,11 +219,6 @@ def contraction_of(sectors: Sectors, start: int = 0) -> float:
 def contraction_per_start(sectors: Sectors) -> tuple[float, ...]:
     """The contraction of the period that starts at each phase. O(T Σ C g³ T)."""
     return tuple(contraction_of(sectors, start) for start in range(sectors.batches[0].period))
-
-
-def radius_of(sectors: Sectors) -> float:
-    """The spectral radius of the period product off the mean; it does not depend on the start. O(Σ C g³)."""
-    return _clean(sectors.radius)
 
 
 def _clean(value: float) -> float:

@@ -18,7 +18,7 @@ from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.errors import InputError
 from partreduce.topo.metrics.decomposition import merged_classes, rule_and_worker_steps, rule_sectors
-from partreduce.topo.metrics.sectors import NEVER, Batch, Sectors, adjoint, group_worker_steps, radius_of, traces
+from partreduce.topo.metrics.sectors import NEVER, Batch, Sectors, adjoint, group_worker_steps, traces
 from partreduce.topo.mixing import Operators
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
@@ -37,7 +37,7 @@ def consensus_distance_of(sectors: Sectors) -> float:
     Every worker adds fresh unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ (with
     overlap Σ ← WΣWᵀ + D) off the mean.
     """
-    if radius_of(sectors) >= NEVER:
+    if sectors.radius >= NEVER:
         return math.inf
     total = 0.0
     for batch in sectors.batches:
@@ -86,7 +86,7 @@ def drift_of(sectors: Sectors, push: Push) -> float:
     z ← W(z + steps_per_round·b) (with overlap z ← Wz + steps_per_round·b) for a constant random b of mean zero and unit
     variance, independent per worker, or one b for all workers of a node.
     """
-    if radius_of(sectors) >= NEVER:
+    if sectors.radius >= NEVER:
         return math.inf
     total = sum(_push_squares(batch, push, is_delayed=sectors.is_delayed) for batch in sectors.batches)
     return max(0.0, total) / sectors.num_workers  # as above
@@ -155,7 +155,7 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
     if any(not 0 <= block.relaxation <= 2 for phase in rule.phases for block in phase):
         # Only such factors can make a norm exceed 1; then the linear system alone would not notice divergence.
         sectors = rule_sectors(schedule)
-        if sectors is None or radius_of(sectors) >= NEVER:
+        if sectors is None or sectors.radius >= NEVER:
             return None
     classes = merged_classes(rule)
     operators = Operators.of_rule(rule, [merged.digits for merged in classes])

@@ -6,6 +6,7 @@ import pytest
 
 from helpers.elastic_runs import own, replayed_in_turns, run, views_of
 from partreduce.runtime.data.sampler import assign_samples
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies import AllReduce, DelayedMerge, GroupPhases, OuterStep, Payload, StaticGroups
 from partreduce.topo.strategies.axes import SYNCHRONOUS
@@ -116,12 +117,14 @@ def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_le
 # Merged late.
 
 
-@pytest.mark.parametrize("late", [1, 3])
+@pytest.mark.parametrize(
+    ("late", "plan"), [(1, None), (3, FailurePlan(SurvivorRule.ALL_REDUCE, 1))], ids=["1", "3, planned"]
+)
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
-def test_what_was_sent_before_the_failure_is_sent_again_as_it_was_and_merged_at_its_time(instant, late):
+def test_what_was_sent_before_the_failure_is_sent_again_as_it_was_and_merged_at_its_time(instant, late, plan):
     """Merged 3 steps late the first fragment is sent in the round before, so that two are in flight at once."""
     sync = DelayedMerge(steps=late, alpha=0.25)
-    code, said, text = all_in_turns({2: (instant, (2, 0))}, sync=sync, steps=26)
+    code, said, text = all_in_turns({2: (instant, (2, 0))}, sync=sync, steps=26, failure_plan=plan)
     assert code == 0, text
     assert [tuple(members) for _, members in said[0]["views"]] == [ALL, THREE], text
     assert own(said) == replay(said, text, steps=26, survivors=THREE, late=late, alpha=0.25), text

@@ -23,7 +23,7 @@ from partreduce.topo.metrics import (
     metrics,
 )
 from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_and_worker_steps, rule_sectors
-from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start, radius_of
+from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
 from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
@@ -218,7 +218,7 @@ def test_radius_is_at_most_the_least_contraction_of_any_start(schedule: Schedule
     sectors = dense_sectors(schedule)
     starts = contraction_per_start(sectors)
     assert starts[0] == contraction_of(sectors)
-    assert radius_of(sectors) <= min(starts) + 2e-4
+    assert sectors.radius <= min(starts) + 2e-4
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -22,7 +22,7 @@ from partreduce.topo.metrics import (
     metrics,
 )
 from partreduce.topo.metrics.decomposition import circulant_sectors, dense_sectors
-from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start, radius_of
+from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import period_product
 from partreduce.topo.phase import Phase
@@ -119,7 +119,7 @@ def test_fourier_path_equals_dense(n: int, options: dict[str, object], xor: bool
     assert fast is not None
     assert ("Walsh" in fast.how) == xor
     assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
-    assert radius_of(fast) == pytest.approx(radius_of(dense), abs=1e-9)
+    assert fast.radius == pytest.approx(dense.radius, abs=1e-9)
     assert consensus_distance_of(fast) == pytest.approx(consensus_distance_of(dense), rel=1e-9)
     for push in ("worker", "node"):
         assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)
@@ -168,7 +168,7 @@ def test_fourier_path_on_tori_equals_dense(a: int, b: int, options: dict[str, ob
     assert fast is not None
     assert f"{a}×{b}" in fast.how
     assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
-    assert radius_of(fast) == pytest.approx(radius_of(dense), abs=1e-9)
+    assert fast.radius == pytest.approx(dense.radius, abs=1e-9)
     assert consensus_distance_of(fast) == pytest.approx(consensus_distance_of(dense), rel=1e-9)
     for push in ("worker", "node"):
         assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)

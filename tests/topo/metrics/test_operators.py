@@ -14,7 +14,7 @@ from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of
 from partreduce.topo.metrics import MetricLimits, contraction, exact_consensus_distance, metrics
 from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_sectors
 from partreduce.topo.metrics.outer_steps import outer_radius
-from partreduce.topo.metrics.sectors import Sectors, contraction_of, radius_of
+from partreduce.topo.metrics.sectors import Sectors, contraction_of
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.strategies import Averaging, Synchronous
@@ -61,7 +61,7 @@ def check_sectors(sectors: Sectors, expected, *, keeps_mean):
     if keeps_mean:  # otherwise it is not the norm of P − J
         assert contraction_of(sectors) == pytest.approx(expected["contraction"], abs=1e-10)
     # A defective eigenvalue is only found to the root of rounding, by NumPy as well as by us.
-    assert radius_of(sectors) == pytest.approx(expected["radius"], abs=2e-4)
+    assert sectors.radius == pytest.approx(expected["radius"], abs=2e-4)
     for name, found in (
         ("consensus_distance", consensus_distance_of(sectors)),
         ("worker", drift_of(sectors, "worker")),
