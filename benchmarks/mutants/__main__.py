@@ -8,8 +8,8 @@ mutmut changes one place of a function at a time, in a copy of the repository, a
 tests of `targets.py` that come to its function. A line per file at the end: mutants judged, killed, survivors that
 `accepted.toml` gives a reason for, and survivors that nobody has named; the score is killed / (judged − equivalent),
 with Wilson's 95 % interval when it is of a sample. Exit code 1 if a survivor has no name. What mutmut has judged stands
-in build/mutants/ until the file or its tests change. `--under` judges the files of a folder in one run of mutmut, by all of
-their tests, and draws one sample of them.
+in build/mutants/ until the file or its tests change. `--under` judges the files of a folder in one run of mutmut, by
+all of their tests, and draws one sample of them.
 """
 
 from __future__ import annotations

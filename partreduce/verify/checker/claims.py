@@ -151,7 +151,12 @@ FACTS: dict[Mode, dict[str, Stated]] = {
     "own outer parameters": {name: RUNS[name] for name in OWN},
     "gap": SUMS | GAP | {"staleness": rounds.staleness, "end": rounds.end},
     "lossy gap": GAP | {"consensus": gaps.consensus, "skip": gaps.skip, "staleness": gaps.staleness},
-    "rounds by quorum": quorum.FACTS,
+    "rounds by quorum": {
+        "conservation": quorum.conservation,
+        "staleness": quorum.staleness,
+        "deadlock-free": quorum.deadlock_free,
+        "equal-replicas": quorum.equal_replicas,
+    },
 }
 """What is stated of a schedule, by how its workers wait for one another."""
 

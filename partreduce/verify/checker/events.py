@@ -43,7 +43,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .refusal import Work, require
 
@@ -120,21 +120,15 @@ class EventGraph:
 
 
 class KeptGap(NamedTuple):
-    """A setting as read: `backup` has a number for each worker, or is one for all, `skip` (limit, trigger, behind)."""
+    """A setting as the file gives it: `backup` has a number for each worker, or is one for all."""
 
     max_ig: int | None
     staleness: int
     backup: int | list[int]
     notify_ack: bool
-    skip: tuple[int, int, int] | None
+    skip: dict[str, int] | None
     weights: str
     update_order: str
-
-    @classmethod
-    def of(cls, members: dict[str, Any]) -> KeptGap:
-        """The setting that a file gives, all of its members."""
-        skip = members["skip"]
-        return cls(**{**members, "skip": skip and (skip["limit"], skip["trigger"], skip["behind"])})
 
     @property
     def has_backup(self) -> bool:
