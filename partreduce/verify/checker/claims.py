@@ -69,7 +69,7 @@ ASSUMED = {
     "nic-bytes": "a step looks each table up once, and messages about sizes are not counted",
     "row-error": "tables are float32",
 }
-"""What proofs and facts suppose of the program that runs, beside its following the protocol."""
+"""What proofs and facts suppose of the program that runs, besides that it follows the protocol."""
 
 AFTER_FAILURE_TOO = frozenset({"conflict-free", "consensus", "deadlock-free", "survives", "mean-moved"})
 """What holds of the survivors of every failure that a plan covers; all else speaks of the groups of the file."""

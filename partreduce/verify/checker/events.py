@@ -16,7 +16,7 @@ are the definition of docs/gaps.md, and what the program is assumed to obey:
 
 A worker that *skips* d rounds enters all of them at once. Count their updates as sent and their reduces as done at that
 instant: it took d tokens of each out-neighbor, and it has what the last of these reduces needs, updates of round k + d
-− 1 less `staleness` or newer; whoever sent one of those counts as having sent all before. So the counts obey the needs
+− 1 less `staleness` or newer; who sent one of those counts as having sent all before. So the counts obey the needs
 above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a round that
 all who could reduce it have left. Whoever waits therefore waits for an event that has not happened.
 

@@ -32,7 +32,7 @@ not count finds the result of its own round, and calls again.) So the quorum is 
 Where nobody continues all know which rounds are needed, and the least of them that is not over starts. A full queue
 holds up nobody for ever: a training that calls takes results without waiting; nor does a model that is to be averaged,
 to which every training comes that calls or has ended, since the rounds up to that one are done. Assumed: messages
-arrive, nobody dies, a queue holds one result.
+arrive, nobody fails, a queue holds one result.
 
 (conservation) A gradient enters one of n send buffers once and leaves it once, into the next round that its thread
 enters. Who ends says which round has the last of it; all rounds up to the largest of these are needed, and none beyond;

@@ -502,7 +502,7 @@ def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
         require(read.num_fragments <= min(steps), at, "every fragment has a turn in each round")
         require(read.late_steps < steps[0], "strategy.sync.merge.steps", "merged before it is sent again")
 
-    # `equal-replicas` and claims about differences: a shared outer step moves all workers alike, at a round of all.
+    # `equal-replicas` and claims about differences: a shared outer step moves all workers equally, at a round of all.
     may_step = outer.is_plain or ((outer.has_own_outer_params or meets) and not read.is_late)
     require(may_step, place, "acts where a round of the period averages over all workers, synchronously")
 
