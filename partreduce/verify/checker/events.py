@@ -178,8 +178,8 @@ class KeptGap(NamedTuple):
 def _leads_back(edges: Edges) -> bool:
     """Whether from the target of every edge a path leads to its source.
 
-    Then who is reached from a worker is who reaches it. Conversely no edge enters or leaves a set of workers who reach
-    one of them and are reached from it, if all that it reaches or is reached from are such.
+    If so, a worker reaches exactly those who reach it. Conversely let a worker reach the set S, and the same S reach
+    it: an edge with one end in S has both in S, and its ends reach each other by way of that worker.
     """
     onward: dict[int, set[int]] = {}
     backward: dict[int, set[int]] = {}
