@@ -1,15 +1,13 @@
 """Change the code in small ways, by mutmut, and say which changes no test notices.
 
     python -m benchmarks.mutants [--file FILE] [--sample N] [--seed S] [--jobs 2]
-    python -m benchmarks.mutants --under partreduce/verify/checker [--sample N] [--seed S]
     python -m benchmarks.mutants --planted
 
 mutmut changes one place of a function at a time, in a copy of the repository, and judges each mutant in a fork by those
 tests of `targets.py` that come to its function. A line per file at the end: mutants judged, killed, survivors that
 `accepted.toml` gives a reason for, and survivors that nobody has named; the score is killed / (judged − equivalent),
 with Wilson's 95 % interval when it is of a sample. Exit code 1 if a survivor has no name. What mutmut has judged stands
-in build/mutants/ until the file or its tests change. `--under` judges the files of a folder in one run of mutmut, by all of
-their tests, and draws one sample of them.
+in build/mutants/ until the file or its tests change.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -34,9 +31,9 @@ PLANTED = Path(__file__).with_name("planted.toml")
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "--tb=no")
 
 
-def tests_of(*files: str) -> list[str]:
-    """The tests that judge files, quick ones first."""
-    return list(dict.fromkeys(test for file in files for stage in TARGETS[file] for test in stage))
+def tests_of(file: str) -> list[str]:
+    """The tests that judge a file, quick ones first."""
+    return list(dict.fromkeys(test for stage in TARGETS[file] for test in stage))
 
 
 def copied(name: str, settings: str = "") -> Path:
@@ -64,20 +61,18 @@ def mutmut(copy: Path, *words: str) -> str:
     return done.stdout
 
 
-def judge(files: Sequence[str], *, sample: int | None, seed: int, jobs: int) -> tuple[dict[str, str], Path]:
+def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[str, str], Path]:
     """The verdict of every mutant that was judged, and the copy in which it was."""
     tops = sorted({path.split("/")[0] for path in tracked() if path != "pyproject.toml"})
-    settings = {"source_paths": files, "pytest_add_cli_args_test_selection": tests_of(*files), "also_copy": tops}
+    settings = {"source_paths": [file], "pytest_add_cli_args_test_selection": tests_of(file), "also_copy": tops}
     settings["pytest_add_cli_args"] = ["-k", ISOLATED]
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    name = files[0] if len(files) == 1 else os.path.commonpath(files)
-    copy = copied(name.replace("/", "."), f"\n[tool.mutmut]\n{text}")
+    copy = copied(file.replace("/", "."), f"\n[tool.mutmut]\n{text}")
     if sample is None:
         mutmut(copy, "run", "--max-children", str(jobs))
     else:
         mutmut(copy, "run", "of no mutant")  # which makes all of them, and judges none
-        metas = (json.loads((copy / "mutants" / f"{file}.meta").read_text()) for file in files)
-        known = sorted(key for meta in metas for key in meta["exit_code_by_key"])
+        known = sorted(json.loads((copy / "mutants" / f"{file}.meta").read_text())["exit_code_by_key"])
         random.Random(seed).shuffle(known)  # a larger sample holds the smaller one
         mutmut(copy, "run", "--max-children", str(jobs), *known[:sample])
     said = (line.strip().partition(": ") for line in mutmut(copy, "results", "--all", "true").splitlines())
@@ -152,8 +147,7 @@ def main() -> None:
     """The command."""
     arguments = parser(__doc__)
     arguments.add_argument("--file", action="append", choices=TARGETS, help="only this file; may be repeated")
-    arguments.add_argument("--under", help="all files of this folder together")
-    arguments.add_argument("--sample", type=int, help="so many mutants of each file, or of the folder, drawn at random")
+    arguments.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--jobs", type=int, default=2)
     arguments.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
@@ -161,14 +155,9 @@ def main() -> None:
     if chosen.planted:
         sys.exit(0 if planted() else 1)
     good = True
-    files = chosen.file or [file for file in TARGETS if file.startswith(f"{chosen.under or ''}".rstrip("/"))]
-    for together in [files] if chosen.under else [[file] for file in files]:
-        verdicts, copy = judge(together, sample=chosen.sample, seed=chosen.seed, jobs=chosen.jobs)
-        for file in together:
-            module = file.removesuffix(".py").replace("/", ".")
-            of_file = {name: verdict for name, verdict in verdicts.items() if name.rpartition(".")[0] == module}
-            if of_file or len(together) == 1:
-                good &= report(file, of_file, copy, is_sample=chosen.sample is not None)
+    for file in chosen.file or TARGETS:
+        verdicts, copy = judge(file, sample=chosen.sample, seed=chosen.seed, jobs=chosen.jobs)
+        good &= report(file, verdicts, copy, is_sample=chosen.sample is not None)
     sys.exit(0 if good else 1)
 
 

@@ -1,5 +1,6 @@
 """`partreduce simulate`: run a schedule in virtual time, or put several side by side."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,7 +185,9 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
 def pipeline_of(schedule: Schedule) -> dict[str, Any]:
     """What late gradients cost in steps, and what they save in seconds."""
     metrics = pipeline_metrics(schedule)
-    return {} if metrics is None else {"pipeline": metrics.to_json()}
+    if metrics is None:
+        return {}
+    return {"pipeline": {field.name: getattr(metrics, field.name).json_value() for field in fields(metrics)}}
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:

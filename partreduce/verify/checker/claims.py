@@ -69,7 +69,7 @@ ASSUMED = {
     "nic-bytes": "a step looks each table up once, and messages about sizes are not counted",
     "row-error": "tables are float32",
 }
-"""What proofs and facts suppose of the program that runs, beside its following the protocol."""
+"""What proofs and facts suppose of the program that runs, besides that it follows the protocol."""
 
 AFTER_FAILURE_TOO = frozenset({"conflict-free", "consensus", "deadlock-free", "survives", "mean-moved"})
 """What holds of the survivors of every failure that a plan covers; all else speaks of the groups of the file."""
@@ -151,7 +151,12 @@ FACTS: dict[Mode, dict[str, Stated]] = {
     "own outer parameters": {name: RUNS[name] for name in OWN},
     "gap": SUMS | GAP | {"staleness": rounds.staleness, "end": rounds.end},
     "lossy gap": GAP | {"consensus": gaps.consensus, "skip": gaps.skip, "staleness": gaps.staleness},
-    "rounds by quorum": quorum.FACTS,
+    "rounds by quorum": {
+        "conservation": quorum.conservation,
+        "staleness": quorum.staleness,
+        "deadlock-free": quorum.deadlock_free,
+        "equal-replicas": quorum.equal_replicas,
+    },
 }
 """What is stated of a schedule, by how its workers wait for one another."""
 

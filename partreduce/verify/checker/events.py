@@ -16,7 +16,7 @@ are the definition of docs/strategies/iteration-gap.md, and what the program is 
 
 A worker that *skips* d rounds enters all of them at once. Count their updates as sent and their reduces as done at that
 instant: it took d tokens of each out-neighbor, and it has what the last of these reduces needs, updates of round k + d
-− 1 less `staleness` or newer; whoever sent one of those counts as having sent all before. So the counts obey the needs
+− 1 less `staleness` or newer; who sent one of those counts as having sent all before. So the counts obey the needs
 above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a round that
 all who could reduce it have left. Whoever waits therefore waits for an event that has not happened.
 
@@ -43,7 +43,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .refusal import Work, require
 
@@ -120,21 +120,15 @@ class EventGraph:
 
 
 class KeptGap(NamedTuple):
-    """A setting as read: `backup` has a number for each worker, or is one for all, `skip` (limit, trigger, behind)."""
+    """A setting as the file gives it: `backup` has a number for each worker, or is one for all."""
 
     max_ig: int | None
     staleness: int
     backup: int | list[int]
     notify_ack: bool
-    skip: tuple[int, int, int] | None
+    skip: dict[str, int] | None
     weights: str
     update_order: str
-
-    @classmethod
-    def of(cls, members: dict[str, Any]) -> KeptGap:
-        """The setting that a file gives, all of its members."""
-        skip = members["skip"]
-        return cls(**{**members, "skip": skip and (skip["limit"], skip["trigger"], skip["behind"])})
 
     @property
     def has_backup(self) -> bool:
@@ -184,8 +178,8 @@ class KeptGap(NamedTuple):
 def _leads_back(edges: Edges) -> bool:
     """Whether from the target of every edge a path leads to its source.
 
-    Then who is reached from a worker is who reaches it. Conversely no edge enters or leaves a set of workers who reach
-    one of them and are reached from it, if all that it reaches or is reached from are such.
+    If so, a worker reaches exactly those who reach it. Conversely let a worker reach the set S, and the same S reach
+    it: an edge with one end in S has both in S, and its ends reach each other by way of that worker.
     """
     onward: dict[int, set[int]] = {}
     backward: dict[int, set[int]] = {}

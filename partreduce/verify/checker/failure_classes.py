@@ -260,7 +260,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]], work: Work) -> Cells:
-    """The survivors by the values of digits that are told apart, in the order of ranks; of listed groups one a cell."""
+    """The survivors by the values of digits that differ here, in the order of ranks; of listed groups one a cell."""
     size, radices = schedule.width, schedule.radices
     left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
     choices = with_another(used, radices)

@@ -71,7 +71,7 @@ def skip(schedule: Schedule, work: Work) -> Numbers | None:
     setting, n = _setting(schedule), schedule.num_workers
     if setting.skip is None:
         return None
-    limit, trigger, behind = setting.skip
+    limit, trigger, behind = (setting.skip[name] for name in ("limit", "trigger", "behind"))
     leads: list[list[float]] = [[] for _ in range(n)]
     sent: list[list[float]] = [[] for _ in range(n)]
     for (u, v), (ahead, back) in _bounds(schedule, work).items():

@@ -32,7 +32,7 @@ not count finds the result of its own round, and calls again.) So the quorum is 
 Where nobody continues all know which rounds are needed, and the least of them that is not over starts. A full queue
 holds up nobody for ever: a training that calls takes results without waiting; nor does a model that is to be averaged,
 to which every training comes that calls or has ended, since the rounds up to that one are done. Assumed: messages
-arrive, nobody dies, a queue holds one result.
+arrive, nobody fails, a queue holds one result.
 
 (conservation) A gradient enters one of n send buffers once and leaves it once, into the next round that its thread
 enters. Who ends says which round has the last of it; all rounds up to the largest of these are needed, and none beyond;
@@ -55,37 +55,31 @@ nothing is claimed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from .refusal import Work
-from .schedule import Numbers, Schedule, StartedRounds
+from .schedule import Numbers, Schedule
 
 
-def _of(state: Callable[[StartedRounds], Numbers | None]) -> Callable[[Schedule, Work], Numbers | None]:
-    """A fact of the setting alone."""
-
-    def stated(schedule: Schedule, _: Work) -> Numbers | None:
-        assert schedule.quorum is not None, "these facts are of nothing else"
-        return state(schedule.quorum)
-
-    return stated
+def conservation(_: Schedule, __: Work) -> Numbers:
+    """Nothing besides."""
+    return {}
 
 
-def _staleness(setting: StartedRounds) -> Numbers | None:
-    bound = setting.capacity or setting.synchronized
+def staleness(schedule: Schedule, _: Work) -> Numbers | None:
+    """`rounds`."""
+    setting = schedule.quorum
+    bound = setting["staleness"] if setting["missed"] == "each" else setting["synchronize_every"]
     return {"rounds": bound} if bound else None
 
 
-def _equal_replicas(setting: StartedRounds) -> Numbers | None:
-    if setting.missed == "each":
+def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
+    """`needed`."""
+    asked = schedule.quorum["quorum"]
+    return {"needed": asked if isinstance(asked, int) else 1}
+
+
+def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
+    """`of` and `every`."""
+    if schedule.quorum["missed"] == "each":
         return {"of": "gradients", "every": 1}
-    return {"of": "models", "every": setting.synchronized} if setting.synchronized else None
-
-
-FACTS = {
-    "conservation": _of(lambda _: {}),
-    "staleness": _of(_staleness),
-    "deadlock-free": _of(lambda setting: {"needed": setting.needed}),
-    "equal-replicas": _of(_equal_replicas),
-}
-"""The theorems above with their numbers."""
+    every = schedule.quorum["synchronize_every"]
+    return {"of": "models", "every": every} if every else None

@@ -220,11 +220,11 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
 
     *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
     the end of their round r, with a positive weight. For let any R = `reach` successive rounds lead from everybody to
-    everybody. With no weight negative and a positive one on oneself, what has arrived somewhere stays there and goes on
-    with every meeting. Synchronously the steps of round k enter the average of round k and have arrived everywhere R −
-    1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 + `late`. (In a pipeline R = 1, and
-    what a worker did in step k is the gradient that it took.) In steps these are at most `age_steps`, `age` times the
-    largest steps_per_round.
+    everybody. With no weight negative and a positive one on oneself, what has arrived somewhere stays there and passes
+    on with every meeting. Synchronously the steps of round k enter the average of round k and have arrived everywhere R
+    − 1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 + `late`. (In a pipeline R = 1,
+    and what a worker did in step k is the gradient that it took.) In steps these are at most `age_steps`, `age` times
+    the largest steps_per_round.
 
     *Outer steps.* With outer parameters of each worker's own, and no outer momentum, a group of s members with the
     outer rate r leaves to a member's outer parameters the weight 1 − r + r/s, and gives r/s to what each other member

@@ -88,19 +88,6 @@ class OuterStep(NamedTuple):
         return self.lr == 1 and self.momentum == 0
 
 
-class StartedRounds(NamedTuple):
-    """Rounds that start when `needed` workers have come (1: one of them), and what bounds how late gradients are.
-
-    `capacity` is how many results may wait for a worker, 0 where the newest replaces the one before it; then models are
-    averaged every `synchronized` rounds, 0 for never. `missed` is what becomes of results that a worker is late for.
-    """
-
-    needed: int
-    capacity: int
-    synchronized: int
-    missed: str
-
-
 class Table(NamedTuple):
     """A table that goes its own way; all workers are hosts, and there are as many parts, where the file says nothing.
 
@@ -149,10 +136,10 @@ class Schedule:
     `node_size` workers, in the order of ranks.
 
     `worker_steps` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline`
-    (empty otherwise); elsewhere parameters are averaged, a round late where `is_late`. `gap` is None in rounds.
-    `tables` stand in the order in which they are exchanged; where it `aggregates` the workers of a node agree on rows
-    first. With `late_steps` a round averages what workers had so many steps before its end, where they keep the share
-    `kept` of their own.
+    (empty otherwise); elsewhere parameters are averaged, a round late where `is_late`. `gap` is None in rounds, and
+    `quorum` is empty but where one starts them. `tables` stand in the order in which they are exchanged; where it
+    `aggregates` the workers of a node agree on rows first. With `late_steps` a round averages what workers had so many
+    steps before its end, where they keep the share `kept` of their own.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -169,7 +156,7 @@ class Schedule:
     is_step_normalized: bool
     transport: dict[str, Any]
     gap: KeptGap | None
-    quorum: StartedRounds | None
+    quorum: dict[str, Any]
     tables: list[Table]
     aggregates: bool
     outer: OuterStep
@@ -189,7 +176,7 @@ class Schedule:
     @property
     def mode(self) -> Mode:
         """How workers wait for one another, which decides what can be said."""
-        if self.quorum is not None:
+        if self.quorum:
             return "rounds by quorum"
         if self.gap is None:
             return "own outer parameters" if self.outer.has_own_outer_params else "rounds"
@@ -433,7 +420,7 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
     require(is_short, "strategy.steps_per_round", f"what all have alike is one number; {ONE_FORM}")
     sync, payload, place = strategy["sync"], strategy["payload"], "strategy.payload.outer"
     (word, wait), *_ = sync.items() if isinstance(sync, dict) else [(sync, {})]
-    gap = KeptGap.of(wait) if word == "iteration_gap" else None
+    gap = KeptGap(**wait) if word == "iteration_gap" else None
     outer = payload["outer"]
     step = OuterStep(
         exact(outer["lr"], f"{place}.lr"),
@@ -441,6 +428,9 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
         outer["nesterov"],
         outer["outer_params"] == "per_worker",
     )
+    needed = wait["quorum"] if word == "partial" else 0  # a number, or a word for one worker
+    is_startable = not isinstance(needed, int) or needed < n  # or nobody ever starts
+    require(is_startable, "strategy.sync.partial.quorum", f"must be an integer 2..{n - 1}")
     kept = exact(wait["alpha"], "strategy.sync.merge.alpha") if word == "merge" else Fraction(0)
     is_late = word == "delay" or (gap is not None and gap.update_order == "dpsgd")
     of_all = strategy["kind"] == "allreduce" and set(worker_steps) == {1}
@@ -453,7 +443,7 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
         "is_step_normalized": strategy["averaging"] != "mean",
         "transport": strategy["transport"],
         "gap": gap,
-        "quorum": _read_quorum(wait, n) if word == "partial" else None,
+        "quorum": wait if word == "partial" else {},
         "tables": [_read_table(table, n, f"strategy.payload.tables[{i}]") for i, table in enumerate(payload["tables"])],
         "aggregates": payload["local_aggregation"],
         "outer": step,
@@ -461,13 +451,6 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
         "late_steps": wait["steps"] if word == "merge" else 0,
         "kept": kept,
     }
-
-
-def _read_quorum(setting: dict[str, Any], n: int) -> StartedRounds:
-    needed = setting["quorum"] if isinstance(setting["quorum"], int) else 1
-    require(needed < n, "strategy.sync.partial.quorum", f"must be an integer 2..{n - 1}")  # or nobody ever starts
-    missed, is_each = setting["missed"], setting["missed"] == "each"
-    return StartedRounds(needed, setting["staleness"] if is_each else 0, setting["synchronize_every"], missed)
 
 
 def _read_table(table: dict[str, Any], n: int, place: str) -> Table:
@@ -519,7 +502,7 @@ def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
         require(read.num_fragments <= min(steps), at, "every fragment has a turn in each round")
         require(read.late_steps < steps[0], "strategy.sync.merge.steps", "merged before it is sent again")
 
-    # `equal-replicas` and claims about differences: a shared outer step moves all workers alike, at a round of all.
+    # `equal-replicas` and claims about differences: a shared outer step moves all workers equally, at a round of all.
     may_step = outer.is_plain or ((outer.has_own_outer_params or meets) and not read.is_late)
     require(may_step, place, "acts where a round of the period averages over all workers, synchronously")
 
