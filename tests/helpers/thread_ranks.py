@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 import traceback
@@ -25,8 +26,17 @@ class ThreadRanks:
         self.generation = 0
         self.tasks: list[queue.Queue] = [queue.Queue() for _ in range(most)]
         self.answers: queue.Queue = queue.Queue()
-        for rank in range(most):
-            threading.Thread(target=self._work, args=(rank,), daemon=True).start()
+        self.threads = [threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in range(most)]
+        for thread in self.threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads, and with them their worlds' connections: one process runs many files of tests."""
+        for tasks in self.tasks:
+            tasks.put(None)
+        for thread in self.threads:
+            thread.join(5)
+        gc.collect()
 
     def fresh(self) -> None:
         """New worlds from now on: after a failure the old ones are destroyed."""
@@ -50,8 +60,8 @@ class ThreadRanks:
 
     def _work(self, rank: int) -> None:
         worlds: dict[tuple[int, int], GlooWorld] = {}
-        while True:
-            action, n, store, generation = self.tasks[rank].get()
+        while (task := self.tasks[rank].get()) is not None:
+            action, n, store, generation = task
             try:
                 if (n, generation) not in worlds:
                     limit = timedelta(seconds=self.timeout)

@@ -30,7 +30,9 @@ class _Starter:
             self._start()
         output = [f"{self._folder.name}/{name}" for name in ("stdout", "stderr")]
         self._process.stdin.write(json.dumps([*output, memory, [str(a) for a in arguments]]).encode() + b"\n")
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
+        answers = select.poll()  # a suite may have more descriptors open than select() takes
+        answers.register(self._process.stdout, select.POLLIN)
+        if not answers.poll(1000 * timeout):
             self.close()
             raise subprocess.TimeoutExpired(["checker", *arguments], timeout)
         code = int(self._process.stdout.readline())

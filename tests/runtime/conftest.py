@@ -10,7 +10,9 @@ from partreduce.runtime.sharding import table
 @pytest.fixture(scope="module")
 def ranks():
     """Ranks as threads of this process, with worlds of their own for each file of tests."""
-    return ThreadRanks(12)
+    made = ThreadRanks(12)
+    yield made
+    made.close()
 
 
 @pytest.fixture

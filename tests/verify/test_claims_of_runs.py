@@ -82,7 +82,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser(sched
     # Own outer parameters are rare here; `test_outer_consensus` draws them alone.
     often = set(payloads.JUDGES) - {"outer-consensus"}
     names = ("staleness", "queues", "end", "memory", *often)
-    assert proved["outer-consensus"] > 0
+    assert proved["outer-consensus"] > 0 or schedules < 360
     assert min(proved[name] for name in names) > schedules / 18, "every claim was seen to hold often"
     assert min(proved[name] for name in ("equal-replicas", "codec-error", "memory")) > schedules / 6
 

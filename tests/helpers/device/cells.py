@@ -18,8 +18,6 @@ import torch
 from helpers.device.pretended import PretendedDevice
 from helpers.device.ranks import Fault, Launch, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
-from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
-from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.table import Staging, Table
 from partreduce.runtime.strategies import gradient_average
@@ -328,21 +326,11 @@ def generator_for(schedule: Schedule) -> Iterator[None]:
     if not isinstance(schedule.strategy, DynamicGroups):
         yield
         return
-    from partreduce.runtime.generator.service import GeneratorService  # which needs pyzmq
+    from helpers.generator_rig import serving  # which needs pyzmq
 
-    key = new_key()
-    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), key)
-    thread = threading.Thread(target=service.run, args=(60,))
-    thread.start()
-    os.environ |= {GENERATOR: service.address, GENERATOR_KEYS: key}
-    try:
+    setting = GeneratorSetting.of(schedule.strategy, schedule.cluster)
+    with serving(setting) as (_, variables), patch.dict(os.environ, variables):
         yield
-    finally:
-        for name in (GENERATOR, GENERATOR_KEYS):
-            del os.environ[name]
-        service.stop()
-        thread.join(60)
-        service.close()
 
 
 _host = threading.local()

@@ -1,12 +1,11 @@
 """The one table of what continues and what restarts: each line of it is held by a schedule, proved, checked or run."""
 
 import json
-import subprocess
-import sys
 from fractions import Fraction
 
 import pytest
 
+from helpers.warm import WARM
 from partreduce.runtime.elastic.support import elastic_blocker
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
@@ -182,11 +181,8 @@ def test_what_restarts_continues_on_all_workers_from_the_last_checkpoint(name, t
     write_schedule(tmp_path / "schedule.json", schedule_of(STOPPED[name]))
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "saved").mkdir()
-    run = [sys.executable, "-m", "partreduce", "run", "--schedule", "schedule.json", "--threads", "1"]
-    done = subprocess.run(
-        [*run, "--max-restarts", "1", "script.py", "schedule.json", "saved"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    options = ["--schedule", "schedule.json", "--threads", "1", "--max-restarts", "1"]
+    done = WARM.run("partreduce", "run", *options, "script.py", "schedule.json", "saved", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "saved").glob("finished-*"))) == WORKERS
     begun = {int(path.read_text()) for path in (tmp_path / "saved").glob("begun-1-*")}
