@@ -18,7 +18,7 @@ class Node:
     """One node's launcher; a node that fails is a failure of its workers."""
 
     def endpoint(self) -> str:
-        """Where all nodes meet, if it is the first."""
+        """The address at which all nodes connect, if this is the first."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"

@@ -76,3 +76,16 @@ def test_the_planner_still_answers_what_the_page_shows(folder, capsys):
             assert match.groups() == (f"{told[0] * 1e3:.4g} ms", f"{told[1] * 1e3:.4g} ms", f"{told[2]:.3f}")
             seen += 1
     assert seen == 4
+
+
+def test_the_schedule_that_the_page_breaks_is_refuted_as_it_shows(folder, capsys):
+    (design,) = (command for command, _ in shown() if command.startswith("partreduce design 2x2 --build \"node"))
+    assert main(shlex.split(design)[1:]) == 0
+    raw = json.loads(Path("schedule.json").read_text())
+    assert [block["across"] for block in raw["strategy"]["phases"][-1]] == [[0]]
+    raw["strategy"]["phases"][-1][0]["across"] = []
+    Path("mine.json").write_text(json.dumps({**raw, "name": "mine"}))
+    capsys.readouterr()
+    ((command, lines),) = (pair for pair in shown() if pair[0].startswith("partreduce verify mine.json"))
+    assert main(shlex.split(command)[1:]) == 1
+    assert [line for line in lines if line and line != "…"] == capsys.readouterr().out.splitlines()[:2]
