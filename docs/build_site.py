@@ -31,14 +31,16 @@ STYLE = "docs/site.css"
 HEAD = """# API reference
 
 Every public name, from its docstring. All are imported on first use: `import partreduce` costs nothing. What is not
-here is internal and may change; [the architecture](internals/architecture.md) tells how the rooms hang together.
+here is internal and may change; see [the architecture](internals/architecture.md).
 """
 
 
 def reference() -> str:
     """The page that mkdocstrings fills: the package's own names, then each public module with its own."""
-    rooms = [name for name in partreduce.__all__ if isinstance(getattr(partreduce, name), ModuleType)]
-    parts = [_names("partreduce", [name for name in partreduce.__all__ if name not in rooms])]
+    rooms = [name for name in partreduce.__all__ if type(getattr(partreduce, name)) is ModuleType]
+    own = [name for name in partreduce.__all__ if name not in rooms]
+    called = {"verify": "verify.prove"}  # a package that can be called: what the call does
+    parts = [_names("partreduce", [called.get(name, name) for name in own])]
     for room in rooms:
         module = getattr(partreduce, room)
         names = [name for name in vars(module) if not name.startswith("_")]
