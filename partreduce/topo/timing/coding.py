@@ -28,7 +28,7 @@ SECONDS = {
     Codec.INT4: CodecSeconds(6e-10, 4e-10),
 }
 """What encoding and decoding take per byte of float32 on one ordinary core, where the hardware does not say
-(docs/clusters.md says how they were measured)."""
+(docs/clusters.md)."""
 
 LAYERS = 8
 """Segments of a gradient that is sent layer by layer, where the hardware does not say: the weight layers of AlexNet."""

@@ -21,8 +21,8 @@ tables, whose gradients then travel together; so tables share these latencies (`
 sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's. Long messages that go in rounds of
 pairs (docs/strategies/embeddings.md) are priced as all others, by their bytes and a latency for each.
 
-Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4. The papers' own byte tables, which know neither shared
-links nor aggregation, stand in docs/strategies/embeddings.md.
+Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4.
+docs/strategies/embeddings.md has the bytes of each way.
 """
 
 from __future__ import annotations

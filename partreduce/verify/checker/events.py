@@ -3,7 +3,7 @@
 Worker v has three events: v is its *enter* (of a round), n + v its *send*, 2n + v its *reduce*. N(x) counts how often
 event x has happened; all counts start at 0. A *need* of x lists sources y, a number of tokens and a number `spare`: x
 may happen for the (N+1)-th time when N + 1 ≤ N(y) + tokens holds for all sources but `spare` of them. The needs below
-are the definition of docs/strategies/iteration-gap.md, and what the program is assumed to obey:
+are what the program is assumed to obey:
 
 | need | for | sources | tokens | spare |
 |---|---|---|---|---|

@@ -24,7 +24,7 @@ EARLY = 30.0
 
 
 def seconds(what, answer, since):
-    """How long each worker took from the fault to its error, for the table in docs/runtime.md."""
+    """How long each worker took from the fault to its error, which docs/errors.md states."""
     waits = [report["at"] - since for report in answer["errors"].values()]
     sys.stdout.write(f"seconds from the fault to the error: {what}: {[round(wait, 2) for wait in waits]}\n")
     return waits

@@ -110,7 +110,7 @@ def test_one_backup_worker_on_a_ring_of_4_is_tighter_than_published():
 
 
 def marked(graph, setting):
-    """The needs of docs/strategies/iteration-gap.md, without backup workers: arcs between events, by their tokens."""
+    """The needs of verify/checker/events.py, without backup workers: arcs between events, by their tokens."""
     arcs = nx.MultiDiGraph()
     for v in range(graph.num_workers):
         listed = [((ENTER, v), (SEND, v), 1), ((SEND, v), (REDUCE, v), 0), ((REDUCE, v), (ENTER, v), 0)]
