@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def catalogue() -> list[str]:
-    """The names that `design(..., build=NAME)` knows."""
+    """The names that `design(..., build=NAME)` knows.
+
+    Returns:
+        Names of entries, such as "allreduce" and "ring".
+    """
     return registry.names()
 
 

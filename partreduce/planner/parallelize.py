@@ -87,6 +87,9 @@ def parallelize_embeddings(
         world: how to reach them; found from the environment by default.
         **settings: of DistributedOptimizer.
 
+    Returns:
+        The model, and the DistributedOptimizer to train it with.
+
     Raises:
         InputError: embeddings and no batches, a codec for tables whose ways the schedule says already, or what
             DistributedOptimizer refuses.

@@ -90,6 +90,9 @@ def predict(
         touched: how much of each table that goes its own way a step touches; `communication_seconds` and `nic_bytes`
             count their exchange, `arrays` only what the strategy averages.
 
+    Returns:
+        A Prediction: seconds and bytes per step, ages in steps, and bytes of memory.
+
     Raises:
         InputError: the model's size is neither given nor part of the hardware, or a table of which `touched` says
             nothing.

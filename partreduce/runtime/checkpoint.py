@@ -47,7 +47,7 @@ class Resumed:
 def save_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, extra: object = None, keep: int = 2
 ) -> Path:
-    """Save this worker's part of the run; all workers call it in the same round. Returns the folder.
+    """Save this worker's part of the run; all workers call it in the same round.
 
     Holds parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), the step count and what the
     strategy remembers. Needs memory for two copies of all that. Of this run, and of those that it resumed from, the
@@ -60,6 +60,9 @@ def save_checkpoint(
         directory: where checkpoints lie; made if it is missing.
         extra: anything JSON can hold, per worker: epoch, sampler, learning-rate scheduler, gradient scaler.
         keep: how many checkpoints stay.
+
+    Returns:
+        The checkpoint's folder, equal on all workers.
 
     Raises:
         InputError: inside a round of more than one step, where workers average on request; at different rounds; or
@@ -193,6 +196,14 @@ def load_checkpoint(
     schedule, with fresh optimizer state; only the rows of sharded tables keep theirs, as long as the optimizer is of
     the same class and switches. This needs all files on worker 0's file system. A damaged checkpoint is passed over for
     an older one, with a warning.
+
+    Args:
+        optimizer: the run, before its first step or between two rounds.
+        directory: where `save_checkpoint` wrote.
+        allow_different_run: accept a checkpoint of another number of workers or another schedule.
+
+    Returns:
+        The folder, this worker's step and round, the number of workers and `extra` of the checkpoint; None without one.
 
     Raises:
         InputError: the checkpoint belongs to another schedule, model or number of workers, unless this one plans for

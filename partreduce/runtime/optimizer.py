@@ -261,7 +261,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader that this worker trains on, so that all workers end at the same round.
+        """Yield the batches of a loader that this worker trains on, so that all workers end at the same round.
 
         On a worker that has joined a run the batches of steps that the others have taken are left out.
         Give it loaders of equally many batches on all workers, such as those of `shard_dataset`'s parts. Where workers
@@ -269,6 +269,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         largest number; a RoundSampler has dealt in this proportion already. Where workers skip steps, one batch is left
         out for each, so that N batches end in step N; what is still to be dropped at the end of one loader is dropped
         from the next. Elsewhere it passes on all.
+
+        Args:
+            loader: a DataLoader or any iterable of batches.
+
+        Yields:
+            Batches of the loader, unchanged and in its order.
         """
         of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
         sampler = sampler_of(loader)
@@ -308,6 +314,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - torch's signature
         """Take one local step and, at the end of a round, average as the schedule says.
+
+        Args:
+            closure: computes the loss again, and its gradients, as for the wrapped optimizer.
+
+        Returns:
+            What the closure returned; None without one.
 
         Raises:
             PeerFailedError: a member of the group is gone or too late; no parameter was touched by the failed average.
@@ -377,6 +389,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             after_averaging: what the loop does with the means between `average_gradients()` and `step()`, such as
                 clipping them: it is done, too, in the steps that a worker without data takes with the others.
 
+        Yields:
+            Nothing; the loop runs inside.
+
         Raises:
             UnavailableError: a worker is gone or silent.
             InputError: the loop changes the means, and nothing says how.
@@ -392,6 +407,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Afterwards each worker has its own parameters back, bit for bit. A worker that has joined gets its own model
         before its script has come to its first step: what the others met for lies behind them.
+
+        Yields:
+            The model that was wrapped, with the means of parameters and averaged buffers.
 
         Raises:
             PeerFailedError: a worker is gone, or not at the same round.
@@ -428,6 +446,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         A worker that joins the run (`--max-restarts`) gets these states of the worker whose model it gets. All workers
         name the same objects in one order, before their first step.
 
+        Args:
+            *objects: with the methods `state_dict` and `load_state_dict`.
+
         Raises:
             InputError: an object without a state, or more than the others named.
         """
@@ -437,6 +458,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Record numbers of this step in the trace, such as `loss=loss`; without `trace` it does nothing.
 
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
+
+        Args:
+            **numbers: by name; numbers, or tensors of one element, which are read at once.
         """
         if self.run.reducer.recorder.directory is not None:
             self.run.reducer.recorder.note(**{name: checked_number(f"log: {name}", n) for name, n in numbers.items()})
@@ -452,6 +476,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Args:
             writer: TensorBoard's `SummaryWriter` or whatever has an `add_scalar(tag, number, step)`; a function that
                 takes the numbers; or the path of a CSV file, one for each worker, to which a row is added.
+
+        Returns:
+            These numbers by name.
 
         Raises:
             InputError: `writer` is none of these.
@@ -484,6 +511,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
 
+        Returns:
+            The wrapped optimizer's dictionary with one more key, `partreduce`.
+
         Raises:
             PeerFailedError: a worker is gone whose gradients were on their way.
         """
@@ -501,6 +531,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         What was in flight is dropped, and the run continues from what the state holds and from the model as the next
         step finds it, so load that too. A warning says so where the state of a pipeline holds no gradients.
+
+        Args:
+            state_dict: from `state_dict()` of this optimizer, or of the wrapped one.
 
         Raises:
             InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
@@ -547,11 +580,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The wrapped optimizer's."""
+        """Reset all gradients, as the wrapped optimizer does.
+
+        Args:
+            set_to_none: release the gradients rather than fill them with zeros.
+        """
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model that were trainable when it was wrapped.
+
+        Args:
+            param_group: as torch's optimizers take it: `params`, and settings of the group.
 
         Raises:
             InputError: a parameter that is not averaged, which would drift apart unnoticed.

@@ -200,6 +200,13 @@ class Recorder:
 def merge_traces(directory: str | Path, output: str | Path | None = None) -> Path:
     """Join the traces of all workers in a directory into one file (default `trace.json` there), times from 0.
 
+    Args:
+        directory: that the workers' `trace=` named; holds `trace-RANK.json`.
+        output: the file to write; `trace.json` in the directory by default.
+
+    Returns:
+        The path that was written: a JSON trace for Perfetto or chrome://tracing, times in microseconds.
+
     Raises:
         FileError: no trace is there, or one cannot be read.
     """

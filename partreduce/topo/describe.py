@@ -55,6 +55,12 @@ def describe(schedule: Schedule) -> str:
     """Say what a schedule averages and when, in one line of at most 100 characters.
 
     The failure plan and how sums travel (but for a codec) are left out: they change no average.
+
+    Args:
+        schedule: any Schedule.
+
+    Returns:
+        One line without a line break.
     """
     strategy = schedule.strategy
     found = [*KINDS[strategy.kind](schedule, strategy), *_delays(schedule, strategy), *_describe_codec(strategy)]

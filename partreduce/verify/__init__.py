@@ -29,7 +29,17 @@ class _CallablePackage(ModuleType):
     """
 
     def __call__(self, schedule: Schedule) -> Proof:
-        """Prove or refute every claim about a schedule; see `verify.prove`."""
+        """Prove or refute every claim about a schedule; see `verify.prove`.
+
+        Args:
+            schedule: any Schedule.
+
+        Returns:
+            A Proof: its `verdict`, `claims` and `certificate`.
+
+        Raises:
+            ScheduleError: the strategy has neither phases nor conditions that could be checked.
+        """
         return prove(schedule)
 
 

@@ -180,6 +180,13 @@ class ScheduleHookState:
 def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one bucket of gradients over the group that the schedule names, or leave it as it is.
 
+    Args:
+        state: of this model; one for all its buckets.
+        bucket: DDP's, with gradients of one dtype on one device.
+
+    Returns:
+        A future of the bucket's array, averaged in place.
+
     Raises:
         PeerFailedError: a member of the group is gone or late.
     """

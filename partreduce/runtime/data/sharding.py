@@ -27,7 +27,7 @@ class ShardOrder(StrEnum):
 
 
 def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
-    """This worker's part of the data; equally many elements on all workers (up to n − 1 are left out).
+    """Return this worker's part of the data; equally many elements on all workers (up to n − 1 are left out).
 
     Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. In a script that runs alone
     the data comes back as it is. A `str` or `bytes` is a text and always gets one run of neighbors.
@@ -37,6 +37,9 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
         order: `strided` (default): every n-th element from this worker's rank on; shuffle first if neighbors are
             similar. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
             integer array without `order` may be either, and is warned of unless as many samples were dealt before.
+
+    Returns:
+        The same type as `data` where that can be sliced, else a Subset.
 
     Raises:
         InputError: data that has no length and no order, or fewer elements than workers.

@@ -53,7 +53,7 @@ def import_schedule(
     rows: list[tuple[str, str, str]] | None = None,
     **options: object,
 ) -> Schedule:
-    """A schedule from another tool's file. Refuses what it cannot read; `verify` finds what is wrong with the rest.
+    """Read a schedule from another tool's file. Whether it reaches consensus is for `verify` to find.
 
     Args:
         path: the file; `-` is standard input.
@@ -64,6 +64,9 @@ def import_schedule(
         rows: what the settings of DiLoCo do is appended, as (name, value, meaning), and (claim, status, why); before
             a refusal, too.
         **options: of the format: `directed` (edge-list).
+
+    Returns:
+        The Schedule; for a graph or matrices of kind `neighbor`, for DiLoCo settings of kind `allreduce`.
 
     Raises:
         FileError: the file cannot be read.

@@ -63,6 +63,9 @@ def simulate(
         algorithm: how groups average; the schedule's own by default.
         touched: how much of each table that goes its own way a step touches.
 
+    Returns:
+        A Timeline: for each round and worker the seconds, from 0, at which it computes, communicates and ends.
+
     Raises:
         InputError: step times that do not fit the workers, no rounds, a timeline that would not fit memory, or a table
             of which `touched` says nothing.

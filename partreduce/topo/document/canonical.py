@@ -30,7 +30,14 @@ def canonical_bytes(schedule: Schedule) -> bytes:
 
 @check_arguments
 def schedule_sha256(schedule: Schedule) -> str:
-    """The SHA-256 of the canonical form, as 64 hexadecimal digits."""
+    """Compute the SHA-256 of the canonical form.
+
+    Args:
+        schedule: any Schedule.
+
+    Returns:
+        64 hexadecimal digits.
+    """
     return hashlib.sha256(canonical_bytes(schedule)).hexdigest()
 
 

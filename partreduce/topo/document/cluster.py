@@ -39,11 +39,17 @@ class ListedClusterModel(_ClusterFile, ListedShape):
 
 
 def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
-    """The cluster of a shorthand (`4x4`, `3,3,2`) or of a YAML or JSON file.
+    """Read the cluster of a shorthand (`4x4`, `3,3,2`) or of a YAML or JSON file.
 
     A text that ends in .yaml, .yml or .json, holds a slash, or names an existing file is a path, and so is `-` for
     standard input; anything else is a shorthand. Input from a descriptor has no ending: it is JSON if it starts with a
     brace.
+
+    Args:
+        text_or_path: a shorthand or a path.
+
+    Returns:
+        The Cluster; without `hardware` if a shorthand made it, or the file states none.
 
     Raises:
         FileError: the file is absent or cannot be read.
@@ -103,6 +109,10 @@ def dump_cluster(cluster: Cluster) -> dict[str, Any]:
 @check_arguments
 def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
     """Write a cluster file, atomically: YAML for .yaml, .yml and standard output (`-`), JSON for .json.
+
+    Args:
+        path: the file, or `-` for standard output.
+        cluster: with or without hardware.
 
     Raises:
         FileError: the file cannot be written, or has none of these endings.

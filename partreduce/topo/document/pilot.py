@@ -24,6 +24,12 @@ VERSION = 1
 def load_pilot(path: str | os.PathLike[str]) -> Pilot:
     """Read a pilot file strictly.
 
+    Args:
+        path: the file, or `-` for standard input.
+
+    Returns:
+        The Pilot, with what `partreduce measure` found.
+
     Raises:
         FileError: the file is absent or cannot be read.
         DocumentError: a file that breaks the format.

@@ -45,6 +45,9 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
         path: a regular file, or a link to one; `-` is standard input.
         max_bytes: the size above which the file is refused unread; raise it for explicit files of a million workers.
 
+    Returns:
+        The Schedule, with its cluster, strategy, failure plan and certificate as far as the file has them.
+
     Raises:
         FileError: the file is absent or cannot be read.
         DocumentError: a file that breaks the format; one line with the file, the place and the rule. Overlapping
@@ -55,7 +58,14 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
 
 
 def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BYTES) -> Schedule:
-    """The schedule that a document holds, as text or as its UTF-8 bytes; see `load_schedule`.
+    """Read the schedule that a document holds; see `load_schedule`.
+
+    Args:
+        document: JSON, as text or UTF-8 bytes.
+        max_bytes: the size above which it is rejected unread.
+
+    Returns:
+        The Schedule.
 
     Raises:
         DocumentError: a document that breaks the format.
@@ -136,7 +146,14 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
 
 @check_arguments
 def dump_schedule(schedule: Schedule) -> dict[str, Any]:
-    """The document of a schedule as plain dictionaries, lists, texts and integers; `schedule_of` reads it back."""
+    """Turn a schedule into plain dictionaries, lists, texts and integers; `parse_schedule` reads their JSON.
+
+    Args:
+        schedule: any Schedule.
+
+    Returns:
+        The JSON object, as docs/file-format.md describes it.
+    """
     result = encodable(schedule)
     strategy: dict[str, Any] = result["strategy"]
     if "phases" in strategy:

@@ -30,6 +30,10 @@ _LINE_KEYS = ("phases", "rounds", "nodes", "probes")
 def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
     """Write a schedule file, atomically: readers see the old file or the new one, never a part.
 
+    Args:
+        path: the file, or `-` for standard output.
+        schedule: any Schedule.
+
     Raises:
         FileError: the file cannot be written; what stood there before still stands.
         ScheduleError: the schedule cannot be expressed in the format (a name of several lines, a fraction of more

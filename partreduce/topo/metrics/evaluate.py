@@ -133,6 +133,13 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
 
     Rules cost the same for any number of nodes; explicit schedules have all metrics up to `limit.dense_workers`
     workers, and above an estimate of their contraction.
+
+    Args:
+        schedule: any Schedule.
+        limit: numbers of workers up to which metrics are exact or estimated.
+
+    Returns:
+        ScheduleMetrics, in which each Metric has a value or a reason why it has none.
     """
     period, distinct = _if_defined(lambda: schedule.period), _if_defined(schedule.num_distinct_phases)
     try:
