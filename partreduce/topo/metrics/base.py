@@ -59,6 +59,9 @@ class PipelineMetrics:
     stability_limit: Metric
     noise_factor: Metric
 
+    def to_json(self) -> dict[str, float | None]:
+        return {field.name: getattr(self, field.name).json_value() for field in fields(self)}
+
 
 METRICS = ("contraction", "radius", "consensus_distance", "drift", "hop_gap", "pipeline")
 
