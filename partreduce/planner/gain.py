@@ -197,7 +197,7 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
         sure = min((decisive_time(one, job) for one in options if not is_doubtful(one)), default=math.inf)
         options = [one for one in options if not is_doubtful(one) or decisive_time(one, job) <= sure]
     if (simple := simplest(options, job)) is None:
-        return options
+        return list(options)
     most = decisive_time(simple, job) * (1 + WORTH)
     as_good = [one for one in options if is_simple(one) and decisive_time(one, job) <= most]
 
