@@ -42,8 +42,7 @@ from benchmarks.lab.rehearse import by_schedule, by_turns, steps_to
 from benchmarks.lab.tasks import Samples, evaluated, samples_of
 from partreduce import PlanRequest
 from partreduce.planner.calibration import trained_sha256
-from partreduce.planner.comparison import family, strongest
-from partreduce.planner.gain import gain, is_outer
+from partreduce.planner.gain import gain, is_outer, simplest
 from partreduce.planner.job import EFFORTS, Data
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
@@ -340,7 +339,7 @@ def judged(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, 
     asked = {
         "recommended": recommend(options, job),
         "not told": recommend(options if assumed == job else able(plan(assumed).options, assumed), assumed),
-        "simple": strongest([one for one in options if family(one.schedule)], job) or options[0],
+        "simple": simplest(options, job) or options[0],
         "synchronous": recommend([one for one in options if not one.late], job),
         "no outer": recommend([one for one in options if not is_outer(one)], job),
         "own prices": min(options, key=lambda one: one.time_in(own, job.steps_model, delay=True)),

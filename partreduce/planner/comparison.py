@@ -7,18 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from partreduce.planner.candidates import competitors
-from partreduce.planner.gain import Gain, contenders, decisive_time, gain, least_time
+from partreduce.planner.gain import Gain, contenders, decisive_time, family, gain, least_time
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import CandidateSchedule, known
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.synthesis.problem import Limits
-from partreduce.topo.describe import EVERYONE, IN_NODES, levels, spacing
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.static import StaticGroups
 
 SIMPLE = ("allreduce", "node-then-all")
 """Entries of the catalogue that are priced for the comparison where the job's own limits leave none of them."""
@@ -91,31 +87,6 @@ def strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candida
 
 def _best(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
     return least_time(options, job) if options else None
-
-
-def family(schedule: Schedule) -> str:
-    """Which of the simple baselines a schedule is; empty if it is none."""
-    strategy = schedule.strategy
-    if (
-        strategy.is_delayed
-        or strategy.takes_turns
-        or strategy.protocol
-        or not isinstance(strategy.steps_per_round, int)
-    ):
-        return ""
-    outer = strategy.payload.outer
-    if isinstance(strategy, AllReduce):
-        return "All-Reduce" if outer.is_plain else "DiLoCo"
-    if not isinstance(strategy, StaticGroups) or outer.has_own_outer_params or not strategy.phases.are_plain():
-        return ""
-    found = {level.what: set(level.rounds) for level in levels(schedule)}
-    everyone, period = found.pop(EVERYONE, set()), strategy.period
-    inside = found.pop(IN_NODES, set())
-    if found or not everyone or not spacing(everyone, period) or not spacing(everyone | inside, period):
-        return ""
-    if not outer.is_plain:
-        return "DiLoCo"
-    return "node, then all" if inside else "All-Reduce"
 
 
 def variants(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[Variant]:

@@ -3,9 +3,9 @@
 The ratio of two predicted times carries the errors of both predictions. They are taken as independent: over all pairs
 of schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 %
 (the digits) of the predicted ones, where one error of 13 % or 7.5 % on either side gives 19 % and 11 %
-(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). Between schedules that one model prices they decide
-nothing, since most of what it errs in is common to both. A kind with a price of its own has to win by more than its own
-error over the best that is simpler, and where the assumption that makes it win fails (`contenders`).
+(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). Between simple schedules they decide nothing: most
+of what the model errs in is common to both. Another kind has to win by more than its own error over the best simple
+one, and where the assumption that makes it win fails (`contenders`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.steps_model import LOST_RATIO
 from partreduce.planner.travel import worth
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated
+from partreduce.topo.describe import EVERYONE, IN_NODES, levels, spacing
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.static import StaticGroups
 
 NINE_OF_TEN = 1.645
 """Standard errors of a sampled time that 9 of 10 samples keep."""
@@ -33,6 +37,8 @@ TIE = 0.02
 """Options that take longer by at most this part are as good, and the simplest is taken."""
 WORTH = 0.1
 """So much more of the least predicted time less regret in the worst case is worth."""
+LEAST_ERROR = 0.13
+"""What a prediction errs in by itself where one model prices two synchronous schedules, as measured (above)."""
 MATERIAL = 1e-6
 """What is less by a smaller part is equal."""
 
@@ -176,11 +182,12 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
     """What may be recommended, unless the job asks for the fastest.
 
     What lets workers drift apart on data of their own needs a price of that (`PlanRequest.bears_drift`), and what lies
-    beyond anything that was measured a price of that, where anything else is allowed. Other kinds have to beat the best
-    that is simpler although what makes them win fails: what a calibrated task was lost under, at `LOST_RATIO` times its
-    steps; what is coded, if that takes longer than predicted; what is late or runs by a protocol, and was not asked
-    for, where delay costs most (and `trials.SteadyCheck` for paces and protocols, if workers are less slow than said);
-    outer steps by more than the error of their own price, and on every task.
+    beyond anything that was measured a price of that, where anything else is allowed. What is no simple baseline
+    (`family`) has to beat the best of these by more than its `own_error`, or in every cost. And what wins by an
+    assumption has to win where that fails: what a calibrated task was lost under, at `LOST_RATIO` times its steps; what
+    is coded, if that takes longer than predicted; what is late or runs by a protocol, and was not asked for, where
+    delay costs most; outer steps on every task; paces and protocols, if workers are less slow than said
+    (`trials.SteadyCheck`).
     """
     if job.fastest:
         return list(options)
@@ -189,15 +196,72 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
     for is_doubtful in (lambda one: one.may_fail, _is_coded, lambda one: one.late or one.facts):
         sure = min((decisive_time(one, job) for one in options if not is_doubtful(one)), default=math.inf)
         options = [one for one in options if not is_doubtful(one) or decisive_time(one, job) <= sure]
-    simpler = [one for one in options if not is_outer(one)]
-    best = min(simpler, key=lambda one: decisive_time(one, job), default=None)
-    return simpler + [one for one in options if is_outer(one) and (best is None or wins_surely(one, best, job))]
+    if (simple := simplest(options, job)) is None:
+        return list(options)
+    most = decisive_time(simple, job) * (1 + WORTH)
+    as_good = [one for one in options if is_simple(one) and decisive_time(one, job) <= most]
+
+    def is_better(option: CandidateSchedule) -> bool:
+        """Whether it beats a simple one that may be chosen in every cost, and so at any price."""
+        return not (option.late or option.facts) and any(beats(option, one) for one in as_good)
+
+    return [one for one in options if is_simple(one) or wins_surely(one, simple, job) or is_better(one)]
 
 
-def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: PlanRequest) -> bool:
-    """Whether an option is faster than a simpler one by more than its own error, and in each case."""
-    ours, theirs = times_by_case([option, simpler], job)
-    return simpler.time > option.time * math.exp(_error(option, job.data)) and bool((ours <= theirs).all())
+def simplest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
+    """The simple schedule with the least decisive time; None without one."""
+    simple = [one for one in options if is_simple(one) and math.isfinite(one.time)]
+    return min(simple, key=lambda one: (decisive_time(one, job), one.communication), default=None)
+
+
+def is_simple(option: CandidateSchedule) -> bool:
+    """Whether it is a simple baseline without outer steps, which have prices of their own."""
+    return family(option.schedule) not in {"", "DiLoCo"}
+
+
+def wins_surely(option: CandidateSchedule, simple: CandidateSchedule, job: PlanRequest) -> bool:
+    """Whether an option is faster than a simple one by more than its own error; an outer step on each task, too."""
+    ours, theirs = times_by_case([option, simple], job)
+    is_faster = simple.time > option.time * math.exp(own_error(option, job))
+    return is_faster and not (is_outer(option) and bool((ours > theirs).any()))
+
+
+def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
+    """The logarithm of what an option's time may be off by, beyond what the steps model errs in for all alike.
+
+    That is `LEAST_ERROR` where one model prices both synchronous ones, and what late rounds were predicted worse by.
+    Outer steps have nothing in common with the model.
+    """
+    if is_outer(option):
+        return _error(option, job.data)
+    common = math.log1p(job.steps_model.error(job.data))
+    own = math.sqrt(max(0.0, math.log1p(option.steps_ratio_error(job.data)) ** 2 - common**2))
+    return math.hypot(max(own, math.log1p(LEAST_ERROR)), NINE_OF_TEN * option.step_error)
+
+
+def family(schedule: Schedule) -> str:
+    """Which of the simple baselines a schedule is; empty if it is none."""
+    strategy = schedule.strategy
+    if (
+        strategy.is_delayed
+        or strategy.takes_turns
+        or strategy.protocol
+        or not isinstance(strategy.steps_per_round, int)
+    ):
+        return ""
+    outer = strategy.payload.outer
+    if isinstance(strategy, AllReduce):
+        return "All-Reduce" if outer.is_plain else "DiLoCo"
+    if not isinstance(strategy, StaticGroups) or outer.has_own_outer_params or not strategy.phases.are_plain():
+        return ""
+    found = {level.what: set(level.rounds) for level in levels(schedule)}
+    everyone, period = found.pop(EVERYONE, set()), strategy.period
+    inside = found.pop(IN_NODES, set())
+    if found or not everyone or not spacing(everyone, period) or not spacing(everyone | inside, period):
+        return ""
+    if not outer.is_plain:
+        return "DiLoCo"
+    return "node, then all" if inside else "All-Reduce"
 
 
 def is_unpriced(option: CandidateSchedule) -> bool:

@@ -13,9 +13,10 @@ from partreduce.planner.gain import (
     decisive_time,
     is_outer,
     is_unpriced,
+    own_error,
     regrets,
+    simplest,
     times_by_case,
-    wins_surely,
 )
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule
@@ -216,9 +217,9 @@ def _why_not(
             f"if delay costs as much {most}, it would take {worst:.2f} times as long; --sync {asked} takes it all the "
             "same"
         )
-    if is_outer(fastest) and not wins_surely(fastest, chosen, job):
-        return _not_sure(fastest, chosen, job)
-    rivals = contenders([*allowed, chosen], job)
+    rivals, simple = contenders([*allowed, chosen], job), simplest([*allowed, chosen], job)
+    if simple is not None and not any(fastest is one for one in rivals):
+        return _not_sure(fastest, simple, job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
     where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
@@ -230,13 +231,15 @@ def _why_not(
     return f"within {TIE:.0%} it is chosen {simpler}"
 
 
-def _not_sure(fastest: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Why an outer step does not win surely."""
-    there = float((times_by_case([fastest], job) / times_by_case([chosen], job)).max())
-    lack = f"on the task that suits it least it would take {there:.2f} times as long"
-    if there <= 1:
-        error = fastest.steps_ratio_error(job.data)
-        lack = f"its steps are known within {error:.0%} only, and it has to win by more than that"
+def _not_sure(fastest: CandidateSchedule, simple: CandidateSchedule, job: PlanRequest) -> str:
+    """Why an option does not beat the best simple one surely."""
+    there = float((times_by_case([fastest], job) / times_by_case([simple], job)).max())
+    lack = f"on the task that suits it least it would take {there:.2f} times as long as the best simple schedule"
+    if there <= 1 or not is_outer(fastest):
+        lack = (
+            f"it has to beat the best simple schedule by more than the {math.expm1(own_error(fastest, job)):.0%} that "
+            f"its prediction errs by, and wins by {simple.time / fastest.time - 1:.0%}"
+        )
     return f"{lack}; --select takes it all the same"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from partreduce import Limits, PlanRequest
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.gain import contenders, decisive_time, regrets, times_by_case
+from partreduce.planner.gain import contenders, decisive_time, regrets, simplest, times_by_case
 from partreduce.planner.job import Data
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
@@ -88,9 +88,9 @@ def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_dearest_that_w
 
 
 def sure(planned, outer):
-    """What waits for its averages and runs by no protocol, and the soonest of that."""
+    """What waits for its averages and runs by no protocol, and the soonest simple one of that."""
     options = [one for one in planned.options if one not in outer and not (one.late or one.facts)]
-    return options, min(contenders(options, job()), key=lambda one: decisive_time(one, job()))
+    return options, simplest(contenders(options, job()), job())
 
 
 def at(option, ratios):
@@ -111,7 +111,8 @@ def test_an_outer_step_has_to_win_by_more_than_its_own_error(planned, outer, bey
         assert chosen.time * error < best.time, "its range lies above 1"
     else:
         said = " ".join(reasons(best, [*others, just], job()))
-        assert f"its steps are known within {error - 1:.0%} only, and it has to win by more than that" in said
+        wins = best.time / just.time - 1
+        assert f"by more than the {error - 1:.0%} that its prediction errs by, and wins by {wins:.0%}" in said
 
 
 @pytest.mark.parametrize(("dearest", "is_taken"), [(1.01, True), (0.99, False)])
