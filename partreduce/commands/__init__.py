@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import typer
 
 VERBS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo")
-HIDDEN = ("generator", "schema")
-"""What other programs start, and what editors ask for; the list of verbs leaves them out."""
+HIDDEN = ("generator", "schema", "help")
+"""What other programs start, what editors ask for, and tables; the list of verbs leaves them out."""
 
 MODULES = {"import": "import_"}
 """Verbs that are words of the language have another file name."""
@@ -38,6 +38,73 @@ EXIT_CODES = {
 }
 """Every exit code of partreduce itself, in the words of the help; docs/command-line.md explains them."""
 
+
+EXAMPLES = {
+    "design": (
+        "partreduce design 4x4 --model-bytes 500MB --set nic=25MB/s -o schedule.json",
+        "partreduce design 4x4 --build 'allreduce(every=4)' -o schedule.json",
+        "partreduce design cluster.yaml --tolerate-failures 1 -o schedule.json",
+    ),
+    "verify": (
+        "partreduce verify schedule.json",
+        "partreduce verify schedule.json --explain",
+        "partreduce verify groups.py:group_of --cluster 2x4 --period 6 --export schedule.json",
+    ),
+    "show": (
+        "partreduce show schedule.json",
+        "partreduce show schedule.json -o schedule.svg",
+        "partreduce show schedule.json --max-workers 16 --max-phases 24",
+    ),
+    "simulate": (
+        "partreduce simulate schedule.json --model-bytes 500MB --set nic=25MB/s",
+        "partreduce simulate schedule.json --set slow=3:5x -o timeline.svg",
+        "partreduce simulate a.json b.json --set disturb=hop:6x",
+    ),
+    "measure": (
+        "partreduce measure --workers 4 -o cluster.yaml",
+        "torchrun --nproc-per-node 4 -m partreduce measure --step train.py:step -o cluster.yaml",
+        "partreduce measure train.py:job cluster.yaml --workers 4 -o pilot.json",
+    ),
+    "import": (
+        "partreduce import graph.graphml -o schedule.json",
+        "partreduce import edges.txt --format edge-list --cluster 4x4 -o schedule.json",
+        "partreduce import diloco.json --format torchft --cluster 4x8 -o schedule.json",
+    ),
+    "run": (
+        "partreduce run --workers 4 train.py --epochs 3",
+        "partreduce run --schedule schedule.json --tolerate-failures 1 --max-restarts 2 train.py",
+        "partreduce run --nnodes 2 --node-rank 0 --rdzv-endpoint node0:29400 --nproc-per-node 4 train.py",
+    ),
+    "report": (
+        "partreduce report runs/allreduce runs/schedule",
+        "partreduce report runs/allreduce-1 runs/allreduce-2 runs/schedule",
+        "partreduce report runs/allreduce runs/schedule --loss 0.1",
+    ),
+    "demo": ("partreduce demo", "partreduce demo -o demo --steps 40", "partreduce demo --turns 1 --seed 3"),
+    "generator": (),
+    "schema": (
+        "partreduce schema",
+        "partreduce schema cluster -o cluster.schema.json",
+        "partreduce schema pilot -o pilot.schema.json",
+    ),
+    "help": ("partreduce help settings", "partreduce help limits", "partreduce help --help"),
+}
+"""Commands that the help of each verb ends with."""
+
+PANELS = (
+    "Options",
+    "The cluster",
+    "The model",
+    "Workers",
+    "Multi-node",
+    "The catalogue",
+    "How workers may average",
+    "Objective and limits",
+    "Fault tolerance",
+    "Output",
+    "General",
+)
+"""The order of panels in the help: inputs, search, output, general."""
 
 OUTPUTS = ("output", "certificate", "export", "plot")
 """Parameters of verbs that name a file to write."""
@@ -121,7 +188,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
             for parameter in parameters:
                 if getattr(parameter, "is_flag", False) and parameter.metavar is None:
                     parameter.metavar = ""  # a flag takes no value, and the help would show `<bool>` as one
-            return parameters
+            return sorted(parameters, key=_place_in_help)
 
     def show_help() -> None:
         """Stands for a verb that is listed only."""
@@ -134,8 +201,23 @@ def build_app(asked: str | None = None) -> typer.Typer:
         said = inspect.cleandoc(document).split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in said)  # typer would keep the source's lines
         function, settings = (show_help, {}) if module is None else (module.command, getattr(module, "SETTINGS", {}))
-        app.command(verb, cls=Verb, help=text, hidden=verb in HIDDEN, **settings)(function)
+        app.command(verb, cls=Verb, help=text, epilog=_examples_of(verb), hidden=verb in HIDDEN, **settings)(function)
     return app
+
+
+def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own click
+    """Where a parameter stands in the help; puts options that name no panel into one."""
+    if parameter.param_type_name == "argument":
+        return -1
+    if parameter.rich_help_panel is None:
+        general = {"help": "General"} | dict.fromkeys(OUTPUTS, "Output")
+        parameter.rich_help_panel = general.get(parameter.name, "Options")
+    return PANELS.index(parameter.rich_help_panel)
+
+
+def _examples_of(verb: str) -> str | None:
+    """The end of a verb's help; paragraphs, since typer joins the lines of one."""
+    return "\n\n".join(("Examples:", *EXAMPLES[verb])) if EXAMPLES[verb] else None
 
 
 def _help_of(verb: str) -> str:

@@ -24,8 +24,8 @@ def command(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for all files.")] = Path("partreduce-demo"),
     *,
     steps: Annotated[int, typer.Option(help="Steps of every run.", min=10)] = 160,
-    turns: Annotated[int, typer.Option(help="How often every schedule runs, for the range of seconds.", min=1)] = 3,
-    seed: Annotated[int, typer.Option(help="Of model and batches.", min=0)] = 0,
+    turns: Annotated[int, typer.Option(help="Runs of every schedule, for the range of seconds.", min=1)] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of model and batches.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Design three schedules for 2 nodes of 4 workers, prove them, train real workers under each, and report."""

@@ -57,13 +57,13 @@ ModelFile = Annotated[
     ),
 ]
 ObjectiveName = Annotated[
-    Objective, typer.Option(help="What the recommendation minimizes.", rich_help_panel=options.LIMITED)
+    Objective, typer.Option(help="Objective of the recommendation.", rich_help_panel=options.LIMITED)
 ]
 Select = Annotated[
     str | None,
     typer.Option(
         "--select",
-        help="Write this schedule of the table, not the recommendation.",
+        help="Write this schedule of the table instead of the recommendation.",
         metavar="NAME",
         rich_help_panel=options.LIMITED,
     ),
@@ -98,9 +98,8 @@ Most = Annotated[
     list[str] | None,
     typer.Option(
         "--max",
-        help="A limit; may be repeated. KEY=VALUE is one of communication=110ms (per step), consensus-distance=8/7, "
-        "period=24 (phases; the default), group=8 (workers), phases=6 (distinct ones: communicator splits), queues=4GB "
-        "(of iteration_gap or partial).",
+        help="A limit, such as communication=110ms or group=8; may be repeated. `partreduce help limits` lists "
+        "all keys.",
         metavar="KEY=VALUE",
         autocompletion=options.members(*(f"{key}=" for key in LIMITS)),
         rich_help_panel=options.LIMITED,
@@ -119,7 +118,7 @@ Effort = Annotated[
 TimeLimit = Annotated[
     str | None,
     typer.Option(
-        help="Stop after this long, such as 30s; without --effort search as long.",
+        help="Time limit of the search, such as 30s; without --effort the search takes as long.",
         metavar="TIME",
         rich_help_panel=options.LIMITED,
     ),

@@ -22,14 +22,14 @@ def command(
         str | None,
         typer.Argument(
             help="Makes your job from a seed: returns a partreduce.PilotJob. Left out, the cluster is measured.",
-            metavar="[FILE.py:NAME]",
+            metavar="FILE.py:NAME",
         ),
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Argument(
             help="Job: its cluster file. Also runs what design would recommend there, against the best other kinds.",
-            metavar="[CLUSTER]",
+            metavar="CLUSTER",
         ),
     ] = None,
     *,

@@ -53,35 +53,41 @@ Json = Annotated[
 ModelBytes = Annotated[
     str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE", rich_help_panel=MODEL)
 ]
+SETTING_KEYS = (
+    (f"inside={DEFAULT_INSIDE}", "bandwidth of a link inside a node; this is the default"),
+    (f"nic={DEFAULT_NIC}", "bandwidth of one NIC of a node; this is the default"),
+    ("latency=5us", "latency of all links"),
+    ("rails=2", "number of NICs of a node"),
+    ("node=nvlink4", "preset of inside: pcie3 to pcie5, nvlink3 to nvlink5"),
+    ("network=100g", "preset of nic and its latency: 1g, 10g, 25g, 100g, 200g, 400g"),
+    ("switches=topology.conf", "SLURM's switches above the nodes; topology.conf:NODES selects nodes"),
+    ("uplink=2GB/s", "bandwidth of the uplink of a switch"),
+    (f"compute={DEFAULT_COMPUTE}", "computing of one step; this is the default"),
+    ("slow=3:5x", "worker 3 computes 5 times as long; may be repeated"),
+    ("jitter=0.1", "coefficient of variation of a step's computing"),
+    ("disturb=hop:6x", "each worker is 6 times as slow with probability 1/n in each step"),
+    ("disturb=delay:2:50ms", "2 random workers are held up by 50 ms in each step"),
+    ("disturb=skew:10ms:90ms", "all workers are held up, by delays from 10 to 90 ms that rotate"),
+    ("touched=TABLE:0.8%:2%:5%", "share of a table's rows that one worker, a node, all touch in a step; repeatable"),
+)
+"""Every key of `--set` with an example, and what it means; `partreduce help settings` prints them."""
+LIMIT_KEYS = (
+    ("communication=110ms", "communication per step"),
+    ("consensus-distance=8/7", "consensus distance"),
+    ("period=24", "phases of a period; this is the default"),
+    ("group=8", "workers of a group"),
+    ("phases=6", "distinct phases, that is communicators of a worker"),
+    ("queues=4GB", "memory of queues of iteration_gap or partial"),
+)
+"""Every key of `design --max` with an example, and what it limits; `partreduce help limits` prints them."""
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Overrides the cluster file; may be repeated. KEY=VALUE is one of "
-        f"inside={DEFAULT_INSIDE} and nic={DEFAULT_NIC} (links in a node and of a NIC; the defaults), latency=5us, "
-        "node=nvlink4 and network=100g (presets of both), switches=topology.conf (SLURM's; perhaps :NODES), "
-        f"uplink=2GB/s (of switches), rails=2 (NICs of a node), compute={DEFAULT_COMPUTE} (a step; the default), "
-        "slow=3:5x (worker 3 computes 5 "
-        "times as long; may come again), jitter=0.1 (coefficient of variation of a step), disturb=hop[:6x] (each "
-        "worker slow with probability 1/n), disturb=delay:W:TIME (W random workers held up in every step), "
-        "disturb=skew:LOW:HIGH (everybody held up, the delays shifting), touched=TABLE:0.8%:2%:5% (the share of a "
-        "table's rows that a step of one worker touches, of a node's workers, of all; may come again).",
+        help=f"Override the cluster file, such as nic={DEFAULT_NIC}, compute={DEFAULT_COMPUTE} or slow=3:5x; may be "
+        "repeated. `partreduce help settings` lists all keys.",
         metavar="KEY=VALUE",
-        autocompletion=members(
-            "inside=",
-            "nic=",
-            "node=",
-            "network=",
-            "switches=",
-            "uplink=",
-            "latency=",
-            "rails=",
-            "compute=",
-            "slow=",
-            "jitter=",
-            "disturb=",
-            "touched=",
-        ),
+        autocompletion=members(*dict.fromkeys(example.partition("=")[0] + "=" for example, _ in SETTING_KEYS)),
         rich_help_panel=CLUSTER,
     ),
 ]
@@ -137,7 +143,7 @@ CodecName = Annotated[
     CodecChoice,
     typer.Option(
         "--codec",
-        help="How sums, and rows of tables, may be encoded; any takes float16 or int8 where it pays.",
+        help="Encoding of averages and of table rows; any chooses float16 or int8 where it pays.",
         rich_help_panel=TRANSPORT,
     ),
 ]
@@ -145,7 +151,7 @@ FileAlgorithm = Annotated[
     AllReduceAlgorithm | None,
     typer.Option("--algorithm", help="How groups average; by default as each file says."),
 ]
-Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE...")]
+Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE")]
 
 
 def check_unused(context: typer.Context, names: Collection[str], reason: str) -> None:

@@ -16,7 +16,7 @@ def command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Trace folders; those of one schedule are repetitions, the first is the base.", metavar="RUN..."
+            help="Trace folders; those of one schedule are repetitions, the first is the base.", metavar="RUN"
         ),
     ],
     *,

@@ -51,7 +51,9 @@ _in_workers, _in_faults, _in_nodes = _panel("Workers"), _panel("Fault tolerance"
 
 
 def command(
-    script: Annotated[Path, typer.Argument(help="A Python script; what follows it are its own arguments.")],
+    script: Annotated[
+        Path, typer.Argument(help="A Python script; what follows it are its own arguments.", metavar="SCRIPT")
+    ],
     context: typer.Context,
     *,
     workers: Annotated[

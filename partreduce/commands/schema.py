@@ -20,9 +20,7 @@ class Format(StrEnum):
 
 
 def command(
-    format_: Annotated[
-        Format, typer.Argument(help="The kind of file.", metavar="[schedule|cluster|pilot]")
-    ] = Format.SCHEDULE,
+    format_: Annotated[Format, typer.Argument(help="The kind of file.")] = Format.SCHEDULE,
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here instead of printing it.")] = None,
 ) -> None:

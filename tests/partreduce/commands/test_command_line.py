@@ -11,12 +11,15 @@ import pytest
 
 import partreduce.verify.prove
 from partreduce.__main__ import main
-from partreduce.commands.cluster_options import hardware_defaults
+from partreduce.commands.cluster_options import cluster_settings, hardware_defaults
+from partreduce.commands.design_options import limits_of
+from partreduce.commands.options import LIMIT_KEYS, SETTING_KEYS
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
@@ -501,7 +504,11 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["import", "x.txt", "--format", "xls"], 2, "--format': 'xls' is not one of 'node-link'"),
         (["import", "x.txt", "--param", "directed"], 2, "--param: 'directed': write KEY=VALUE"),
         (["show", "x.json", "--max-bytes", "many"], 2, "--max-bytes: 'many'"),
-        (["run", "--workers", "2", "--tolerate-failures", "2", "x.py"], 2, "--tolerate-failures 2: of 2 workers"),
+        (
+            ["run", "--workers", "2", "--tolerate-failures", "2", "x.py"],
+            2,
+            "--tolerate-failures: expected 0 to 1 for 2 workers",
+        ),
         (["run", "--nproc-per-node", "0", "x.py"], 2, "--nproc-per-node"),
         (["run", "--workers", "2", "/nowhere/train.py"], 2, "is not a file"),
     ],
@@ -744,3 +751,51 @@ def test_a_paragraph_of_a_help_text_has_no_line_ends_of_the_source():
     for name, verb in verbs.items():
         assert verb.help, name
         assert all("\n" not in paragraph for paragraph in verb.help.split("\n\n")), name
+
+
+def test_each_verb_has_three_examples_which_parse():
+    import shlex
+
+    import typer.main
+
+    from partreduce.commands import EXAMPLES, HIDDEN, VERBS, build_app
+
+    assert set(EXAMPLES) == {*VERBS, *HIDDEN}
+    verbs = typer.main.get_command(build_app()).commands
+    for verb, examples in EXAMPLES.items():
+        assert len(examples) == (0 if verb == "generator" else 3)
+        for example in examples:
+            words = shlex.split(example)
+            rest = words[words.index("partreduce") + 1 :]
+            assert rest[0] == verb
+            if "--help" not in rest:
+                context = verbs[verb].make_context(verb, rest[1:])
+                cluster_settings(context.params.get("settings"))
+                limits_of(context.params.get("most"))
+
+
+def test_the_tables_of_help_have_every_key_with_an_example_that_is_read(capsys):
+    for option, rows, read in (("--set", SETTING_KEYS, cluster_settings), ("--max", LIMIT_KEYS, limits_of)):
+        with pytest.raises(InputError) as unknown:
+            read(["?=1"])
+        known = str(unknown.value).partition("is not one of ")[2].split(", ")
+        assert {example.partition("=")[0] for example, _ in rows} == set(known), option
+        for example, _ in rows:
+            read([example])
+    assert main(["help", "settings"]) == 0
+    assert "--set slow=3:5x" in capsys.readouterr().out
+    assert main(["help", "limits"]) == 0
+    assert "--max period=24" in capsys.readouterr().out
+    assert main(["help", "nothing"]) == 2
+
+
+def test_panels_of_the_help_come_in_one_order_and_end_with_the_general_one(capsys):
+    from partreduce.commands import PANELS, VERBS
+
+    for verb in VERBS:
+        assert main([verb, "--help"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        panels = [line.strip("╭─╮ \n") for line in lines if line.startswith("╭")]
+        places = [PANELS.index(panel) for panel in panels if panel != "Arguments"]
+        assert places == sorted(places)
+        assert panels[-1] == "General"

@@ -39,9 +39,10 @@ def folder(tmp_path, monkeypatch):
 def test_the_help_of_design_is_grouped(capsys):
     assert main(["design", "--help"]) == 0
     panels = [line.strip("╭─╮ \n") for line in capsys.readouterr().out.splitlines() if line.startswith("╭")]
-    assert set(panels[2:]) == {
-        "The catalogue", "The model", "The cluster", "How workers may average", "Objective and limits", "Output",
-    }  # fmt: skip
+    assert panels == [
+        "Arguments", "The cluster", "The model", "The catalogue", "How workers may average", "Objective and limits",
+        "Output", "General",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

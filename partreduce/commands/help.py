@@ -1,0 +1,25 @@
+"""`partreduce help`: tables of the keys that `--set` and `--max` take."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from partreduce.commands.options import LIMIT_KEYS, SETTING_KEYS
+
+
+class Topic(StrEnum):
+    """What there is a table of."""
+
+    SETTINGS = "settings"
+    LIMITS = "limits"
+
+
+def command(
+    topic: Annotated[Topic, typer.Argument(help="settings: keys of --set; limits: keys of --max.")] = Topic.SETTINGS,
+) -> None:
+    """List the keys that `--set` or `design --max` takes, with an example and the meaning of each."""
+    option, rows = ("--set", SETTING_KEYS) if topic is Topic.SETTINGS else ("--max", LIMIT_KEYS)
+    width = max(len(example) for example, _ in rows)
+    for example, meaning in rows:
+        typer.echo(f"{option} {example:{width}}  {meaning}")
