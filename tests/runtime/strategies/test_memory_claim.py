@@ -50,7 +50,7 @@ STRATEGIES = {
 def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averaging):
     schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](sync=sync, averaging=averaging))
     claimed = prove(schedule)["memory"].numbers["arrays"]
-    together = threading.Barrier(N)
+    together, before = threading.Barrier(N), arrays_in_memory()
 
     def work(world):
         model = torch.nn.Linear(WIDTH, 1, bias=False)
@@ -63,7 +63,7 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averagin
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         together.wait(60)
-        kept = arrays_in_memory() if world.rank == 0 else 0
+        kept = len(arrays_in_memory() - before) if world.rank == 0 else 0
         together.wait(60)
         optimizer.finish()
         return kept
@@ -73,8 +73,8 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averagin
     assert kept == N * (1 + claimed - spare), "gradients have no progress to bring to a common steps_per_round"
 
 
-def arrays_in_memory() -> int:
-    """Pieces of memory about as large as the parameters, which tensors of this process hold."""
+def arrays_in_memory() -> set[int]:
+    """Where pieces of memory about as large as the parameters begin, which tensors of this process hold."""
     gc.collect()
     found = set()
     for thing in gc.get_objects():
@@ -83,4 +83,4 @@ def arrays_in_memory() -> int:
         with suppress(RuntimeError):  # of what has no type yet, with older releases of torch
             if thing.nbytes >= 4 * WIDTH:
                 found.add(thing.data_ptr() // WIDTH)
-    return len(found)
+    return found
