@@ -178,7 +178,7 @@ def test_what_the_nodes_left_run_is_the_same_whichever_are_lost() -> None:
         for nodes in combinations(range(4), count):
             assert after_failure(schedule, {2 * node + rank for node in nodes for rank in (0, 1)}) == found
     kept = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 4))
-    with pytest.raises(ScheduleError, match="not all alike"):
+    with pytest.raises(ScheduleError, match="not all of one size"):
         after_failure_of_nodes(kept, 2)
 
 

@@ -527,7 +527,7 @@ def sharpness(cell):
     "a learning rate that one worker alone lowers, as ReduceLROnPlateau does by each worker's own loss",
     averaged=(
         [name for name in GRADIENTS if name not in QUORUMS],
-        Outcome("refused", "models stay equal only where all step alike", "they would part"),
+        Outcome("refused", "models stay equal only where all take equal steps", "they would part"),
     ),
     quorum=(QUORUMS, Outcome("warned", "with different settings of the optimizer", "models have parted")),
 )

@@ -66,7 +66,7 @@ def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
 
 
 REFUSED = [
-    ({"max_ig": 0}, {}, r"sync\.iteration_gap\.max_ig: is 0; without a token nobody"),
+    ({"max_ig": 0}, {}, r"sync\.iteration_gap\.max_ig: is 0; without a token no worker"),
     ({"max_ig": -1}, {}, "max_ig"),
     ({"max_ig": 1.0}, {}, "max_ig"),
     ({"max_ig": True}, {}, "max_ig"),
