@@ -107,7 +107,7 @@ def test_the_commands_of_the_quickstart_print_what_the_readme_shows(tmp_path):
         shown_lines = [line for line in lines if line != "…"]
         assert [line for line in shown_lines if line not in printed] == [], done.stdout  # in this order
         seen += len(shown_lines)
-    assert seen == 10
+    assert seen == 9
 
 
 def test_the_readme_is_short():
