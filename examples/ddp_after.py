@@ -17,7 +17,7 @@ import argparse
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset  # changed
 
 import partreduce  # changed
 

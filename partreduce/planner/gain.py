@@ -186,7 +186,7 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
     (`family`) has to beat the best of these by more than its `own_error`, or in every cost. And what wins by an
     assumption has to win where that fails: what a calibrated task was lost under, at `LOST_RATIO` times its steps; what
     is coded, if that takes longer than predicted; what is late or runs by a protocol, and was not asked for, where
-    delay costs most; outer steps on every task; paces and protocols, if workers are less slow than said
+    delay costs most; outer steps on every task; unequal steps and protocols, if workers are less slow than said
     (`trials.SteadyCheck`).
     """
     if job.fastest:

@@ -402,7 +402,7 @@ class SteadyCheck:
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
         """Why what answers slow workers is not recommended, though it wins: it loses if they are half as slow.
 
-        The best of equal paces and common rounds has to be slower there, too: how slow who is, nobody knows well.
+        The best of equal steps per round and common rounds has to be slower there, too: the slowdown is a guess.
         """
         job, facts = self.job, chosen.facts
         fixed = [one for one in permitted(options, job) if one.facts is None and one.schedule.has_one_steps_per_round]

@@ -162,7 +162,7 @@ def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
 
 def test_every_graph_has_a_row_of_its_name():
     graphs = {
-        name.rpartition(".")[2].replace("_", "-")
+        name.rpartition(".")[2].removesuffix("_graph").replace("_", "-")
         for name, function in public_functions("partreduce.topo.graphs").items()
         if inspect.signature(function).return_annotation == "Graph"
     }

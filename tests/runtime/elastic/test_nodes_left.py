@@ -69,10 +69,11 @@ def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_l
         (RULE, 7, 1, "not whole nodes"),
         (RULE, 6, 6, "not whole nodes"),
         (RULE, 4, 2, "no failure of 2 nodes"),
-        (replace(EVERYBODY, strategy=AllReduce(steps_per_round=(1, 1, 2, 2, 2, 2, 2, 2))), 6, 2, "not all alike"),
+        (replace(EVERYBODY, strategy=AllReduce(steps_per_round=(1, 1, 2, 2, 2, 2, 2, 2))), 6, 2, "not all of one size"),
         (replace(EVERYBODY, cluster=Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]])), 6, 2, "not whole nodes"),
-        (Schedule("square", RULE.cluster, StaticGroups(phases=SQUARE), failure_plan=KEEP_FOUR), 4, 2, "not all alike"),
-        (replace(RULE, strategy=StaticGroups(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all alike"),
+        (Schedule("square", RULE.cluster, StaticGroups(phases=SQUARE), failure_plan=KEEP_FOUR),
+         4, 2, "not all of one size"),
+        (replace(RULE, strategy=StaticGroups(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all of one size"),
     ],
 )  # fmt: skip
 def test_every_other_loss_is_refused_with_the_way_out(started, schedule, size, on_each, why):

@@ -202,7 +202,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
         ({"words": nn.Embedding(WORDS, WIDTH, sparse=True)}, "sparse=True and its route gradient dense"),
         (
             {"words": type("Own", (nn.Embedding,), {"forward": lambda s, x: x})(WORDS, WIDTH)},
-            "a forward\\(\\) of its own",
+            "looks up in its own forward\\(\\)",
         ),
         ({"hooked": nn.Identity()}, "has hooks on its gradient"),
         ({"out": nn.Linear(WIDTH, WORDS)}, "is used by 'out.weight' \\(Linear\\), too"),

@@ -129,7 +129,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
         time.sleep(0.3)  # for one that would go further
         seen.append(list(far))
         while said[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be on its way to worker 0
-            drivers[0].say(said.append)
+            drivers[0].publish_activity(said.append)
             time.sleep(0.01)
         released.set()
 

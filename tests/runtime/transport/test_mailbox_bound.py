@@ -84,7 +84,7 @@ def test_no_order_of_messages_and_grants_passes_the_bound_loses_or_stops_anythin
             came.append(number)
             receiver.received.add(size)
             if receiver.owes():
-                grants.append(receiver.tell())
+                grants.append(receiver.report_received())
 
     def grant(which):
         wire.extend(sender.grant(*grants[which]))

@@ -151,7 +151,7 @@ def test_where_bytes_are_not_counted_codecs_take_no_time():
 
 def test_an_algorithm_that_a_codec_cannot_have_is_refused():
     schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL)
-    with pytest.raises(ScheduleError, match=r"transport\.where: is across-nodes; algorithm ring has no stage"):
+    with pytest.raises(ScheduleError, match=r"transport\.where: is across-nodes; algorithm ring has no separate stage"):
         communication(schedule, Hardware(model_bytes=8), algorithm=AllReduceAlgorithm.RING)
 
 
