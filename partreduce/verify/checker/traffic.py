@@ -164,8 +164,8 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     """
     of_worker, of_node = map(max, zip(NOTHING, *_of_phases(schedule), *_of_graphs(schedule), strict=True))
     flying = (fragments(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
-    is_plain_first = schedule.transport["where"] == "across-nodes"
-    in_flight = flying * (Fraction(1) if is_plain_first else written(schedule.transport))
+    w = written(schedule.transport)  # above 1 if blocks are of one number
+    in_flight = flying * (max(Fraction(1), w) if schedule.transport["where"] == "across-nodes" else w)
     return said(schedule.num_fragments, of_worker, of_node, in_flight)
 
 
