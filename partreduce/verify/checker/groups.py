@@ -9,7 +9,7 @@ without it there is no mixing matrix to speak about.
 
 Rows that sum to 1 leave a common value alone, columns that sum to 1 keep the mean; with no negative entry as well,
 every new value is a mean of old ones. `smallest_weight` is the smallest number that a worker which averages gives, in
-any round, to itself or to somebody it averages with (all other entries of a mixing matrix are 0 or 1), and 0 where
+any round of the period, to itself or to somebody it averages with (all else in a mixing matrix is 0 or 1), and 0 where
 nobody averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
 
 **Groups.** In a group of k workers with factor t the matrix has t/k off its diagonal and 1 − t + t/k on it. Rows and
@@ -114,9 +114,9 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
 
 
 def weights_of_round(edges: Sequence[Edge]) -> list[Fraction] | None:
-    """The entries of one mixing matrix but those that are 0 or 1 for lack of edges; None if a column's sum is not 1.
+    """The weights of a round's edges, and the smallest that a worker keeps; None if some column does not sum to 1.
 
-    Of what workers keep only the smallest is among them.
+    All other entries of the matrix are 0, or 1 on the diagonal of a worker without edges.
     """
     keeps: dict[int, Fraction] = {}  # only of workers with edges: there may be far more workers than the file has lines
     surplus: dict[int, Fraction] = {}

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from itertools import count, repeat
 
 from .refusal import Work
-from .schedule import Numbers, Schedule, keeps_something
+from .schedule import PLAIN, Numbers, Schedule, keeps_something
 
 NONE = -1
 """There is no bound."""
@@ -208,7 +208,7 @@ def end(schedule: Schedule, work: Work) -> Numbers:
 
 
 def staleness(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `staleness`: how old what a worker averages can be, in rounds and in steps.
+    """`staleness`, by the rules of rounds: how old what a worker averages can be, in rounds and in steps.
 
     *Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round:
     nothing is missing. A late average is one of the parameters with which the round began: it lacks the newest `late` =
@@ -232,13 +232,14 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
     is the sum of the outer steps so far: without momentum r·(1 + q + q² + …), q = α·(1 − r), positive for |q| < 1, as
     the reader asks of each α, one or several in turn. With an outer momentum nothing is stated of either.
 
-    It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over
-    everybody, so none of the numbers grows by it.
+    It is stated where the weights are such, those of the prologue too, and everybody meets everybody. A round of the
+    prologue averages over everybody, so none of the numbers grows by it.
     Numbers: `late`, `steps`, `reach`, `age`, `age_steps`.
     """
     outer = schedule.outer
     rate = outer.lr if outer.has_own_outer_params else 1
-    sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
+    prologue = {(schedule.num_workers, PLAIN)} if schedule.prologue else set()
+    sizes = prologue.union(*schedule.group_sizes())
     keeps_own = all(relaxation >= 0 and rate * relaxation * (size - 1) < size for size, relaxation in sizes)
     is_left = any(relaxation != 1 for relaxation in schedule.averages_of_all.values())
     takes_back = outer.momentum > 0 and (outer.has_own_outer_params or is_left)

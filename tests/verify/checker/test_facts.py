@@ -416,6 +416,11 @@ def test_what_is_not_so_is_not_stated():
         outer = {"lr": lr, "momentum": momentum, "outer_params": "per_worker"}
         facts = computed(groups(9, rows, columns, payload={"outer": outer}))
         assert ("staleness" in facts) == is_stated, "1 - r + r/3 is what a worker keeps of its outer parameters"
+    pairs = [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
+    for lr, prologue, is_stated in (("8/5", 0, True), ("8/5", 1, False), ("4/3", 2, False), ("133/100", 1, True)):
+        outer = {"lr": lr, "outer_params": "per_worker"}
+        facts = computed(groups(4, *pairs, prologue=prologue, payload={"outer": outer}))
+        assert ("staleness" in facts) == is_stated, "of all four 1 - r + r/4 is kept in a round of the prologue"
     for momentum, is_stated in ((0, True), ("1/10", False)):
         outer = {"outer": {"lr": "3/2", "momentum": momentum}}
         assert ("staleness" in computed(groups(2, [([0, 1], "1/2")], payload=outer))) == is_stated
