@@ -79,7 +79,7 @@ def test_the_planner_still_answers_what_the_page_shows(folder, capsys):
 
 
 def test_the_schedule_that_the_page_breaks_is_refuted_as_it_shows(folder, capsys):
-    (design,) = (command for command, _ in shown() if command.startswith("partreduce design 2x2 --build \"node"))
+    (design,) = (command for command, _ in shown() if command.startswith('partreduce design 2x2 --build "node'))
     assert main(shlex.split(design)[1:]) == 0
     raw = json.loads(Path("schedule.json").read_text())
     assert [block["across"] for block in raw["strategy"]["phases"][-1]] == [[0]]
