@@ -106,7 +106,7 @@ def family(schedule: Schedule) -> str:
     outer = strategy.payload.outer
     if isinstance(strategy, AllReduce):
         return "All-Reduce" if outer.is_plain else "DiLoCo"
-    if not isinstance(strategy, StaticGroups) or outer.has_own_outer_params or not strategy.phases.relaxations() <= {1}:
+    if not isinstance(strategy, StaticGroups) or outer.has_own_outer_params or not strategy.phases.are_plain():
         return ""
     found = {level.what: set(level.rounds) for level in levels(schedule)}
     everyone, period = found.pop(EVERYONE, set()), strategy.period

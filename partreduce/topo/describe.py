@@ -117,7 +117,7 @@ def _static(schedule: Schedule, strategy: StaticGroups) -> Iterator[Part]:
         named = ""
         if names == {EVERYONE}:
             named = " (local SGD)" * (not line.endswith(" step"))
-        elif names == {IN_NODES, EVERYONE} and strategy.phases.relaxations() <= {1}:
+        elif names == {IN_NODES, EVERYONE} and strategy.phases.are_plain():
             named = " (hierarchical local SGD)"
         yield f"average {line}{named}", f"average {line}", f"average {short}"
     if strategy.prologue:
@@ -275,7 +275,7 @@ def _together(schedule: Schedule, levels: Sequence[Level]) -> str:
 
 def _relaxation_factors(strategy: StaticGroups) -> list[str]:
     """The relaxations of its groups, where one is none of a plain mean."""
-    if strategy.phases.relaxations() <= {1}:
+    if strategy.phases.are_plain():
         return []
     if isinstance(strategy.phases, RulePhases):
         factors = {block.relaxation for phase in strategy.phases.phases for block in phase}

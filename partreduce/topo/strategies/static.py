@@ -64,6 +64,10 @@ class RulePhases(Bulk):
         """The group of one worker. O(size of the group), whatever the cluster."""
         return self.view(cluster).group_of(worker, index)
 
+    def are_plain(self) -> bool:
+        """Whether no block has a relaxation. O(blocks)."""
+        return self.relaxations() <= {1}
+
     def relaxations(self) -> set[Fraction]:
         """Of all blocks. O(blocks)."""
         return {block.relaxation for phase in self.phases for block in phase}
@@ -128,6 +132,10 @@ class GroupPhases(Bulk):
         label = int(phase.labels()[worker])
         return None if label < 0 else phase[label]
 
+    def are_plain(self) -> bool:
+        """Whether no group has a relaxation. O(groups)."""
+        return self.relaxations() <= {1}
+
     def relaxations(self) -> set[Fraction]:
         """Of all groups. O(groups)."""
         return {relaxation for phase in self.phases if len(phase) for relaxation in phase.relaxation or (Fraction(1),)}
@@ -172,7 +180,7 @@ class StaticGroups(HasGroups):
         """Plain means of whole models are what the proof is about."""
         if self.transport.codec.rounds:
             return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"
-        if not self.phases.relaxations() <= {1}:
+        if not self.phases.are_plain():
             return "a group has a relaxation, whose part the outer rate has here; leave relaxation out"
         return ""
 
