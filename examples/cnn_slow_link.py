@@ -46,7 +46,7 @@ class Residual(nn.Module):
         return torch.relu(self.body(x) + self.shortcut(x))
 
 
-def colored(images, generator):
+def make_color_images(images, generator):
     """Images of shape (count, 8, 8) as (count, 3, 32, 32)."""
     large = nn.functional.interpolate(images.unsqueeze(1), size=32, mode="bilinear")
     colors = torch.rand(len(images), 2, 3, 1, 1, generator=generator)
@@ -56,7 +56,7 @@ def colored(images, generator):
 
 torch.manual_seed(0)
 digits = load_digits()
-images = colored(torch.tensor(digits.images, dtype=torch.float32) / 16, torch.Generator().manual_seed(1))
+images = make_color_images(torch.tensor(digits.images, dtype=torch.float32) / 16, torch.Generator().manual_seed(1))
 labels = torch.tensor(digits.target)
 part = partreduce.shard_dataset(TensorDataset(images[:1500], labels[:1500]))
 model = nn.Sequential(

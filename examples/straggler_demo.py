@@ -9,7 +9,7 @@
     [0] worker 0: 100 steps in 5.2 s, accuracy of the mean model 0.852
     [3] worker 3: 20 steps in 5.2 s, accuracy of the mean model 0.852
 
-Sleep stands for computing, so that workers need no cores of their own.
+Sleep stands for computing, so the workers do not compete for cores.
 """
 
 import argparse
