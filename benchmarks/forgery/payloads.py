@@ -200,7 +200,9 @@ def _sent_bytes(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matr
     merges = [(turn + 1) * steps_per_round // parts for turn in range(4 * parts)]
     flying = max(sum(end - late <= step < end for end in merges) for step in range(3 * steps_per_round))
     flying = max(1, flying, delay_of(raw))
-    each = Fraction(1) if transport["where"] == "across-nodes" else _width(transport)
+    each = _width(transport)
+    if transport["where"] == "across-nodes":  # a group on one node sends float32, one without stages what is coded
+        each = max(Fraction(1), each)
     said = (Fraction(entry[name]) for name in ("of_worker", "of_node", "in_flight"))
     real = (max(worker), max(node), flying * each)
     return entry["parts"] == parts and all(a == b for a, b in zip(said, real, strict=True))

@@ -98,6 +98,9 @@ def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) 
             "failure_plan.rule: expected a schedule with node_radices for reapply_rule, got listed groups; write "
             "keep_groups or all_reduce"
         )
+    is_plain = strategy.payload.outer.is_plain
+    if isinstance(strategy, StaticGroups) and plan.rule is not SurvivorRule.ALL_REDUCE and not is_plain:
+        strategy.check_outer_settles(strategy.phases.relaxations())  # any group may be one of all survivors
     lists_groups = isinstance(strategy, StaticGroups) or not isinstance(strategy.steps_per_round, int)
     if lists_groups and n > MAX_EXPLICIT_WORKERS:
         raise ScheduleError(

@@ -82,6 +82,7 @@ RING = (0, 1), (1, 2), (2, 0)
 STARTED, KEPT = "strategy.sync.partial", "strategy.sync.iteration_gap"
 TABLE, OUTER = "strategy.payload.tables[0]", "strategy.payload.outer"
 FEW, ORDER = "ranks are 0..", "the numbers of a list ascend, each once"
+ALL, MOMENTUM = [0, 1, 2, 3], {"outer": {"momentum": "1/2"}}
 OWN = {"outer": {"lr": 2, "outer_params": "per_worker"}}
 
 
@@ -143,6 +144,7 @@ READ_EDGES = [
     reads("parameters are rounded where all meet", groups(3, [[0, 1, 2]], transport={"codec": "int8"}),
         groups(3, [[0, 1]], transport={"codec": "int8"}),
         "strategy.transport.codec: parameters are rounded where a round of the period averages over all"),
+    reads("two at least", quorum(quorum=2), quorum(quorum=1), f"{STARTED}.quorum: must be an integer 2..3"),
     reads("fewer than all", quorum(quorum=3), quorum(quorum=4), f"{STARTED}.quorum: must be an integer 2..3"),
     reads("a quorum of gradients in each step", quorum(quorum=2),
         over_all(4, sync={"partial": {"quorum": 2}}, steps_per_round=2),
@@ -220,6 +222,26 @@ READ_EDGES = [
         ("with momentum", "9/10", Fraction(19, 6), {"momentum": "1/2"}),
         ("with Nesterov's", "9/10", Fraction(19, 12), {"momentum": "1/2", "nesterov": True}),
     )),
+    *(reads(f"a rate below the one from which outer parameters diverge, {case}",
+        groups(4, *phases, payload={"outer": {"lr": str(limit - Fraction(1, 10**6)), **more}}),
+        groups(4, *phases, payload={"outer": {"lr": str(limit), **more}}),
+        "strategy.payload.outer.lr: outer parameters and models diverge") for case, phases, limit, more in (
+        ("where a group of all leaves 3/5", [[(ALL, "2/5")]], Fraction(8, 3), {}),
+        ("where one of several leaves 3/5", [[ALL], [(ALL, "2/5")], [(ALL, "3/4")]], Fraction(8, 3), {}),
+        ("where a group of all leaves 3/5, with Nesterov's", [[(ALL, "2/5")], [[0, 1]]], Fraction(32, 15),
+            {"momentum": "1/3", "nesterov": True}),
+    )),
+    *(reads(f"outer steps go with a relaxation {case}", groups(4, [(ALL, true)], payload={"outer": {"lr": "1/2"}}),
+        groups(4, [(ALL, false)], payload={"outer": {"lr": "1/2"}}), f"{OUTER}: goes with 0 < relaxation <= 1")
+      for case, true, false in (("above 0", "1/99", 0), ("of 1 at most", 1, "100/99"))),
+    reads("an outer momentum goes with one relaxation in rounds of all",
+        groups(4, [(ALL, "1/2")], [([0, 1], "1/3")], [(ALL, "1/2")], payload=MOMENTUM),
+        groups(4, [(ALL, "1/2")], [([0, 1], "1/3")], [(ALL, "2/3")], payload=MOMENTUM),
+        f"{OUTER}.momentum: goes with one relaxation"),
+    reads("a group that may be one of all survivors leaves as much as outer steps bear",
+        plan(groups(4, [([0, 1, 2], "1/2")], [ALL], payload={"outer": {"lr": "299/100"}}), rule="keep_groups"),
+        plan(groups(4, [([0, 1, 2], "1/2")], [ALL], payload={"outer": {"lr": 3}}), rule="keep_groups"),
+        f"{OUTER}.lr: outer parameters and models diverge"),
     # a gap
     kept("a token", gap(max_ig=1), gap(max_ig=0), f"{KEPT}.max_ig: must be an integer 1..2147483647"),
     kept("as many backup workers as in-neighbors", gap([*RING, (1, 0)], max_ig=1, backup=1),

@@ -7,7 +7,9 @@ A kind is one frozen value that says everything about itself. Code that needs an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from partreduce.topo.cluster import Cluster
@@ -127,19 +129,44 @@ class Strategy(JsonObject, ABC):
         if self.payload.outer.has_own_outer_params:
             if reason := self.own_outer_params_unsupported_reason():
                 raise ScheduleError(f"payload.outer.outer_params: is per_worker; {reason}")
-        elif not self.has_round_of_all(cluster):
+        elif not (relaxations := self.relaxations_of_all(cluster)):
             raise ScheduleError(
                 "payload.outer: acts where all workers meet, so that they continue from one model, and strategy "
                 f"{self.kind!r} has no such round here; take allreduce, or static with a phase of one group of all"
             )
+        else:
+            self.check_outer_settles(relaxations)
+
+    def check_outer_settles(self, relaxations: Collection[Fraction]) -> None:
+        """Refuse shared outer parameters that diverge from the workers' mean, in rounds of all with these relaxations.
+
+        With e = mean - outer parameters, the outer momentum b and alpha = 1 - relaxation such a round without gradients
+        maps (e, b) linearly; by Jury's criterion its spectral radius is below 1 if and only if
+        alpha * lr < (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum). Without momentum that
+        holds of different ones in turn.
+        """
+        outer = self.payload.outer
+        for alpha in sorted(1 - relaxation for relaxation in relaxations):
+            if not 0 <= alpha < 1:
+                raise ScheduleError(
+                    f"payload.outer: acts where all workers meet; expected 0 < relaxation <= 1 there, got {1 - alpha}; "
+                    "leave it out"
+                )
+            pull = alpha * outer.lr * (1 + 2 * outer.momentum * outer.nesterov)
+            if pull >= (1 + alpha) * (1 + outer.momentum):
+                most = (1 + alpha) * (1 + outer.momentum) / (pull / outer.lr)
+                raise ScheduleError(
+                    f"payload.outer.lr: is {outer.lr}; with alpha {alpha} and this momentum outer parameters and "
+                    f"models diverge from a rate of {most} on; take a smaller one"
+                )
+        if outer.momentum and len(relaxations) > 1:
+            raise ScheduleError(
+                "payload.outer.momentum: expected one relaxation where all workers meet, got "
+                f"{', '.join(map(str, sorted(relaxations)))}; give these groups the same one"
+            )
 
     def _check_turns(self) -> None:
-        """Refuse fragments that do not all have a turn in each round, each merged before it is sent again.
-
-        And merging that lets the outer parameters diverge from the workers' mean. With e = mean - outer parameters and
-        the outer momentum b a round without gradients maps (e, b) linearly; by Jury's criterion its spectral radius is
-        below 1 if and only if alpha * lr < (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum).
-        """
+        """Refuse fragments that do not all have a turn in each round, each merged before it is sent again."""
         sync, count = self.sync, self.payload.num_fragments
         if count > 1 and (reason := self.fragments_unsupported_reason()):
             raise ScheduleError(f"payload.fragments: are {count}; {reason}")
@@ -156,15 +183,6 @@ class Strategy(JsonObject, ABC):
                 f"sync.merge.steps: is {sync.late_steps}; what is averaged every {least} steps is merged before "
                 "it is sent again; take fewer"
             )
-        if isinstance(sync, DelayedMerge):
-            factor = self.payload.outer.momentum
-            pull = sync.alpha * self.payload.outer.lr * (1 + 2 * factor * self.payload.outer.nesterov)
-            if pull >= (1 + sync.alpha) * (1 + factor):
-                most = (1 + sync.alpha) * (1 + factor) / (pull / self.payload.outer.lr)
-                raise ScheduleError(
-                    f"payload.outer.lr: is {self.payload.outer.lr}; with alpha {sync.alpha} and this momentum outer "
-                    f"parameters and models diverge from a rate of {most} on; take a smaller one"
-                )
 
     def fragments_unsupported_reason(self) -> str:
         """Why parts of the model may not take turns; empty where they may."""
@@ -246,9 +264,9 @@ class Strategy(JsonObject, ABC):
         """Whether every round averages over all workers."""
         return False
 
-    def has_round_of_all(self, cluster: Cluster) -> bool:  # noqa: ARG002 - some kinds look at their groups
-        """Whether some round of the period averages over all workers."""
-        return self.averages_everyone
+    def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:  # noqa: ARG002 - some kinds look at their groups
+        """Those of the rounds of the period that average over all workers; empty if there is none."""
+        return {1 - self.sync.kept} if self.averages_everyone else set()
 
     @property
     def needs_generator(self) -> bool:

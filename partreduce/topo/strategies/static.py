@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import ClassVar
 
@@ -39,12 +40,15 @@ class RulePhases(Bulk):
         """Refuse rules that do not fit the cluster; blocks that share a local rank are left to `verify`."""
         check_rule(self.phases, cluster, self.node_radices)
 
-    def average_everyone(self, cluster: Cluster) -> bool:
-        """Whether some round has one group of all workers. O(blocks)."""
+    def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:
+        """Of the rounds that have one group of all workers. O(blocks)."""
         everyone = tuple(range(cluster.workers_per_node or 0)), tuple(range(len(self.node_radices)))
-        return any(
-            (tuple(sorted(b.local)), tuple(sorted(b.across))) == everyone for phase in self.phases for b in phase
-        )
+        return {
+            b.relaxation
+            for phase in self.phases
+            for b in phase
+            if (tuple(sorted(b.local)), tuple(sorted(b.across))) == everyone
+        }
 
     def view(self, cluster: Cluster) -> RuleView:
         """The rule on a cluster of equal nodes."""
@@ -62,7 +66,11 @@ class RulePhases(Bulk):
 
     def are_plain(self) -> bool:
         """Whether no block has a relaxation. O(blocks)."""
-        return all(block.relaxation == 1 for phase in self.phases for block in phase)
+        return self.relaxations() <= {1}
+
+    def relaxations(self) -> set[Fraction]:
+        """Of all blocks. O(blocks)."""
+        return {block.relaxation for phase in self.phases for block in phase}
 
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
@@ -106,9 +114,11 @@ class GroupPhases(Bulk):
                     f"phases[{index}]: is for {phase.num_workers} workers, the cluster has {cluster.num_workers}"
                 )
 
-    def average_everyone(self, cluster: Cluster) -> bool:
-        """Whether some round has one group of all workers. O(phases)."""
-        return any(len(phase) == 1 and len(phase.members) == cluster.num_workers for phase in self.phases)
+    def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:
+        """Of the rounds that have one group of all workers. O(phases)."""
+        n = cluster.num_workers
+        of_all = (phase for phase in self.phases if len(phase) == 1 and len(phase.members) == n)
+        return {relaxation for phase in of_all for relaxation in phase.relaxation or (Fraction(1),)}
 
     def view(self, cluster: Cluster) -> None:  # noqa: ARG002 - the face that rules have
         return
@@ -124,7 +134,11 @@ class GroupPhases(Bulk):
 
     def are_plain(self) -> bool:
         """Whether no group has a relaxation. O(groups)."""
-        return all(relaxation == 1 for phase in self.phases for relaxation in phase.relaxation or ())
+        return self.relaxations() <= {1}
+
+    def relaxations(self) -> set[Fraction]:
+        """Of all groups. O(groups)."""
+        return {relaxation for phase in self.phases if len(phase) for relaxation in phase.relaxation or (Fraction(1),)}
 
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
@@ -146,15 +160,15 @@ class StaticGroups(HasGroups):
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
         """Parameters need a round of all: what is rounded is what was added since everybody was equal."""
-        if self.has_round_of_all(cluster):
+        if self.relaxations_of_all(cluster):
             return ""
         return (
             "only what workers added since they were all equal may be rounded, and no round of the period averages "
             "over all workers; add one, or leave it out"
         )
 
-    def has_round_of_all(self, cluster: Cluster) -> bool:
-        return self.phases.average_everyone(cluster)
+    def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:
+        return self.phases.relaxations_of_all(cluster)
 
     def fragments_unsupported_reason(self) -> str:
         """Late averages, whose rounds overlap, and each worker's own outer parameters, for which there is no proof."""

@@ -71,8 +71,11 @@ ASSUMED = {
 }
 """What proofs and facts suppose of the program that runs, besides that it follows the protocol."""
 
-AFTER_FAILURE_TOO = frozenset({"conflict-free", "consensus", "deadlock-free", "survives", "mean-moved"})
-"""What holds of the survivors of every failure that a plan covers; all else speaks of the groups of the file."""
+AFTER_FAILURE_TOO = frozenset({"conflict-free", "deadlock-free", "survives", "mean-moved"})
+"""What holds of the survivors of every failure that a plan covers; all else speaks of the groups of the file.
+
+That survivors reach consensus is `survives`: of the claim `consensus` it does not follow.
+"""
 
 
 def check(certificate: object, schedule: Schedule) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """Claim `consensus-distance`: how far apart, in the mean of squares, steps keep the workers in the steady state.
 
-**The model.** Each step adds noise of unit variance to its worker, independent of all other noise. With P the largest
-steps_per_round a round has P equal instants: at instant s < P worker i has made ⌊s·steps_per_round/P⌋ of its steps and
-nothing is averaged yet; at instant P it has made all, and W acts: x ← W·(x + steps), or late x ← W·x + steps. With
-step-normalized averages what is averaged of the steps is multiplied by (mean steps_per_round of the
-group)/steps_per_round before. The consensus distance is the mean over all instants of a period of ‖x − mean‖²/n, in the
-steady state.
+**The model.** Each step adds noise of unit variance to its worker, independent of all other noise. With H the largest
+steps_per_round a round has the instants 1 … H: at instant s < H worker i has made ⌊s·steps_per_round/H⌋ of its steps
+and nothing is averaged yet; at instant H it has made all, and W acts: x ← W·(x + steps), or late x ← W·x + steps. With
+step-normalized averages a round's steps are multiplied there, before W acts or late, by (mean steps_per_round of the
+group)/steps_per_round. Shared outer steps, and merging late, change differences as W does; fragments are taken as
+averaged at the end of their round. The consensus distance is the mean over all instants of a period of ‖x − mean‖²/n,
+in the steady state.
 
 **Classes.** As in `period.py` a rule is a G × G matrix on each class of characters, and steps have unit variance on
 every character. So the distance is the sum over classes, each times its number of characters. Let Q = I − J on the
@@ -61,7 +62,7 @@ MAX_MATRIX_BITS = 2**30
 
 
 class Steps(NamedTuple):
-    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the most per round.
+    """What the places (workers, or local ranks of a rule) do between averages; H = `instants` is the most per round.
 
     Round t averages the variance `noise[t]`: the steps per round, or with step-normalized averages steps_per_round·f²,
     where f is the mean steps_per_round of the place's group divided by its own.

@@ -128,7 +128,7 @@ def _number(bound: float) -> int:
 
 
 def consensus(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `consensus` where workers do without some of their in-neighbors (backup workers), whichever come late.
+    """`consensus`, by the rules: workers do without some of their in-neighbors (backup workers), whichever come late.
 
     Let b(v) be the backup workers of v. A set of workers *can close itself* if every member has at most b(v)
     in-neighbors outside: it can continue for ever on what its members send one another.

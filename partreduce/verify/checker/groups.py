@@ -8,8 +8,9 @@ conflicts, for every number of nodes, iff no local rank stands in two of its blo
 without it there is no mixing matrix to speak about.
 
 Rows that sum to 1 leave a common value alone, columns that sum to 1 keep the mean; with no negative entry as well,
-every new value is a mean of old ones. `smallest_weight` is the smallest entry of any mixing matrix, 0 where nobody
-averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
+every new value is a mean of old ones. `smallest_weight` is the smallest number that a worker which averages gives, in
+any round of the period, to itself or to somebody it averages with (all else in a mixing matrix is 0 or 1), and 0 where
+nobody averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
 
 **Groups.** In a group of k workers with factor t the matrix has t/k off its diagonal and 1 − t + t/k on it. Rows and
 columns sum to 1 for every t, and the smaller of the two numbers is the smallest entry. It is negative unless 0 ≤ t ≤
@@ -62,9 +63,10 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
     """Claim `membership`, for rules: the function that a worker evaluates at run time finds the group of its block.
 
     *What this check confirms:* `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest
-    member of its group and the relaxation, or `-` if it skips. The check computes the groups from the digits itself, so
-    a function that answered otherwise, anywhere, has another hash. Where all answers together are long nobody asks
-    every worker, and there is no such claim. *It assumes* that it was the installed function that was asked.
+    member of its group and the relaxation, or `-` if it skips. Workers of one answer are a group, so all answers tell
+    the groups, and the check computes these from the digits itself: other groups, anywhere, have another hash. Where
+    all answers together are long nobody asks every worker, and there is no such claim. *It assumes* that it was the
+    installed function that was asked, and that each of its groups holds the workers of one answer.
     Numbers: `answers`, the hash of all of them.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
@@ -103,7 +105,7 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
     for sizes in schedule.group_sizes():
         for size, relaxation in sizes:
             weights += [relaxation / size, 1 - relaxation + relaxation / size]
-    for edges in schedule.rounds:
+    for edges in filter(None, schedule.rounds):
         listed = weights_of_round(edges)
         if listed is None:
             return None
@@ -112,9 +114,9 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
 
 
 def weights_of_round(edges: Sequence[Edge]) -> list[Fraction] | None:
-    """The entries of one mixing matrix but those that are 0 or 1 for lack of edges; None if a column's sum is not 1.
+    """The weights of a round's edges, and the smallest that a worker keeps; None if some column does not sum to 1.
 
-    Of what workers keep only the smallest is among them.
+    All other entries of the matrix are 0, or 1 on the diagonal of a worker without edges.
     """
     keeps: dict[int, Fraction] = {}  # only of workers with edges: there may be far more workers than the file has lines
     surplus: dict[int, Fraction] = {}

@@ -2,7 +2,7 @@
 
 A file that is not what it must be is *unreadable* (exit status 65); an entry that can be read and does not hold is
 *refuted* (exit status 1). Both are exceptions, so a claim is proved exactly if its function returns: no function of the
-checker answers "true". Each may raise a Refusal; a first sentence that says "confirm" or "require" names what for.
+checker answers "true". Most functions may raise a Refusal; "confirm" and "require" in a docstring say what for.
 """
 
 from __future__ import annotations

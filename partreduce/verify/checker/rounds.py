@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from itertools import count, repeat
 
 from .refusal import Work
-from .schedule import Numbers, Schedule, keeps_something
+from .schedule import PLAIN, Numbers, Schedule, keeps_something
 
 NONE = -1
 """There is no bound."""
@@ -83,9 +83,8 @@ def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[in
 
 
 def _of_all(schedule: Schedule, start: int, work: Work) -> int | None:
-    everybody = (1 << schedule.num_workers) - 1
     for number, arrived in enumerate(reached_sets(schedule, start, work), 1):
-        if all(bits == everybody for bits in arrived):
+        if all(bits.bit_count() == schedule.num_workers for bits in arrived):
             return number
     return None
 
@@ -209,7 +208,7 @@ def end(schedule: Schedule, work: Work) -> Numbers:
 
 
 def staleness(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `staleness`: how old what a worker averages can be, in rounds and in steps.
+    """`staleness`, by the rules of rounds: how old what a worker averages can be, in rounds and in steps.
 
     *Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round:
     nothing is missing. A late average is one of the parameters with which the round began: it lacks the newest `late` =
@@ -229,19 +228,21 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
     *Outer steps.* With outer parameters of each worker's own, and no outer momentum, a group of s members with the
     outer rate r leaves to a member's outer parameters the weight 1 − r + r/s, and gives r/s to what each other member
     has: an average with relaxation r. Shared outer parameters take up r > 0 times what everybody did since the last
-    round of all, and give none of it up. Where workers keep a share α of their own besides, what arrives is the sum of
-    the outer steps so far: without momentum r·(1 − qᵏ)/(1 − q) after k rounds, q = α·(1 − r), positive for |q| < 1, as
-    the reader asks. With an outer momentum nothing is stated of either.
+    round of all, and give none of it up. Where workers keep a share α = 1 − relaxation of their own there, what arrives
+    is the sum of the outer steps so far: without momentum r·(1 + q + q² + …), q = α·(1 − r), positive for |q| < 1, as
+    the reader asks of each α, one or several in turn. With an outer momentum nothing is stated of either.
 
-    It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over
-    everybody, so none of the numbers grows by it.
+    It is stated where the weights are such, those of the prologue too, and everybody meets everybody. A round of the
+    prologue averages over everybody, so none of the numbers grows by it.
     Numbers: `late`, `steps`, `reach`, `age`, `age_steps`.
     """
     outer = schedule.outer
     rate = outer.lr if outer.has_own_outer_params else 1
-    sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
+    prologue = {(schedule.num_workers, PLAIN)} if schedule.prologue else set()
+    sizes = prologue.union(*schedule.group_sizes())
     keeps_own = all(relaxation >= 0 and rate * relaxation * (size - 1) < size for size, relaxation in sizes)
-    takes_back = outer.momentum > 0 and (outer.has_own_outer_params or schedule.kept > 0)
+    is_left = any(relaxation != 1 for relaxation in schedule.averages_of_all.values())
+    takes_back = outer.momentum > 0 and (outer.has_own_outer_params or is_left)
     if takes_back or not (keeps_own and all(map(keeps_something, schedule.rounds))):
         return None
     reach = rounds_to_meet(schedule, work)
@@ -345,7 +346,7 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     found = {"fragments": count, "every": every, "apart": min(schedule.worker_steps) // count, "late": late}
     found["flying"] = max(1, -(-late * count // every))
     relaxation = schedule.averages_of_all.get(0)
-    if relaxation is not None and schedule.period == 1:
+    if relaxation and schedule.period == 1:
         return {**found, "age": every + late, "equal": relaxation == 1}
     return {**found, "period": every * schedule.period}
 
@@ -361,8 +362,8 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
 
     **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
     workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
-    from outer parameters and a momentum that are the same for all, since only such rounds change them. With a codec the
-    average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other
+    from outer parameters and a momentum that are the same for all, since only rounds of all change them. With a codec
+    the average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other
     rounds, and after steps, parameters may differ; so may optimizer state, always. Nothing is said of fragments in
     turn. The rounds of the prologue are such averages as well.
 

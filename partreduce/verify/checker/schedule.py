@@ -428,8 +428,8 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
         outer["nesterov"],
         outer["outer_params"] == "per_worker",
     )
-    needed = wait["quorum"] if word == "partial" else 0  # a number, or a word for one worker
-    is_startable = not isinstance(needed, int) or needed < n  # or nobody ever starts
+    needed = wait["quorum"] if word == "partial" else ""  # a number, or a word for one worker
+    is_startable = not isinstance(needed, int) or 1 < needed < n  # or nobody ever starts
     require(is_startable, "strategy.sync.partial.quorum", f"must be an integer 2..{n - 1}")
     kept = exact(wait["alpha"], "strategy.sync.merge.alpha") if word == "merge" else Fraction(0)
     is_late = word == "delay" or (gap is not None and gap.update_order == "dpsgd")
@@ -468,12 +468,14 @@ def _read_table(table: dict[str, Any], n: int, place: str) -> Table:
 def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
     """What proofs suppose of the members of a file together, each with the proof that does.
 
-    *Stable outer steps.* With e = mean - outer parameters and the outer momentum b, r the rate, μ the momentum's factor
-    and α what workers keep, a round without gradients maps (e, b) to (α·(e - s), b'), where b' = μ·b + e and s = r·b',
-    or Nesterov's r·(e + μ·b'). Its trace T is α·(1 - r·ν) + μ with ν = 1, or 1 + μ, and its determinant D is α·μ, or
-    α·μ·(1 - r). The spectral radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1
-    follow from 0 <= α, μ < 1, r > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's
-    α·r·(1 + 2μ) < (1 + α)·(1 + μ).
+    *Stable outer steps.* Let e = mean - outer parameters, b the outer momentum, r the rate, μ the momentum's factor and
+    α what workers keep of their own where all meet: 1 - relaxation. A round of all without gradients maps (e, b) to
+    (α·(e - s), b'), where b' = μ·b + e and s = r·b', or Nesterov's r·(e + μ·b'); other rounds keep the mean. The trace
+    T is α·(1 - r·ν) + μ with ν = 1, or 1 + μ, and the determinant D is α·μ, or α·μ·(1 - r). The spectral radius is
+    below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r > 0 and
+    the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ). Different α in
+    turn are stable without momentum, where each multiplies e by a number; with momentum a period has one. Under a
+    failure plan any group may be one of all survivors.
     """
     kind, outer, kept, steps, gap = strategy["kind"], read.outer, read.kept, read.worker_steps, read.gap
     is_coded, meets = read.transport["codec"] != "none", bool(read.averages_of_all)
@@ -483,8 +485,13 @@ def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
     require(outer.lr > 0, f"{place}.lr", "above 0")
     require(0 <= outer.momentum < 1, f"{place}.momentum", "at least 0 and below 1")
     require(0 <= kept < 1, "strategy.sync.merge.alpha", "at least 0 and below 1")
-    pull = kept * outer.lr * (1 + 2 * outer.momentum * outer.nesterov)
-    require(pull < (1 + kept) * (1 + outer.momentum), f"{place}.lr", "outer parameters and models diverge")
+    shares = set() if outer.is_plain or outer.has_own_outer_params else _shares_kept(read)
+    for share in shares:
+        require(0 <= share < 1, place, "goes with 0 < relaxation <= 1 where all workers average")
+        pull = share * outer.lr * (1 + 2 * outer.momentum * outer.nesterov)
+        require(pull < (1 + share) * (1 + outer.momentum), f"{place}.lr", "outer parameters and models diverge")
+    has_one = len(shares) < 2 or outer.momentum == 0
+    require(has_one, f"{place}.momentum", "goes with one relaxation where all workers average")
 
     # `lag`, `end`, `staleness` and all of a quorum: what is summed are gradients of all workers, of each step.
     is_by_step = read.averages_gradients or not (read.pipeline or read.quorum)
@@ -527,6 +534,13 @@ def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
         gap.require_fit(read.num_workers, read.rounds[0])
     if read.failure_plan is not None:
         _require_survivors(read, read.failure_plan, kind, "node_radices" in strategy)
+
+
+def _shares_kept(read: Schedule) -> set[Fraction]:
+    """What workers keep of their own in the rounds that average over all of them, or over all survivors."""
+    plan = read.failure_plan
+    groups = chain.from_iterable(read.phases) if plan is not None and plan.rule != "all_reduce" else ()
+    return {1 - factor for factor in (*read.averages_of_all.values(), *(group.relaxation for group in groups))}
 
 
 def _require_survivors(read: Schedule, plan: FailurePlan, kind: str, has_rule: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a run keeps, and what it sends."""
+"""Facts `memory` and `sent-bytes`: the arrays and communicators that a run keeps, and the bytes that it sends."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     * `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
       round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
       `fragments` says why), so where all have the same steps_per_round these are the most that one step sends;
-    * `in_flight` bytes are the payload of the operations that a worker has begun at one time and not yet waited for,
-      each counted once, however many it is sent to: `flying` fragments, K − 1 gradients in a pipeline of width K, or
-      one operation.
+    * `in_flight` bytes are the payload, as it is first written, of the operations that a worker has begun at one time
+      and not yet waited for, each counted once, however many it is sent to: `flying` fragments, K − 1 gradients in a
+      pipeline of width K, or one operation.
 
     *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b
     with a scale of 4 bytes for each block of b numbers. An operation of k workers, of which h stand on a node and c of
@@ -164,8 +164,8 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     """
     of_worker, of_node = map(max, zip(NOTHING, *_of_phases(schedule), *_of_graphs(schedule), strict=True))
     flying = (fragments(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
-    is_plain_first = schedule.transport["where"] == "across-nodes"
-    in_flight = flying * (Fraction(1) if is_plain_first else written(schedule.transport))
+    w = written(schedule.transport)  # above 1 if blocks are of one number
+    in_flight = flying * (max(Fraction(1), w) if schedule.transport["where"] == "across-nodes" else w)
     return said(schedule.num_fragments, of_worker, of_node, in_flight)
 
 

@@ -157,6 +157,7 @@ def strided(*nodes):
     return {**document(1, 1, kind="allreduce", payload=payload), "cluster": {"nodes": list(nodes)}}
 
 
+SCALED = {"codec": "int8", "where": "across-nodes", "algorithm": "hierarchical"}
 CODED = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "codec": "int8"}]}
 EVEN_ROUNDS = [[(0, 1, weight), (1, 0, weight)] for weight in ("1/2", "1/4")]
 APART, TOGETHER = [([0], [0]), ([1], [1])], [([0, 1], [])]
@@ -208,7 +209,7 @@ BY_HAND = [
     (groups(3, [], prologue=1), "memory", {"groups": 1, "connections": 2, "splits": 0, "arrays": 1}),
     (groups(3, [([0, 1, 2], "3/2")]), "doubly-stochastic", {"smallest_weight": "0"}),
     (groups(3, [([0, 1, 2], "8/5")]), "unit-sums", {"smallest_weight": "-1/15"}),
-    (graph(2, []), "doubly-stochastic", {"smallest_weight": "1"}),
+    (graph(2, []), "doubly-stochastic", {"smallest_weight": "0"}),
     (graph(2, [(0, 1, "1/2")]), "queues", {"gap": -1, "capacities": [-1]}),
     (graph(2, [(0, 1, "1/2"), (1, 0, "1/2")]), "queues", {"gap": 1, "capacities": [2, 2]}),
     (graph(2, *EVEN_ROUNDS), "doubly-stochastic", {"smallest_weight": "1/4"}),
@@ -330,11 +331,25 @@ BY_HAND = [
     (strided([0, 2, 4], [1, 3, 5]), "nic-bytes", {"tables": [["t", 0, 1080]]}),
 ]  # fmt: skip
 
+JUST_SO = [
+    (graph(2, [(0, 1, "2/3"), (1, 0, "2/3")], []), "doubly-stochastic", {"smallest_weight": "1/3"}),
+    # from a mean of relaxation 0 nobody takes anything of the others, so nothing of theirs has an age
+    (groups(2, [([0, 1], 0)], steps_per_round=4, payload={"fragments": 2}), "fragments",
+        turned_in_groups(2, 4, 2, 0, 4)),
+    (groups(2, [([0, 1], "1/99")], steps_per_round=4, payload={"fragments": 2}), "fragments",
+        turned(2, 4, 2, 0, 4, equal=False)),
+    # a scale for each number: w = 5/4, of 2 numbers 3/4; of float32 it is 1
+    *((document(4, 1, kind="allreduce", steps_per_round=2, transport=SCALED | {"block": block}), "sent-bytes",
+        gradient_buckets(sent, sent, in_flight)) for block, sent, in_flight in ((1, "15/8", "5/4"), (2, "9/8", 1))),
+]  # fmt: skip
+"""What was once stated wrongly, and its neighbors."""
+
 
 @pytest.mark.parametrize(
     ("raw", "name", "numbers"),
     [
         *BY_HAND,
+        *JUST_SO,
         *(
             (document(nodes, size, kind="allreduce", transport={"codec": codec, **form}), "codec-error", sums)
             for nodes, size, codec, form, sums in CODED_SUMS
@@ -371,9 +386,23 @@ def test_the_checker_prints_what_is_supposed_and_what_ends_with_a_failure(tmp_pa
         assert f"membership: proved{until}" in lines
         assert f"assumed for membership: {ASSUMED['membership']}" in lines
         assert any(line.startswith(f"memory: fact{until}: groups") for line in lines)
-        assert "consensus: proved" in lines
+        assert f"consensus: proved{until}" in lines, "of survivors that is another claim"
         assert ("survives: proved" in lines) == bool(until)
         assert (f"assumed for survives: {ASSUMED['survives']}" in lines) == bool(until)
+
+
+@pytest.mark.parametrize("factors", [["1/2"], ["1/2", 1], ["3/4", "1/3"]])
+@pytest.mark.parametrize("lr", ["1/10", "3/2", "9/4"])
+def test_what_workers_add_arrives_by_outer_steps_where_all_leave_a_part_of_their_own(factors, lr):
+    """A unit that worker 0 adds, followed through rounds of all: x ← x + t·(a − x), a the shared outer parameters."""
+    schedule = computed(groups(3, *([([0, 1, 2], t)] for t in factors), payload={"outer": {"lr": lr}}))
+    assert schedule["staleness"][1]["age"] == 0
+    for begin in range(len(factors)):
+        values, outer = [Fraction(1), Fraction(0), Fraction(0)], Fraction(0)
+        for t in factors[begin:] + factors * 20:
+            outer += Fraction(lr) * (sum(values) / 3 - outer)
+            values = [x + Fraction(t) * (outer - x) for x in values]
+            assert min(values) > 0
 
 
 def test_what_is_not_so_is_not_stated():
@@ -387,7 +416,15 @@ def test_what_is_not_so_is_not_stated():
         outer = {"lr": lr, "momentum": momentum, "outer_params": "per_worker"}
         facts = computed(groups(9, rows, columns, payload={"outer": outer}))
         assert ("staleness" in facts) == is_stated, "1 - r + r/3 is what a worker keeps of its outer parameters"
+    pairs = [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
+    for lr, prologue, is_stated in (("8/5", 0, True), ("8/5", 1, False), ("4/3", 2, False), ("133/100", 1, True)):
+        outer = {"lr": lr, "outer_params": "per_worker"}
+        facts = computed(groups(4, *pairs, prologue=prologue, payload={"outer": outer}))
+        assert ("staleness" in facts) == is_stated, "of all four 1 - r + r/4 is kept in a round of the prologue"
     for momentum, is_stated in ((0, True), ("1/10", False)):
+        outer = {"outer": {"lr": "3/2", "momentum": momentum}}
+        assert ("staleness" in computed(groups(2, [([0, 1], "1/2")], payload=outer))) == is_stated
+        assert "staleness" in computed(groups(2, [[0, 1]], payload=outer)), "nothing is left"
         merged = {"sync": {"merge": {"alpha": "1/2"}}, "payload": {"outer": {"lr": "3/2", "momentum": momentum}}}
         assert ("staleness" in computed(document(2, 1, kind="allreduce", **merged))) == is_stated
 
