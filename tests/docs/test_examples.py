@@ -153,8 +153,8 @@ def test_the_scripts_with_and_without_partreduce_differ_where_they_say_so():
     unmarked = [line.strip() for line in added if "# changed" not in line]
     assert unmarked == [
         "order = torch.Generator()",
-        'first = resumed.extra["epoch"]',
         'scheduler.load_state_dict(resumed.extra["scheduler"])',
+        'first = resumed.extra["epoch"]',
         "order.manual_seed(1000 * epoch + optimizer.rank)",
         "if optimizer.rank == 0:",
         'extra = {"epoch": epoch + 1, "scheduler": scheduler.state_dict()}',

@@ -184,5 +184,5 @@ def test_a_function_that_makes_no_job_is_refused_before_anything_runs() -> None:
 def test_a_pilot_outside_a_job_says_how_to_start_one(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 2
-    assert "start it with --workers N" in done.stderr
+    assert "--workers N: measure runs on all workers: give N here" in done.stderr
     assert "Traceback" not in done.stderr

@@ -170,7 +170,7 @@ def test_profile_writes_a_cluster_file_that_loads(tmp_path) -> None:
 def test_profile_outside_a_job_says_how_to_start_one() -> None:
     done = run()
     assert done.returncode == 2
-    assert "start it with --workers N" in done.stderr
+    assert "--workers N: measure runs on all workers: give N here" in done.stderr
     assert "Traceback" not in done.stderr
 
 
