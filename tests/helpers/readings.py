@@ -16,7 +16,7 @@ NOT_ASKED = (
     r"^name: ",  # 1 line of printable text; the checker prints no name
     r"transport\.(where|gradient_buckets|error_feedback|block|algorithm): is",  # goes with another setting
     r"payload\.fragments: has 1 entries|payload\.fragments\[\d\]: (is empty|has 'a', as)",  # what a program sees to
-    r"sync\.partial\.(seed|staleness|synchronize_every): is|quorum: is 1; the first worker starts",  # goes with another
+    r"sync\.partial\.(seed|staleness|synchronize_every): is",  # goes with another
     r"sync: strategy '\w+' has no merging|sync\.merge: has steps 0 and alpha 0, which is synchronous",
     r"sync\.pipeline\.width: is 1; a pipeline is 2 wide",  # nothing is late
     r"iteration_gap\.weights: is iteration; without staleness|skip\.limit: is",  # the weights are asked; never skips
