@@ -191,8 +191,8 @@ def _draw_table(axis: Axes, grid: Grid) -> None:
     )
     axis.set_yticks([row + 0.5 for row in range(count)], [str(worker) for worker in grid.workers], fontsize=7)
     axis.tick_params(length=0)
-    axis.set_xlabel("step", color=INK)
-    axis.set_title("worker × phase", fontsize=9, color=PALE, loc="left")
+    axis.set_xlabel("round", color=INK)
+    axis.set_title("worker × round", fontsize=9, color=PALE, loc="left")
     for side in axis.spines.values():
         side.set_color(PALE)
 
@@ -254,4 +254,4 @@ def _join(axis: Axes, spots: list[tuple[int, int]], color: str) -> None:
 def _phase_title(phases: list[int]) -> str:
     parts = runs_of(phases)
     shown = ", ".join(parts[:6]) + (", …" if len(parts) > 6 else "")
-    return f"step {shown}" if len(phases) == 1 else f"steps {shown}"
+    return f"round {shown}" if len(phases) == 1 else f"rounds {shown}"
