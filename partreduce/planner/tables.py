@@ -323,7 +323,7 @@ def choose_routes(
         table.route(way, pricing.own(table, way, gathers=gathers)[0]) for table, way in zip(listed, ways, strict=True)
     )
     routes = Payload(tables=tables_, local_aggregation=local, average=average) if tables_ else Payload()
-    replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # refuses what cannot be
+    replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # raises if impossible
     costs = pricing.alternatives(ways)
     reasons = [
         _reason(table, route, costs[table.parameter], pricing.saved(table, route, gathers=gathers))
