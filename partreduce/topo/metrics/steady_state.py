@@ -49,7 +49,7 @@ def consensus_distance_of(sectors: Sectors) -> float:
 
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
-    """Return the mean of tr Σ over a period's instants, over all sectors, from Σ before phase 0, (C, g, g), off mean."""
+    """Return the mean of tr Σ over instants and all sectors, from Σ before phase 0, (C, g, g), off the mean."""
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
     total, before = np.zeros(len(batch.multiplicity)), traces(covariance)
