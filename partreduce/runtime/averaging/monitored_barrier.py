@@ -1,4 +1,4 @@
-"""Roll call: all members have come to one place, by their notes in the store, before anything is sent there.
+"""Check by notes in the store that all members reached the same call, before anything is sent.
 
 A worker that came alone (it saves under `if rank == 0`, or loaded a state and the others did not) is then in no
 operation, so that those who wait for it in another one are not answered with arrays of another length, over which gloo

@@ -1,6 +1,6 @@
-"""Archive: the best consensus distance seen at every communication cost, in bins whose edges include the budgets asked.
+"""Keep the best consensus distance at every communication cost, in bins whose edges include the requested budgets.
 
-Arrays have one entry per bin; a *value* is the metric that is kept low, consensus distance mostly.
+Arrays have one entry per bin; a *value* is the minimized metric, mostly consensus distance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the cluster's shape and speeds imply before any search: evenness, radices, steps, the crossing bound."""
+"""Derive from the cluster's shape and speeds, before any search: evenness, radices, steps, the crossing bound."""
 
 from __future__ import annotations
 

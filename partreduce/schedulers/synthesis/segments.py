@@ -1,4 +1,4 @@
-"""Segments: periods that return to consensus are cut after every full average, and the pieces simply add up.
+"""Compose periods from segments between full averages, whose costs and consensus distances add up.
 
 After a full average the past is forgotten, so costs and consensus distances of the segments between full averages are
 sums: how often each stands in a period of given length is a knapsack with an exact objective (a renewal argument, as
