@@ -239,7 +239,7 @@ class _Runs:
         return middle - half, middle + half
 
     def error_left_out(self) -> float:
-        """Return the largest relative error on a left-out probe, or that of the whole fit if it needs every probe."""
+        """Return the largest relative error on a left-out probe; 1 if the fit needs every probe."""
         errors = []
         for index in range(1, len(self.features)):
             others = self.without(index)

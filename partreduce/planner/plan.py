@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def consensus(self) -> str:
-        """Return whether the proof guarantees consensus of the recommendation, or the assumption that it needs."""
+        """Return whether the proof guarantees consensus of the recommendation; if not, the evidence for it."""
         if self.proof.guarantees_consensus:
             return GUARANTEED
         sampled = self.recommendation.consensus_distance.kind is Kind.ESTIMATE

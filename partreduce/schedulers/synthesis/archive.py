@@ -38,7 +38,7 @@ class Archive:
     """One schedule per cost bin: the one with the least value there. Bin edges are upper limits, budgets included."""
 
     def __init__(self, most: float, budgets: tuple[float, ...] = ()) -> None:
-        """`most` is the greatest cost worth keeping; each of `budgets` becomes an edge of its own."""
+        """Make bins up to the greatest cost to keep, `most`, with an edge at each of `budgets`."""
         even, growing = np.linspace(0.0, most, NUM_BINS), most * np.geomspace(FINEST, 1.0, NUM_BINS)
         edges = np.concatenate([even, growing, [up_to(b) for b in budgets]])
         self.edges: Floats = np.unique(edges)

@@ -30,9 +30,9 @@ PER_TRIAL, PER_ENTRY = 6e-6, 1.4e-9
 
 
 class Beam(NamedTuple):
-    """Beginnings that a beam search continues with, about, and how many of them for each cost at the least.
+    """The approximate width of a beam search, and the minimum number of prefixes that it keeps per cost.
 
-    `bins` of cost are what the dearest segment spans in the dynamic program.
+    `bins` is the number of cost bins that the most expensive segment spans in the dynamic program.
     """
 
     width: int
