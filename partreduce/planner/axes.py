@@ -122,7 +122,7 @@ class Timings:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all workers take the same number of steps per round."""
+        """Return whether all workers take the same number of steps per round."""
         return isinstance(self.schedule.strategy.steps_per_round, int)
 
     def first(self, sync: Delay) -> float:

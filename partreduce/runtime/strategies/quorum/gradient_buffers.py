@@ -1,7 +1,7 @@
 """Hold a worker's send buffer, its gradients, and the sums of rounds that wait to be applied, in host memory.
 
 An array of one bucket holds its gradients as the bucket lays them out, then one number for each parameter, which says
-whether any worker had a gradient for it. The first array without a codec also has room for the values that a round's
+whether any worker had a gradient for it. The first array with an exact dtype also has room for the values that a round's
 workers exchange.
 """
 
