@@ -404,7 +404,7 @@ class SteadyCheck:
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
         """Return why an answer to slow workers is not recommended: it loses if they are half as slow.
 
-        It is compared with the best of equal steps and common rounds, since stated slowdowns are uncertain.
+        It is compared with the best of equal steps per round and common rounds, since stated slowdowns are uncertain.
         """
         job, facts = self.job, chosen.facts
         fixed = [one for one in permitted(options, job) if one.facts is None and one.schedule.has_one_steps_per_round]
