@@ -1,7 +1,7 @@
-"""Answer: how good the recommendation is known to be. Optimal, feasible, infeasible and unknown are four words.
+"""State how good the recommendation is known to be: optimal, feasible, infeasible or unknown.
 
-The word is about the question that was asked, its objective within its limits, never about the problem that the search
-solves in its place.
+The status refers to the question that was asked, its objective within its limits, and not to the problem that the
+search solves in its place.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from partreduce.topo.strategies.axes import Codec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`status` is optimal or feasible; `because` what proves the one, and why not more than the other is known.
+    """The status of the recommendation, optimal or feasible, and `because`: the proof, or why optimality is unknown.
 
-    `ended` says why the search ended; `capped` whether seconds had a part in it, so that another run may differ.
+    `ended` says why the search ended; `capped` is true if a time limit had an effect, so that another run may differ.
     """
 
     status: Status
@@ -31,12 +31,12 @@ class Answer:
     capped: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As the answer stands in `partreduce design --json`."""
+        """Return the answer as `partreduce design --json` prints it."""
         return {**asdict(self), "status": str(self.status)}
 
 
 def answer_of(chosen: CandidateSchedule, job: PlanRequest, clock: Clock) -> Answer:
-    """What is known about a recommendation."""
+    """Return the known quality of a recommendation."""
     proof = _optimal(chosen, job)
     return Answer(
         status=Status.FEASIBLE if proof is None else Status.OPTIMAL,
@@ -49,13 +49,13 @@ def answer_of(chosen: CandidateSchedule, job: PlanRequest, clock: Clock) -> Answ
 
 
 def why_infeasible(job: PlanRequest, searched: Front) -> str | None:
-    """The proof that no schedule keeps the limits; None without one."""
+    """Return the proof that no schedule keeps the limits, or None."""
     is_proved = searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,)
     return searched.reason if is_proved else None
 
 
 def _optimal(chosen: CandidateSchedule, job: PlanRequest) -> str | None:
-    """What proves that no schedule is better within the limits."""
+    """Return the proof that no schedule within the limits is better, or None."""
     if job.objective is Objective.CONSENSUS_DISTANCE and float(chosen.consensus_distance) <= ROUNDING:
         return "its consensus distance is 0, and none is below"
     return None

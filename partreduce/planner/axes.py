@@ -1,13 +1,13 @@
-"""The axes that belong to every candidate: how its sums travel, what may be late, and k, the steps of a round.
+"""Choose the axes that every candidate has: transport of its sums, delay, and k, the steps per round.
 
-How sums travel changes no metric (`planner.travel`), so the choice needs no search.
+The transport changes no metric (`planner.travel`), so it is chosen without a search.
 
-What may be late, and k, the steps per round, change metrics and seconds. The metrics of all of them follow from those
-at k = 1 (`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and codec. The best k
-is exact at fixed speeds: the settings are tried in the order of a lower bound on what the objective minimizes, until
-the bound passes the best. Where step times vary, what is good at mean speeds is sampled (`planner.options`). Gradients
-of All-Reduce at k = 1 may also come late, to all workers, which changes no metric and costs steps of its own; or be
-sent layer by layer. Where workers take different numbers of steps these stay as they are: nothing follows from them.
+Delay and k change metrics and seconds. The metrics of all settings follow from those at k = 1
+(`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and codec. The best k is exact at
+fixed speeds: settings are tried in the order of a lower bound on the objective, until the bound exceeds the best value.
+Where step times vary, the settings that are good at mean speeds are sampled (`planner.options`). All-Reduce's gradients
+at k = 1 may also arrive late, on all workers, which changes no metric and costs extra steps; or be sent layer by layer.
+Where workers take different numbers of steps, delay and k are kept, since the metrics of other settings do not follow.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import TimedPeriod
 
 ALWAYS, MOST = 24, 48
-"""Steps of a round that are considered in any case, and at most; between them as far as the steps model was fitted."""
+"""Steps per round that are always considered, and the maximum; between them the range that the steps model was fitted
+to decides."""
 
 
 class Setting(NamedTuple):
-    """What may be late, the steps of a round, and whether gradients go in one piece or layer by layer.
+    """Delay, steps per round, and whether gradients are sent in one piece or layer by layer.
 
-    Where workers take different numbers of steps `steps_per_round` is 1: theirs stay as they are.
+    Where workers take different numbers of steps, `steps_per_round` is 1: the schedule's own numbers are kept.
     """
 
     sync: Delay
@@ -58,7 +59,7 @@ class Setting(NamedTuple):
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def of(self, schedule: Schedule) -> Schedule:
-        """A synchronous schedule of one step per round, or of unequal steps, in this setting."""
+        """Return a synchronous schedule of one step per round, or of unequal steps, in this setting."""
         own = schedule.strategy.steps_per_round
         return timed(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
 
@@ -69,7 +70,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """The stages of a synchronous schedule by one algorithm and codec; it keeps what it has computed."""
+    """The stages of a synchronous schedule with one algorithm and codec; results are cached."""
 
     schedule: Schedule
     job: PlanRequest
@@ -88,11 +89,11 @@ class Timings:
         return cls(schedule=schedule, job=job, costed=costed, times=times, period=period)
 
     def transport(self, setting: Setting) -> Transport:
-        """How the sums of a setting travel."""
+        """Return the transport of a setting."""
         return replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
 
     def sent(self, setting: Setting) -> Sent:
-        """What a step of a setting sends."""
+        """Return the traffic of a step in a setting."""
         cost = self.costed.cost
         if setting.gradient_buckets is GradientBuckets.PER_LAYER:
             cost = cost_of(self.schedule, self.job, self.transport(setting))
@@ -111,7 +112,7 @@ class Timings:
         if not self.is_equal:
             return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, times.base)
         if not setting.is_late and self.period.steps.max() == self.period.steps.min():
-            # Everybody computes as long, so every way through a period gains the same from a longer round.
+            # All workers compute equally long, so every path through a period gains equally from a longer round.
             return Seconds(
                 (self.first(setting.sync) + (steps_per_round - 1) * times.base) / steps_per_round, times.base
             )
@@ -121,20 +122,20 @@ class Timings:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all workers take the same number of steps per round."""
+        """Return whether all workers take the same number of steps per round."""
         return isinstance(self.schedule.strategy.steps_per_round, int)
 
     def first(self, sync: Delay) -> float:
-        """Seconds of a round of one step, at fixed speeds."""
+        """Return the seconds of a round of one step at fixed speeds."""
         if sync not in self._first:
             self._first[sync] = self.period.cycle(steps_per_round=1, sync=sync.sync).per_round
         return self._first[sync]
 
     def least_step(self, setting: Setting) -> float:
-        """No step is shorter, at fixed speeds: every worker computes and communicates, and longer rounds take longer.
+        """Return a lower bound on the step time at fixed speeds: every worker computes and communicates.
 
-        A longer round adds to every cycle of workers that wait for one another at least the fastest one's computing
-        for each step; late, where communication may fill the time, it adds nothing for sure.
+        A longer round lengthens every cycle of workers that wait for one another by at least the computing time of its
+        fastest worker for each step. With delay, where communication may fill that time, the bound does not grow.
         """
         if not self.is_equal:
             return self.seconds(setting).step
@@ -153,10 +154,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """A synchronous schedule of one step per round, or of unequal steps, with what all its settings have in common.
+    """A synchronous schedule of one step per round, or of unequal steps, and the data shared by all its settings.
 
-    `timings` are those of each algorithm and codec by which its sums may travel, the finest codec first. `metrics` are
-    those for every number of steps per round, where all workers take the same.
+    `timings` holds one entry for each algorithm and codec of its sums, the finest codec first. `metrics` holds those
+    for every number of steps per round, where all workers take the same number.
     """
 
     schedule: Schedule
@@ -169,7 +170,7 @@ class Axes:
 
     @classmethod
     def of(cls, schedule: Schedule, job: PlanRequest) -> Axes:
-        """Cost, metrics and stages of the schedule; its delay, and equal steps per round, are ignored.
+        """Cost and measure the schedule; its delay and equal steps per round are ignored.
 
         Raises:
             PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
@@ -183,9 +184,9 @@ class Axes:
     def options(
         self, label: Label, rounds: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
     ) -> list[CandidateSchedule]:
-        """Synchronous rounds of one and of `rounds` steps, late ones of one step, and what the objective likes best.
+        """Return synchronous rounds of one and of `rounds` steps, late ones of one step, and the best by the objective.
 
-        After the first, which is synchronous where that is allowed, each only if there is time to `go_on`.
+        The first option is synchronous where that is allowed; each later one is added only while `go_on()` is true.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed:
@@ -219,12 +220,12 @@ class Axes:
 
     @staticmethod
     def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
-        """How many steps a round may have; gradients are averaged in every step."""
+        """Return the allowed steps per round; gradients are averaged in every step."""
         most = min(most, 1) if late is Delay.PIPELINE else most
         return [steps for steps in rounds if steps <= most]
 
     def most(self) -> int:
-        """The most steps per round to consider: `ALWAYS`, or as far as the steps model reaches, within `max_gap`."""
+        """Return the most steps per round to consider: `ALWAYS`, or the steps model's range, within `max_gap`."""
         if self.metrics is None:
             return int(within_gap(self.schedule, self.job.limits))
         gap, most = most_steps_per_round(self.schedule, self.job.limits), ALWAYS
@@ -233,16 +234,16 @@ class Axes:
         return most if gap is None else min(most, gap)
 
     def _models(self) -> list[StepsModel]:
-        """The job's, and where the time to a loss counts its cases in which consensus distance costs least and most."""
+        """Return the job's model, and for time to loss its cases with the lowest and highest distance price."""
         if self.job.fastest or self.job.objective is not Objective.BALANCED:
             return [self.usual]
         cases = sorted(self.usual.cases, key=lambda case: case.a)
         return [self.usual, *dict.fromkeys((cases[0], cases[-1]))]
 
     def best(self, settings: Sequence[Setting], model: StepsModel) -> tuple[Setting, Timings] | None:
-        """What the objective likes best among these, within the limits on metrics; None if none keeps them.
+        """Return the setting that the objective prefers within the limits on metrics; None if none keeps them.
 
-        A coarser codec is taken if its best is enough better than that of the finer ones.
+        A coarser codec is chosen if its best setting is sufficiently better than that of the finer codecs.
         """
         found = [(setting, one) for one in self.timings if (setting := self._best(settings, one, model)) is not None]
         if not found:
@@ -264,7 +265,7 @@ class Axes:
         return None if chosen is None else chosen[1]
 
     def timing(self, setting: Setting) -> Timings:
-        """By the algorithm and codec that pay for this setting: the finest codec, unless a coarser one saves enough."""
+        """Return the timings of the finest codec, unless a coarser one saves enough in this setting."""
         if setting not in self._chosen:
             known = (
                 [self.reached(setting, timing, self.usual) for timing in self.timings] if len(self.timings) > 1 else []
@@ -273,11 +274,11 @@ class Axes:
         return self._chosen[setting]
 
     def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
-        """What the objective looks at, once the seconds of a step are known."""
+        """Return the costs of a setting, computing its step seconds from the timings."""
         return self.costs(setting, timing, timing.seconds(setting).step, model)
 
     def costs(self, setting: Setting, timing: Timings, step_seconds: float, model: StepsModel) -> Costs:
-        """What the objective looks at, for given seconds of a step."""
+        """Return the costs of a setting for given seconds per step."""
         metrics = self.at(setting)
         noise, pushed = known(metrics.consensus_distance), pushed_by(metrics.drift, self.job)
         return Costs(
@@ -295,13 +296,13 @@ class Axes:
         )
 
     def _delayed(self, sync: Delay) -> float:
-        """What it costs that gradients come late."""
+        """Return the price of late gradients."""
         if sync is not Delay.PIPELINE:
             return 0.0
         return self.job.delayed(sync.sync)
 
     def _averages_gradients(self, setting: Setting) -> bool:
-        """All-Reduce does, in every step, unless its parameters come late."""
+        """Return whether gradients are averaged: by All-Reduce in every step, unless its parameters are late."""
         return (
             self.schedule.strategy.averages_gradients
             and setting.steps_per_round == 1
@@ -309,7 +310,7 @@ class Axes:
         )
 
     def at(self, setting: Setting) -> ScheduleMetrics:
-        """The metrics of a setting; gradients that come equally late to all keep the workers together."""
+        """Return the metrics of a setting; gradients equally late on all workers keep the models identical."""
         place = setting.sync, setting.steps_per_round
         if place not in self._metrics:
             self._metrics[place] = self._metrics_at(setting)
@@ -325,7 +326,7 @@ class Axes:
         return ScheduleMetrics(spread, pushed, self.metrics.contraction, apart)
 
     def _may_fail(self, setting: Setting) -> bool:
-        """As `CandidateSchedule.may_fail`, by its drift, or because nobody measured what averages as little."""
+        """Return `CandidateSchedule.may_fail`: by its drift, or because no measured schedule averages as rarely."""
         if self.job.fastest or self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
             return False
         if self.usual.is_unpriced_beyond and self.extrapolates(setting):
@@ -339,12 +340,12 @@ class Axes:
         return self.usual.lost.includes(distance, metrics.late_distance)
 
     def extrapolates(self, setting: Setting) -> bool:
-        """Whether the steps model was not fitted to such metrics."""
+        """Return whether the metrics lie outside the range that the steps model was fitted to."""
         metrics = self.at(setting)
         return self.usual.extrapolates(known(metrics.consensus_distance), pushed_by(metrics.drift, self.job))
 
     def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> CandidateSchedule:
-        """The schedule as this setting runs it, with everything that decides."""
+        """Return the option of this setting with all its costs."""
         timing = timing or self.timing(setting)
         schedule = setting.of(self.schedule)
         words = [label.name]
@@ -372,7 +373,7 @@ class Axes:
 
 
 def within_limits(schedule: Schedule, limits: Limits) -> bool:
-    """Whether a schedule keeps the limits on its shape."""
+    """Return whether a schedule keeps the limits on its shape."""
     if not limits.min_period <= schedule.period <= limits.max_period:
         return False
     if limits.max_distinct_phases is not None and schedule.num_distinct_phases() > limits.max_distinct_phases:
@@ -383,13 +384,13 @@ def within_limits(schedule: Schedule, limits: Limits) -> bool:
 
 
 def within_gap(schedule: Schedule, limits: Limits) -> bool:
-    """Whether never more than `max_gap` steps in a row pass without a group that crosses nodes."""
+    """Return whether a group crosses nodes at least once in any `max_gap` consecutive steps."""
     most = most_steps_per_round(schedule, limits)
     return most is None or schedule.largest_steps_per_round <= most
 
 
 def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
-    """The most steps per round with which the schedule keeps `max_gap`; 0 for none, None without that limit."""
+    """Return the most steps per round that keep `max_gap`; 0 if no number does, None without that limit."""
     if limits.max_gap is None:
         return None
     crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]
@@ -400,7 +401,7 @@ def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
 
 
 def _largest_group(schedule: Schedule) -> int:
-    """The most workers that one worker's parameters depend on after one round, itself included."""
+    """Return the most workers that one worker's parameters depend on after one round, itself included."""
     if graphs := schedule.strategy.graphs:
         return 1 + max(int(np.bincount(edges.targets).max(initial=0)) for edges in graphs)
     return max((int(schedule.phase(t).sizes.max(initial=0)) for t in range(schedule.period)), default=0)
@@ -411,6 +412,6 @@ def _crosses_nodes(schedule: Schedule, t: int) -> bool:
     if graphs := schedule.strategy.graphs:
         return bool((node_of[graphs[t].sources] != node_of[graphs[t].targets]).any())
     phase = schedule.phase(t)
-    # Every member's node with that of its group's first member.
+    # The node of every member, and the node of its group's first member.
     first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)
     return bool((node_of[phase.members] != node_of[first]).any())

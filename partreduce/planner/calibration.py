@@ -1,16 +1,16 @@
-"""Calibration: from the loss curves of a pilot to the prices of consensus distance, drift and delay, with intervals.
+"""Calibrate the prices of consensus distance, drift and delay, with intervals, from the loss curves of a pilot.
 
-Three steps, each stated in docs/pilot.md:
+There are three steps, which docs/pilot.md describes:
 
 1. A run's *steps ratio* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie
    on the run's: it minimizes Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
 2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1), where L is the late
    distance, is linear in the prices (p is the shipped model's); they are fitted to the mean steps ratios by least
-   squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the others and stands in every
-   steps ratio of that seed: as one more run, whose steps ratio is 1, it shares a free common factor with them (which is
-   generalized least squares for the covariance I + 11ᵀ of such ratios).
-3. Each seed is a whole pilot of its own, so fitting each alone gives independent estimates, whose Student's t interval
-   is the prices'. What the model itself misses shows in the error on schedules that are left out of the fit.
+   squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the others and enters every steps
+   ratio of that seed. It is therefore one more run, with steps ratio 1, and all runs of a seed share a free common
+   factor (generalized least squares for the covariance I + 11ᵀ of such ratios).
+3. Each seed is a complete pilot, so separate fits give independent estimates, whose Student's t interval is that of the
+   prices. The error on schedules left out of the fit measures the misfit of the model itself.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from partreduce.topo.schedule import Schedule
 
 LEAST_STEPS_RATIO, MOST_STEPS_RATIO = 0.5, 20.0
 GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)
-"""Factors that are tried, each 0.9 % above the one before; a parabola finds the least between them."""
+"""Stretch factors to try, each 0.9 % above the one before; a parabola interpolates the minimum."""
 
 
 def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
-    """The pilot that these curves are of; those of All-Reduce in each step are what the others are compared with.
+    """Return the pilot of these curves, compared with the curves of All-Reduce in every step.
 
-    The runs of `finalists`, by `trained_sha256`, count for these schedules themselves, and for prices.
+    Runs of `finalists` (hashes by `trained_sha256`) count for the schedules themselves and for the prices.
 
     Raises:
-        InputError: All-Reduce did not learn, a schedule learned nothing next to it, or there are too few seeds.
+        InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.
     """
     references = {curve.seed: curve for curve in curves if curve.is_reference}
     if len(references) < 2:
@@ -81,7 +81,7 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Col
 
 
 def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
-    """A schedule as its runs were; without steps ratios where in one of them the loss did not fall or was no number."""
+    """Return the probe of a schedule's runs; without steps ratios if a loss did not fall or was not finite."""
     schedule = runs[0].schedule
     steps_ratios: tuple[float, ...] = ()
     if len(runs) == len(references) and all(run.is_stable for run in runs):
@@ -98,33 +98,33 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
 
 
 def trained_sha256(schedule: Schedule) -> str:
-    """The SHA-256 of what decides the steps of a schedule."""
+    """Return the SHA-256 of the fields that determine the training steps of a schedule."""
     return schedule_sha256(as_trained(schedule, name=""))
 
 
 def as_trained(schedule: Schedule, *, name: str) -> Schedule:
-    """What decides the steps of a schedule, under another name: without its links, and how its sums travel."""
+    """Return the fields that determine the training steps, under another name: no links and no transport."""
     plain = replace(schedule.strategy, transport=type(schedule.strategy.transport)())
     return Schedule(name, schedule.cluster.shape(), plain)
 
 
 def _rounded(value: float) -> float:
-    """Six digits: more than any pilot knows, and short in its file."""
+    """Round to six digits: more than any pilot resolves, and short in its file."""
     return float(f"{value:.6g}")
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """The drift that lengthens the training on data placed like this; none where they are shuffled."""
+    """Return the drift that lengthens training on data placed like this; 0 for shuffled data."""
     if data == "shuffled":
         return 0.0
     return float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 
 def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """The factor by which the reference's curve must be stretched in steps to lie on this one, by least squares.
+    """Return the least-squares factor by which the reference curve must be stretched in steps to match this one.
 
-    The reference is made falling first (isotonic regression), so that its noise is not taken for progress. Points
-    beyond its end, which a factor below 1 asks for, do not count.
+    The reference is first made nonincreasing (isotonic regression), so that its noise does not count as progress.
+    Points beyond its end, which a factor below 1 needs, are ignored.
     """
     from scipy.optimize import isotonic_regression
 
@@ -146,12 +146,12 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
 
 
 def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) -> Prices:
-    """The prices that explain the probes best, their 90 % intervals over the seeds, and the error on what is left out.
+    """Fit the prices to the probes, with 90 % intervals over the seeds and the error on left-out probes.
 
-    Where the job `bears_delay` not at all, that of delay is the shipped one: every late probe was unstable.
+    If `bears_delay` is false, every late probe was unstable and the shipped price of delay is kept.
 
     Raises:
-        InputError: fewer probes than prices, or none that tells a price from the others.
+        InputError: fewer probes than prices, or probes that do not separate one price from the others.
     """
     columns = _features(probes, data, bears_delay=bears_delay)
     features = np.array([*columns.values()]).T  # (probes, prices)
@@ -179,7 +179,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
 
 
 def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[str, list[float]]:
-    """What each price is multiplied with, probe by probe; the last two only where enough probes tell them apart."""
+    """Return the regressor of each price, per probe; the last two only where enough probes separate them."""
     columns = {"consensus_distance": [probe.consensus_distance for probe in probes]}
     if bears_delay:
         columns["late"] = [probe.late for probe in probes]
@@ -195,7 +195,7 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
 
 
 def _are_told_apart_without_any(features: npt.NDArray[np.float64]) -> bool:
-    """Whether the prices are told apart whichever probe is left out; features (probes, prices)."""
+    """Return whether the prices stay identifiable if any one probe is left out; features (probes, prices)."""
     ranks = [np.linalg.matrix_rank(np.delete(features, index, axis=0)) for index in range(len(features))]
     return bool(min(ranks) == features.shape[1])
 
@@ -214,21 +214,21 @@ class _Runs:
         return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
 
     def leveled(self) -> _Runs:
-        """Without the factor that the runs of a seed have in common, which says nothing about prices."""
+        """Remove the common factor of the runs of a seed, which carries no information on prices."""
         return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
 
     def without(self, index: int) -> _Runs:
         return _Runs(np.delete(self.features, index, axis=0), np.delete(self.excess, index, axis=0))
 
     def prices(self) -> npt.NDArray[np.float64]:
-        """Those ≥ 0 with the least squares, over the mean of the seeds."""
+        """Return the nonnegative least-squares prices for the mean over seeds."""
         from scipy.optimize import nnls
 
         level = self.leveled()
         return np.asarray(nnls(level.features, level.excess.mean(axis=1))[0], dtype=float)
 
     def intervals(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Student's t interval of each price over the estimates of the single seeds, which may lie below 0."""
+        """Return Student's t interval of each price over the estimates of single seeds; it may extend below 0."""
         from scipy.stats import t
 
         level = self.leveled()
@@ -239,7 +239,7 @@ class _Runs:
         return middle - half, middle + half
 
     def error_left_out(self) -> float:
-        """The largest relative error of a probe that the other runs predict; all of a fit that needs every one."""
+        """Return the largest relative error on a left-out probe; 1 if the fit needs every probe."""
         errors = []
         for index in range(1, len(self.features)):
             others = self.without(index)
@@ -251,14 +251,13 @@ class _Runs:
         return float(max(errors))
 
 
-@lru_cache(maxsize=8)  # asked for every candidate of a plan
+@lru_cache(maxsize=8)  # called for every candidate of a plan
 def steps_model(pilot: Pilot) -> StepsModel:
-    """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one.
+    """Return the steps model with a pilot's prices; for shuffled data the shipped price of drift is kept.
 
-    Beyond the largest metrics of its probes nothing was learned: there a unit costs what the interval allows at most,
-    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a synchronous probe
-    was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is late, unless it
-    is asked for.
+    Beyond the largest metrics of the probes, a unit costs the upper end of the interval and at least the shipped price,
+    so that a price of 0 is no reason to average almost never. If a synchronous probe was unstable, nothing beyond the
+    stable probes is recommended; if a late probe was, no late schedule is recommended unless the job asks for one.
     """
     prices, nothing = pilot.prices, Price(0.0, 0.0, 0.0)
     averaging, later = prices.averaging or nothing, prices.later or nothing
@@ -283,7 +282,8 @@ def steps_model(pilot: Pilot) -> StepsModel:
         ),
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
-        # A pilot knows the delay of parameters; that of gradients may cost more, and is no less than shipped.
+        # A pilot measures the delay of parameters; that of gradients may cost more, and costs at least the shipped
+        # price.
         delay=max(prices.late.value, FITTED.delay),
         delay_noise=None,
         delay_error=_error(pilot),
@@ -298,7 +298,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
 
 
 def _error(pilot: Pilot) -> float:
-    """The error on schedules left out, or what the intervals leave open of a probe's steps ratio if that is more."""
+    """Return the left-out error, or the interval's uncertainty of a probe's steps ratio if that is larger."""
     prices = pilot.prices
     widths = []
     for probe in pilot.probes:

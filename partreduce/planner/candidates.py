@@ -1,8 +1,8 @@
-"""What is weighed for a job: the catalogue's entries on all axes, and the strategies of each kind that is tried.
+"""List the candidates of a job: the catalogue's entries on all axes, and the strategies of each other kind.
 
-Outer steps (DiLoCo) answer links that are slower than computing; their price in steps is what a measured setting needed
-(`planner.outer_prices`), and no other setting is proposed. Neighbors that keep a gap, quorums, groups on request, pairs
-and servers answer workers or steps that are slow; they are run in virtual time (`planner.trials`).
+Outer steps (DiLoCo) suit links that are slower than computing; their price in steps comes from a measured setting
+(`planner.outer_prices`), and no other setting is proposed. Iteration gaps, quorums, groups on request, pairs and
+servers suit slow workers or slow steps; they are run in virtual time (`planner.trials`).
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from partreduce.topo.timing.quorum import balance, sample_seconds
 from partreduce.verify.facts import ScheduleFacts
 
 RESTS = "all-and-rests"
-"""The name of averages over all workers with rests between them."""
+"""Name of schedules that average over all workers with rounds without averages between."""
 
 FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
-"""Measured before anything else: what nearly always is among the best, and what users compare with."""
+"""Measured first: entries that are nearly always among the best, and those that users compare with."""
 
 RULES_FIRST = ("rule", "allreduce")
-"""Kinds whose metrics cost milliseconds at any size; they also are the strongest competitors."""
+"""Kinds whose metrics cost milliseconds at any size; they are also the strongest competitors."""
 
 NODE_ROUNDS = (1, 3, 7, 15, 23, 2, 5, 11, 19, 4, 9, 13, 17, 21, 6, 8, 10)
-"""Rounds inside nodes before one of all, first few that are far apart."""
+"""Rounds inside nodes before one over all workers; a few widely spaced values first."""
 VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "local-sgd": [],  # the same schedules as allreduce
     "node-then-all": [{"node_rounds": rounds} for rounds in NODE_ROUNDS],
@@ -73,12 +73,12 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
 }
 
 REST_ROUNDS = (*range(1, 8), 9, 11, 13, 15, 19, 23)
-"""Rounds without any average before one over all workers: where that comes late it is late by one of these only."""
+"""Rounds without an average before one over all workers; a late average is delayed by one of these rounds only."""
 DENSITIES = tuple((m, n) for n in range(3, 13) for m in range(2, n) if gcd(m, n) == 1)
-"""Averages over all workers in so many of so many rounds, spread evenly, where not only the time decides."""
+"""Averages over all workers in m of n rounds, evenly spread, used where the objective is not time alone."""
 
 PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
-"""Steps of a round for which All-Reduce is always shown, in addition to those that suit the job best."""
+"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job."""
 
 
 def competitors(
@@ -90,18 +90,18 @@ def competitors(
     left_out: Callable[[str], None] | None = None,
     names: Sequence[str] | None = None,
 ) -> list[CandidateSchedule]:
-    """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
+    """Measure every catalogue entry that fits the cluster on all axes; entries that cannot run are left out.
 
-    Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others,
-    baselines first, until `until`; the name of each that the time did not reach goes to `left_out`. With `names` only
-    the entries of these names are measured.
+    Rules and All-Reduce are measured until the clock's position `stop` (All-Reduce in every step always), and other
+    entries, baselines first, until `until`; `left_out` is called with the name of each entry not reached in time. With
+    `names` only the entries of these names are measured.
     """
     clock = clock or Clock(seconds=MANY_SECONDS)
 
     pay = payer(clock, stop)
 
     def fits(schedule: Schedule) -> bool:
-        """Whether there is time for a schedule; All-Reduce in every step, the first, is measured in any case."""
+        """Return whether there is time for a schedule; the first, All-Reduce in every step, is always measured."""
         return pay(work_of(schedule, job)) or not options
 
     options: list[CandidateSchedule] = []
@@ -116,7 +116,7 @@ def competitors(
                     left_out(label)
                 continue
             plain = schedule.strategy.averages_everyone
-            # Where speeds differ, steps per round in proportion to them are the strongest competitors, so they come
+            # Where speeds differ, steps per round in proportion to speed are the strongest competitors, so they are
             # first.
             for paced in _paced(schedule, job):
                 if fits(paced):
@@ -130,7 +130,7 @@ def competitors(
 
 
 def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[tuple[str, Schedule]]]]:
-    """What is measured, in this order: a name, whether its metrics cost little at any size, and its schedules."""
+    """Yield in measuring order: a name, whether its metrics are cheap at any size, and its schedules."""
     seen: set[object] = set()
     kinds = {name: registry.entry(name).kind for name in names}
     ordered = sorted(names, key=lambda one: (*(one != first for first in FIRST), one not in PUBLISHED))
@@ -157,7 +157,7 @@ def _schedules(entry: Entry, job: PlanRequest, seen: set[object]) -> Iterator[tu
 
 
 def _with_rests(job: PlanRequest, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
-    """Averages over all workers, and rounds without any between them."""
+    """Yield averages over all workers with rounds without averages between."""
     cluster = job.cluster
     ranks, radices = local_ranks(cluster), all_digits(cluster.num_nodes)
     everyone = (Block(ranks, tuple(range(len(radices)))),)
@@ -173,9 +173,9 @@ def _with_rests(job: PlanRequest, seen: set[object]) -> Iterator[tuple[str, Sche
 
 
 def _paced(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """The schedule with steps per round in proportion to speed where speeds differ, so that nobody waits for the slow.
+    """Yield the schedule with steps per round in proportion to speed where speeds differ, so that no worker waits.
 
-    Where workers see different data their progress is normalized, so that the slow ones' data count as much.
+    Where workers see different data their progress is normalized, so that the data of slow workers count equally.
     """
     strategy = schedule.strategy
     if not schedule.is_phased or strategy.steps_per_round != 1 or strategy.is_delayed:
@@ -191,7 +191,7 @@ def _paced(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
 
 
 def _offered(entry: Entry, job: PlanRequest) -> bool:
-    """Outer steps have prices of their own, by which `KINDS` weighs them."""
+    """Return whether an entry is offered; outer steps are not, since `KINDS` weighs them by their own prices."""
     if entry.kind == "outer":
         return False
     return entry.kind in RULES_FIRST or job.cluster.num_workers <= MAX_GRAPH_WORKERS
@@ -206,26 +206,26 @@ GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
     ("clustered", {"links": 2}),
     ("clustered", {"across": "complete"}),
 )
-"""Those of Hop's evaluation, one of degree log n, and graphs that know who shares a node."""
+"""The graphs of Hop's evaluation, one of degree log n, and graphs that use the placement on nodes."""
 KEPT = 3
-"""Graphs in an order, serial or parallel, that are run under all settings."""
+"""Graphs per update order, serial or parallel, that are run with all settings."""
 MOST_ON_REQUEST = 64
-"""Workers: messages of all are on the links at once, which takes a run that grows with their square."""
+"""Most workers: all messages are on the links at once, so the cost of a run grows with the square."""
 FRAGMENTS = (2, 4, 8)
-"""Into how many a model is cut where its fragments are merged late, as far as they fit into a round."""
+"""Numbers of fragments of a model whose fragments are merged late, as far as they fit into a round."""
 LEAST_ROUNDS, MOST_ROUNDS, SLOW_STEPS = 120, 480, 12
-"""Rounds of a run under a quorum, and steps of the slowest worker in it."""
+"""Minimum and maximum rounds of a run under a quorum, and steps of its slowest worker."""
 MOST_LATE = 64
 """The longest queue that is proposed for a quorum."""
 ORDER_LABELS = {UpdateOrder.ADAPT_THEN_COMBINE: "serial", UpdateOrder.DPSGD: "parallel"}
-"""What names of candidates say of the update order."""
+"""How candidate names write the update order."""
 Pay = Callable[[float], bool]
 
 
 class Kind(NamedTuple):
-    """A kind that is tried: its name in sentences, its share of the time, whether a job weighs it, and what is tried.
+    """A kind of strategy: its name in sentences, its share of the time, whether a job weighs it, and its candidates.
 
-    A quick answer leaves out those whose absence never cost a job anything.
+    A quick answer leaves out the kinds whose absence never cost a job anything.
     """
 
     name: str
@@ -236,18 +236,18 @@ class Kind(NamedTuple):
 
 
 def is_open(job: PlanRequest) -> bool:
-    """Whether a job leaves it open who averages with whom and when."""
+    """Return whether a job leaves open which workers average together and when."""
     return job.sync is None and not (job.gap or job.quorum or job.tables) and job.objective is Objective.BALANCED
 
 
 def is_thin(job: PlanRequest) -> bool:
-    """Whether the sums of one step take longer than its computing."""
+    """Return whether the sums of one step take longer than its computing."""
     everyone = Schedule("all", job.cluster, AllReduce())
     return communication(everyone, job.hardware, algorithm=job.algorithms[-1]).per_step > job.compute_times().base
 
 
 def why_no_outer_steps(job: PlanRequest) -> str:
-    """Why outer steps have no price here, as a clause; empty where they have one, or something else is asked for."""
+    """Return, as a clause, why outer steps have no price here; empty if they have one or the job excludes them."""
     if not is_open(job):
         return "another kind is asked for"
     if job.pilot is not None:
@@ -278,7 +278,7 @@ def _outer(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:  # noqa: ARG001 -
 
 
 def _priced_outer(schedule: Schedule, measured: Measured, job: PlanRequest) -> CandidateSchedule:
-    """With the seconds of the event graph, or of samples where step times vary, and the measured price."""
+    """Return an option with event-graph seconds, sampled where step times vary, and its measured price."""
     optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job, label=Label(name=schedule.name))
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
@@ -307,9 +307,9 @@ def _weighs_gaps(job: PlanRequest) -> bool:
 
 
 def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
-    """All settings of the graphs that are best at even speeds, as far as their queues may be as large.
+    """Yield all settings of the graphs that are best at even speeds, as far as their queues fit.
 
-    If none may, and nothing else is asked for, the smallest one.
+    If no queue fits and the job asks for nothing else, yield the smallest one.
     """
     slowdown, too_large, kept = Slowdown.of(job), list[tuple[float, Candidate]](), 0
     for base, order in sorted(_graphs(job, pay), key=lambda one: (one[0].time, one[0].name)):
@@ -333,7 +333,7 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
 
 
 def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
-    """The graphs in both orders, with their metrics and costs if all workers took the same time in all steps."""
+    """Yield the graphs in both orders, with metrics and costs for equal and constant step times."""
     even = calm(job)
     for name, parameters in GRAPHS:
         with suppress(PartreduceError):  # a graph that does not fit this cluster, or whose metrics are out of reach
@@ -348,14 +348,14 @@ def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, Upd
 
 
 def calm(job: PlanRequest) -> PlanRequest:
-    """The same job with equal workers, synchronous rounds and no codec."""
+    """Return the same job with equal workers, synchronous rounds and no codec."""
     cluster = replace(job.cluster, hardware=replace(job.hardware, slowdown=(), jitter=0.0))
     plain = {"sync": Delay.SYNCHRONOUS, "codec": Codec.NONE, "quorum": False, "gap": False}
     return replace(job, cluster=cluster, disturbance=None, **plain)  # type: ignore[arg-type]
 
 
 def all_reduce(job: PlanRequest) -> CandidateSchedule:
-    """Synchronous All-Reduce in every step, without a codec, by its cheapest algorithm."""
+    """Return synchronous All-Reduce in every step, without a codec, by its cheapest algorithm."""
     return measure(registry.build("allreduce", job.cluster), replace(job, codec=Codec.NONE))
 
 
@@ -373,21 +373,21 @@ def _quorums(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:  # noqa: ARG001
         schedule = replace(base.schedule, name=name, strategy=strategy, certificate=None)
         period = _round_seconds(base, setting, job, seconds)
         wanted = SLOW_STEPS * float(seconds.mean(axis=0).max()) / period if period else 0.0
-        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))  # in which the slowest worker has some calls
+        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))  # rounds in which the slowest worker makes some calls
         yield Candidate("partial", name, words, schedule, base.algorithm, rounds=rounds)
 
 
 def quorum_settings(
     base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> list[PartialAllReduce]:
-    """Of All-Reduce: all but the slow workers or one, half of them, majority, and solo, with queues that suit them.
+    """Return quorums of All-Reduce: without the slow workers or one, half, majority, and solo, with suitable queues.
 
-    A queue holds the rounds which pass during the longest step, so that nobody waits for it; it is shorter where memory
-    does not allow that. `seconds` (samples, num_workers) are those of steps.
+    A queue holds the rounds that pass during the longest step, so that no worker waits for it; it is shorter where
+    memory does not allow that. `seconds` (samples, num_workers) are step times.
     """
     count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
-    longest = float(np.quantile(seconds, 1 - 1 / (4 * count)))  # of which each worker has one in 4n
+    longest = float(np.quantile(seconds, 1 - 1 / (4 * count)))  # each worker has one such step in 4n
     found = []
     starts: list[QuorumStart | int] = [*dict.fromkeys(numbers), QuorumStart.MAJORITY, QuorumStart.SOLO]
     for start in starts:
@@ -408,7 +408,7 @@ def quorum_settings(
 def _round_seconds(
     base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> float:
-    """About how long a round under a quorum takes."""
+    """Estimate the seconds of a round under a quorum."""
     word = max(job.hardware.inside.latency, job.hardware.nic.latency)
     return balance(seconds, setting, word=word, sum_seconds=base.communication).seconds
 
@@ -418,7 +418,7 @@ def _weighs_on_request(job: PlanRequest) -> bool:
 
 
 def _groups(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
-    """Prague's divisions with stragglers that hold nobody up, in pairs and threes; the rare meeting of all."""
+    """Yield Prague's divisions in pairs and threes, where stragglers delay no other group; all meet rarely."""
     make = partial(DynamicGroups, slow_worker_policy=SlowWorkerPolicy.DEFER)
     for division, size in product((GroupSplit.RANDOM, GroupSplit.GLOBAL, GroupSplit.INTER_INTRA), (2, 3)):
         yield f"generated: {division}, groups of {size}", make(division=division, group_size=size)
@@ -429,14 +429,14 @@ def _groups(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
 
 
 def _pairs(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
-    """Every second worker asks, so that there are some of both sides on a node; after its step or beside the next."""
+    """Yield pairings in which every second worker asks, so that each node has both sides; after or during its step."""
     active = tuple(range(0, cluster.num_workers, 2))
     yield "pairwise: AD-PSGD", Pairwise(active=active)
     yield "pairwise: AD-PSGD, late", Pairwise(active=active, sync=DelayedAveraging())
 
 
 def _servers(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
-    """A shard on each node."""
+    """Yield servers with one shard on each node."""
     hosts = tuple(cluster.workers_of(node)[0] for node in range(cluster.num_nodes))
     yield "server: synchronous", Server(hosts=hosts)
     yield "server: asynchronous", Server(hosts=hosts, synchronous=False)
@@ -448,7 +448,7 @@ def _on_request(
     job: PlanRequest,
     pay: Pay,  # noqa: ARG001
 ) -> Iterator[Candidate]:
-    """The strategies of a kind that suit the cluster and the limits."""
+    """Yield the strategies of a kind that suit the cluster and the limits."""
     for name, strategy in listed(job.cluster):
         size = getattr(strategy, "group_size", 2)
         with suppress(PartreduceError):
@@ -467,10 +467,10 @@ KINDS: dict[str, Kind] = {
     "pairwise": Kind("pairs", 0.05, _weighs_on_request, partial(_on_request, "pairwise", _pairs)),
     "server": Kind("servers", 0.05, _weighs_on_request, partial(_on_request, "server", _servers), is_quick=False),
 }
-"""By `Facts.kind`, in the order in which they are tried: DiLoCo's, Hop's, eager-SGD's, Prague's and AD-PSGD's kinds."""
+"""Kinds by `Facts.kind`, in trial order: those of DiLoCo, Hop, eager-SGD, Prague and AD-PSGD."""
 
 
 def weighed_kinds(job: PlanRequest) -> dict[str, Kind]:
-    """Those that this job weighs; one may be selected by its name."""
+    """Return the kinds that this job weighs; one may be selected by its name."""
     is_open_to_all = job.searches or job.take is not None
     return {word: kind for word, kind in KINDS.items() if (is_open_to_all or kind.is_quick) and kind.weighs(job)}

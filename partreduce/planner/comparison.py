@@ -1,4 +1,4 @@
-"""What a recommendation is compared with: simple schedules that a user has without a planner, and what-if variants."""
+"""Compare a recommendation with simple schedules that need no planner, and with what-if variants of the job."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.errors import PartreduceError
 
 SIMPLE = ("allreduce", "node-then-all")
-"""Entries of the catalogue that are priced for the comparison where the job's own limits leave none of them."""
+"""Catalogue entries that are priced for the comparison if the job's limits exclude them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The recommendation and the four schedules that are shown with it, each at its best setting that was priced.
+    """The recommendation and the four schedules shown with it, each in its best priced setting.
 
-    `simple` is the strongest of All-Reduce every H steps (PyTorch's post-local SGD once it is warm), averages inside
-    each node and rarely of all workers, and DiLoCo; the recommendation itself if it is one of these, and `other` then
-    is the strongest of the others. `over_simple` and `over_every_step` are how many times as fast the recommendation is
-    predicted to reach a loss.
+    `simple` is the strongest of All-Reduce every H steps (PyTorch's post-local SGD after its warm-up), averages inside
+    each node with rare ones over all workers, and DiLoCo; if the recommendation is one of these, `simple` is the
+    recommendation and `other` the strongest of the others. `over_simple` and `over_every_step` are predicted speedups
+    of the recommendation in time to a loss.
     """
 
     chosen: CandidateSchedule
@@ -42,7 +42,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Another value of an option: the recommendation then, and how fast that and today's are over All-Reduce's."""
+    """Another value of an option: its recommendation, and the speedups of that and the current one over All-Reduce."""
 
     option: str
     value: str
@@ -51,7 +51,7 @@ class Variant:
 
 
 def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
-    """Find what the recommendation is shown with; a limit that no simple schedule keeps does not hold for these."""
+    """Return the schedules shown with a recommendation; a limit that no simple schedule keeps is ignored for them."""
     able = [option for option in permitted(options, job) if option.time < math.inf] or [chosen]
     families = {id(one): family(one.schedule) for one in [*options, chosen]}
     is_simple, known = bool(families[id(chosen)]), [one for one in able if families[id(one)]]
@@ -81,7 +81,7 @@ def _is_every_step(option: CandidateSchedule) -> bool:
 
 
 def strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """The least time that counts; regret on other tasks has no part in it, so that no baseline looks weak."""
+    """Return the option with the least decisive time; regret is ignored, so that no baseline looks weak."""
     return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 
 
@@ -90,9 +90,9 @@ def _best(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSc
 
 
 def variants(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[Variant]:
-    """The answers to neighboring questions, each priced from what was measured of this one: optimizer and data.
+    """Yield the answers to neighboring questions (optimizer, data), priced from the measurements of this one.
 
-    Schedules that were run in virtual time are priced for their own question only, and left out.
+    Schedules that were run in virtual time are left out, since they are priced for their own question only.
     """
     if job.pilot is not None or chosen.facts is not None:
         return
@@ -110,7 +110,7 @@ def _variant(
     ours = priced.get(id(chosen)) or repriced(chosen, job)
     try:
         best = recommend(list(priced.values()), job)
-    except PartreduceError:  # nothing keeps the limits then
+    except PartreduceError:  # no option keeps the limits
         return
     every = min((one.time for one in priced.values() if _is_every_step(one)), default=math.inf)
     if 0 < best.time < math.inf and every < math.inf:
@@ -119,7 +119,7 @@ def _variant(
 
 
 def repriced(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """An option with the steps that another job's prices predict from its metrics."""
+    """Return an option with the steps that another job's prices predict from its metrics."""
     model, strategy = job.steps_model, option.schedule.strategy
     noise, pushed = known(option.consensus_distance), pushed_by(option.drift, job)
     ratio = model.steps_ratio(

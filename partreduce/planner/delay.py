@@ -1,4 +1,4 @@
-"""What of a round may come late: nothing, parameters, or gradients. The planner's choices on the axis *when*."""
+"""Define the axis of what may be late in a round: nothing, parameters, or gradients."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from partreduce.topo.strategies.base import Strategy
 
 
 class Delay(StrEnum):
-    """The values of the axis *sync* that the planner weighs; `sync` is the axis as files hold it."""
+    """The values of the axis *sync* that the planner weighs; `sync` is the axis in schedule files."""
 
     SYNCHRONOUS = "synchronous"
     """A round waits for its averaging."""
 
     LATE = "delay"
-    """Parameters come a round late."""
+    """Parameters are averaged one round late."""
 
     PIPELINE = "pipeline"
-    """Gradients come one step late, to all workers: Pipe-SGD with two iterations side by side."""
+    """Gradients are one step late on all workers: Pipe-SGD with two overlapping iterations."""
 
     @classmethod
     def of(cls, strategy: Strategy) -> Delay | None:
-        """Which one a strategy has; None where gradients are late by as much as it happens, not all by one step."""
+        """Return the delay of a strategy; None where the lateness of gradients varies."""
         if strategy.sync.delays_gradients:
             return cls.PIPELINE if strategy.sync.word == Pipeline.word else None
         return cls.LATE if strategy.sync.lag else cls.SYNCHRONOUS
 
     @property
     def label(self) -> str:
-        """What names of schedules say of it."""
+        """Return how schedule names write the delay."""
         return "late" if self is Delay.LATE else str(self)
 
     @property
     def sync(self) -> Sync:
-        """As strategies and files say it."""
+        """Return the `Sync` of strategies and files."""
         if self is Delay.SYNCHRONOUS:
             return SYNCHRONOUS
         return DelayedAveraging() if self is Delay.LATE else Pipeline()
 
     def suits(self, strategy: Strategy) -> bool:
-        """Whether a strategy has it, with its own steps per round."""
+        """Return whether a strategy supports it with its steps per round."""
         if not isinstance(self.sync, strategy.sync_types):
             return False
         return self is not Delay.PIPELINE or replace(strategy, sync=SYNCHRONOUS).averages_gradients

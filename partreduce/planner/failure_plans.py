@@ -1,10 +1,10 @@
-"""What survivors run after a failure, planned beforehand: the first of three rules that still does.
+"""Plan the schedules of survivors in advance: take the first of three rules that works.
 
 The rules are those of `topo.failure_plan.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
-nodes that are left, All-Reduce. The first is taken after which the survivors of every failure reach consensus, proved,
-and whose predicted time to the loss is at most FACTOR of that of the fastest such rule. The time of a rule is that
-after the slowest failure, of one of each class (`verify.failure_plans`). A large rule is compared on fewer nodes, of
-which each lost one is a larger part.
+remaining nodes, All-Reduce. The plan takes the first rule for which the survivors of every failure provably reach
+consensus, and whose predicted time to the loss is at most FACTOR times that of the fastest such rule. The time of a
+rule is that after the slowest failure, taken over one failure of each class (`verify.failure_plans`). A large rule is
+compared on fewer nodes, where each failed node is a larger share.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from partreduce.verify.checker.refusal import TooLarge
 from partreduce.verify.failure_plans import planned_classes, prove_survives
 
 FACTOR = 1.1
-"""A rule is taken if it takes at most so many times the least predicted time to the loss."""
+"""Largest ratio of a rule's predicted time to the least predicted time."""
 COMPARED = 128
-"""Workers of a rule on as many nodes as times are compared on; explicit groups of more are not measured."""
+"""Workers of the smaller copy of a rule on which times are compared; explicit groups of more are not measured."""
 MEASURED = 64
-"""Classes of failures whose time is predicted, at equal distances among all."""
+"""Failure classes whose time is predicted, evenly spaced among all."""
 
 WORDS = {
     SurvivorRule.KEEP_GROUPS: "keep their groups",
@@ -42,14 +42,14 @@ WORDS = {
 
 
 class Survival(NamedTuple):
-    """A schedule with its failure plan, and in words what survivors do."""
+    """A schedule with its failure plan, and a description of what survivors run."""
 
     schedule: Schedule
     words: str
 
 
 def has_plan(schedule: Schedule) -> bool:
-    """Whether a failure plan of the schedule can be made, and run."""
+    """Return whether a failure plan of the schedule can be made and run."""
     try:
         check_planned(schedule.strategy)
     except ScheduleError:
@@ -61,7 +61,7 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
     """Plan for the failure of up to `job.tolerate_failures` workers, and of one node.
 
     Raises:
-        ScheduleError: no plan of such a schedule can be made.
+        ScheduleError: such a schedule cannot have a plan.
     """
     check_planned(schedule.strategy)
     bare = replace(schedule, failure_plan=None, certificate=None)
@@ -78,9 +78,9 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
 
 
 def _time(planned: Schedule, job: PlanRequest) -> float:
-    """The predicted time to the loss after the slowest failure, of one of each class; infinite where there is none.
+    """Return the predicted time to the loss after the slowest failure of each class; infinite if it is not reached.
 
-    All-Reduce's survivors differ in where they are: the classes of kept groups stand for them.
+    All-Reduce's survivors differ in their placement: the classes of kept groups represent them.
     """
     schedule, job = _compared(planned, job)
     if schedule.num_workers > COMPARED:
@@ -115,7 +115,7 @@ def _words(schedule: Schedule) -> str:
 
 
 def _compared(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanRequest]:
-    """The schedule that times are compared on: a large rule on fewer nodes, without what single ones have."""
+    """Return the schedule on which times are compared: a large rule on fewer nodes, without per-node settings."""
     strategy, size = schedule.strategy, schedule.cluster.workers_per_node
     if not isinstance(strategy, StaticGroups) or not isinstance(strategy.phases, RulePhases):
         return schedule, job
@@ -134,7 +134,7 @@ def _compared(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanReque
 
 
 def survivors_of(cluster: Cluster, failed: tuple[int, ...]) -> Cluster:
-    """The cluster that is left, with the hardware of its nodes and workers under their new numbers."""
+    """Return the remaining cluster, with the hardware of its nodes and workers renumbered."""
     shape, hardware, gone = cluster.without(failed), cluster.hardware, frozenset(failed)
     if hardware is None:
         return shape

@@ -1,4 +1,4 @@
-"""The Pareto front of a plan: options that no other option beats in everything at once; and the baselines beside it."""
+"""Find the Pareto front of a plan, the options that no other option dominates, and its baselines."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from partreduce.topo.arithmetic.pareto import non_dominated
 
 
 def front(options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-    """Options that none beats in communication, consensus distance, drift, step time and steps, cheapest first.
+    """Return options not dominated in communication, consensus distance, drift, step time or steps, cheapest first.
 
-    Of options with equal metrics the one with the shortest period stays. Options that never reach consensus are
-    left out. O(k²) for k options.
+    Of options with equal metrics the one with the shortest period is kept. Options that never reach consensus are left
+    out. O(k²) for k options.
     """
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
     return non_dominated(usable, lambda option: option.costs.all(), lambda option: (option.period, option.name))
 
 
 PUBLISHED = ("prague-figure-10", "ring")
-"""Published schedules that users compare with: Prague's static one, and D-PSGD on a ring."""
+"""Published schedules that users compare with: Prague's static schedule, and D-PSGD on a ring."""
 
 
 def baselines(options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-    """What a user would take without a planner, by rising communication, beaten by others or not.
+    """Return the schedules a user would run without a planner, by rising communication, dominated or not.
 
-    All-Reduce in every step as torch does it (gradients around rings, as they are) and at its best; every k steps at
-    its best, synchronous and late; as a pipeline of gradients; and the published schedules that were measured.
+    These are All-Reduce in every step as torch runs it (ring, no codec) and in its best setting; every k steps in its
+    best setting, synchronous and late; as a pipeline of gradients; and the published schedules that were measured.
     """
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
     kinds = [

@@ -1,4 +1,4 @@
-"""Job: what the planner is asked, in the words of the search below it."""
+"""Define the planner's request."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline,
 from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
 EFFORTS = {"quick": 2.0, "thorough": 20.0}
-"""Efforts by name, in nominal seconds: about what one quiet core takes. Only the quick one does not search."""
+"""Named efforts in nominal seconds: about the time on one quiet core. Only the quick effort does not search."""
 PIPELINE_WIDTH = Pipeline().width
-"""Iterations side by side in a pipeline that the planner weighs."""
+"""Overlapping iterations of a pipeline that the planner weighs."""
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
-"""On data that differ between workers: with more, networks did not reach their loss."""
+"""Largest drift on data that differ between workers; beyond it networks did not reach their loss."""
 SAMPLED_STEPS, MOST_SAMPLED = 64, 2**18
-"""Steps that a mean is taken over, and step times at most."""
+"""Steps to average over, and the maximum number of sampled step times."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
-"""The time limit where only an effort is given: so many seconds, and so many times the effort."""
+"""The time limit if only an effort is given: at least so many seconds, and so many times the effort."""
 
 
 def effort_of(text: str) -> float:
-    """What an effort's name or number means, in nominal seconds.
+    """Return the nominal seconds of an effort, given by name or number.
 
     Raises:
         InputError: neither a known name nor a number.
@@ -51,39 +51,36 @@ def effort_of(text: str) -> float:
 
 
 class Data(StrEnum):
-    """How samples are spread over workers: it decides whether consensus distance or drift costs steps."""
+    """Placement of samples on workers, which determines whether consensus distance or drift costs steps."""
 
     SHUFFLED = "shuffled"
-    """Every worker sees the same mixture."""
+    """All workers see the same mixture."""
 
     PER_WORKER = "per-worker"
     """Every worker sees its own kind of data."""
 
     PER_NODE = "per-node"
-    """The workers of one node see the same mixture, nodes differ."""
+    """The workers of one node see the same mixture; nodes differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A cluster with its hardware, what matters, and the limits.
+    """A cluster with its hardware, the objective, and the limits.
 
-    `disturbance` is what the step times are sampled with. `effort` is how much to compute, in nominal seconds
-    (`EFFORTS` names some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the
-    planning where no effort is given, and caps the effort otherwise; without either the effort is quick. `algorithm`
-    and `sync` restrict how sums of every candidate may travel and whether they may come late; None lets the planner
-    take the best for each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
-    default changes no number, and None allows float16 and int8. `optimizer` says which tasks
-    the job resembles where no pilot says it; None: any. `curvature` is the
-    learning rate times the largest curvature of the loss: it prices gradients that come late. `fastest` takes the
-    least predicted time also within 2 % of something simpler, and what comes late at its predicted price. `gap`
-    asks for neighbors that keep a gap, and for nothing else (True) or for none (False); None weighs a few of them
-    where step times differ. `max_queues` is the most bytes that their queues may take of a worker. `quorum` asks
-    for rounds that a quorum starts, and for nothing else (True) or for none (False); None weighs a few of them
-    where step times differ. `tables` says that tables go their own way beside it in every step, so that only
-    schedules whose workers have common steps will do. `tolerate_failures` asks for one that continues after the failure
-    of up to so many workers, and of one node, with what survivors run then. A `pilot` of the user's own job brings the
-    prices of consensus distance, drift and delay that stand in for the shipped ones. `take` names the option
-    that is wanted, whatever the objective says.
+    `disturbance` is the random variation of sampled step times. `effort` is the amount of computing in nominal seconds
+    (see `EFFORTS`): the same `seed` then gives the same answer. `time_limit`, in seconds, ends the planning if no
+    effort is given, and caps the effort otherwise; without either the effort is quick. `algorithm` and `sync` restrict
+    the all-reduce algorithm and the delay of every candidate; None lets the planner choose the best for each. `codec`
+    is the codec of sums, used where a strategy allows it and it pays; the default changes no number, and None allows
+    float16 and int8. `optimizer` selects the calibrated tasks that the job resembles if there is no pilot; None: any.
+    `curvature` is the learning rate times the largest curvature of the loss and prices late gradients. `fastest`
+    chooses the least predicted time, even within 2 % of a simpler option, and takes delay at its predicted price. `gap`
+    restricts the answer to iteration gaps (True) or excludes them (False); None weighs a few where step times differ.
+    `max_queues` is the most bytes of their queues on a worker. `quorum` likewise restricts the answer to quorums, or
+    excludes them. `tables` says that tables are exchanged separately in every step, so that only schedules with common
+    steps of all workers are allowed. `tolerate_failures` asks for a schedule that continues after the failure of up to
+    so many workers, and of one node, with a plan for the survivors. A `pilot` of the user's job replaces the shipped
+    prices of consensus distance, drift and delay. `take` names the option to return, regardless of the objective.
     """
 
     cluster: Cluster
@@ -109,11 +106,11 @@ class PlanRequest:
     take: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse jobs that cannot be planned.
+        """Check that the job can be planned.
 
         Raises:
             InputError: one worker, no links, no model size, no time or effort, limits that this cluster cannot meet, or
-                a pilot that says nothing about this job.
+                a pilot that does not apply to this job.
         """
         check_fields(self)
         check_cluster(self.cluster)
@@ -189,44 +186,44 @@ class PlanRequest:
 
     @property
     def steps_model(self) -> StepsModel:
-        """What predicts the steps of a schedule: the pilot's prices, or the shipped model."""
+        """Return the model that predicts steps: with the pilot's prices, or the shipped one."""
         model = shipped(self.optimizer, self.cluster.num_workers) if self.pilot is None else steps_model(self.pilot)
         return model if self.curvature is None else model.at_curvature(self.curvature)
 
     @property
     def hardware(self) -> Hardware:
-        """The cluster's hardware (checked at construction)."""
+        """Return the cluster's hardware (checked at construction)."""
         return check_cluster(self.cluster)
 
     @property
     def push(self) -> Literal["worker", "node"]:
-        """Which drift matters: `worker` or `node`."""
+        """Return the drift that matters: `worker` or `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
     @property
     def algorithms(self) -> tuple[AllReduceAlgorithm, ...]:
-        """The algorithms that a candidate may use, the simplest first."""
+        """Return the algorithms that a candidate may use, the simplest first."""
         return (
             (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL) if self.algorithm is None else (self.algorithm,)
         )
 
     @property
     def sync_types(self) -> tuple[Delay, ...]:
-        """What of a candidate may be late; no pipeline where the curvature is said to be beyond what it bears."""
+        """Return the allowed delays; no pipeline if the curvature is stated and beyond its stability limit."""
         allowed = tuple(Delay) if self.sync is None else (self.sync,)
         return tuple(one for one in allowed if one is not Delay.PIPELINE or self.bears_pipeline)
 
     @property
     def bears_pipeline(self) -> bool:
-        """Whether gradients may come a step late, as far as the curvature is known."""
+        """Return whether gradients may be one step late, as far as the curvature is known."""
         return self.curvature is None or self.curvature < stability_limit(PIPELINE_WIDTH)
 
     def bears_drift(self, drift: float) -> bool:
-        """Whether a drift of so much on the job's data has a price that may be trusted.
+        """Return whether the price of this drift on the job's data can be trusted.
 
-        What drift costs was measured under SGD, or by the job's pilot. Under Adam two of two jobs with any, drawn at
-        random, had not reached All-Reduce's loss after five times its steps; under momentum one of two seeds of a
-        convolution with a drift of 3 had not (benchmarks/results/regret.md).
+        The price of drift was measured under SGD, or by the job's pilot. Under Adam two of two jobs with any drift,
+        drawn at random, had not reached All-Reduce's loss after five times its steps; under momentum one of two seeds
+        of a convolution with a drift of 3 had not (benchmarks/results/regret.md).
         """
         if self.data is Data.SHUFFLED or self.pilot is not None:
             return True
@@ -234,33 +231,33 @@ class PlanRequest:
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first."""
+        """Return the codecs of a candidate, where its strategy allows them and they pay, the finest first."""
         if self.codec is None:
             return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
         return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)
 
     @property
     def sends_layers(self) -> bool:
-        """Whether gradients may go layer by layer: where the hardware says which layers there are."""
+        """Return whether gradients may be sent layer by layer: only if the hardware states the layers."""
         return self.hardware.layers is not None
 
     @property
     def is_open_to_quorums(self) -> bool:
-        """Whether they are candidates beside everything else, where steps differ and there are not too many workers."""
+        """Return whether quorums are candidates among others: where steps differ and there are not too many workers."""
         is_open = self.quorum is None and self.sync is None and not self.gap and not self.tables
         return is_open and self.objective is Objective.BALANCED
 
     def delayed(self, sync: Sync) -> float:
-        """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""
+        """Return the extra steps that late gradients cost, as a fraction of All-Reduce's steps."""
         return self.steps_model.delayed(sync.lag + 1, self.curvature) if sync.delays_gradients else 0.0
 
     def compute_times(self) -> ComputeTimes:
-        """How long the workers compute (no time at all when the hardware does not say)."""
+        """Return the workers' compute times (zero if the hardware does not state them)."""
         return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
 
     @property
     def at_mean_speeds(self) -> PlanRequest:
-        """The same job where every step takes what it takes on average, so that no schedule is slower there."""
+        """Return the same job with every step at its mean time, which makes no schedule slower."""
         times, count = self.compute_times(), self.cluster.num_workers
         if times.is_fixed:
             return self
@@ -274,7 +271,7 @@ class PlanRequest:
         return replace(self, cluster=replace(self.cluster, hardware=hardware), disturbance=None)
 
     def clock(self) -> Clock:
-        """A clock that starts now, with the effort and the time limit that hold."""
+        """Return a clock that starts now, with the job's effort and time limit."""
         if self.effort is None and self.time_limit is not None:
             return Clock(seconds=self.time_limit)
         effort = EFFORTS["quick"] if self.effort is None else self.effort
@@ -284,20 +281,20 @@ class PlanRequest:
 
     @property
     def is_limited(self) -> bool:
-        """Whether not only the time decides: limits on what is sent, how or with whom, or another objective."""
+        """Return whether more than time decides: limits on traffic, transport or groups, or another objective."""
         shape = Limits(min_period=self.limits.min_period, max_period=self.limits.max_period)
         return self.objective is not Objective.BALANCED or self.limits != shape
 
     @property
     def searches(self) -> bool:
-        """Whether schedules are searched for, too: with a time limit alone, or any effort but the quick one."""
+        """Return whether schedules are also searched for: with only a time limit, or any effort but the quick one."""
         return self.effort != EFFORTS["quick"] and (self.effort is not None or self.time_limit is not None)
 
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
-        """What the search is asked: little consensus distance at every cost, whatever the objective.
+        """Return the search problem: least consensus distance at every cost, for any objective.
 
-        `hints` are known schedules of the same cluster, from which the search starts. Where any algorithm will do,
-        costs are those of the hierarchical one, since no phase costs less as rings.
+        `hints` are known schedules of the same cluster, from which the search starts. If any algorithm is allowed,
+        costs are those of the hierarchical one, since no phase costs less with rings.
         """
         return Problem(
             cluster=self.cluster,

@@ -1,4 +1,4 @@
-"""Measuring: one schedule as it stands, on the job's cluster, with everything that decides whether to take it."""
+"""Measure one schedule unchanged on the job's cluster: seconds, bytes and metrics."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from partreduce.topo.timing.sampling import sample
 MAX_SAMPLED_WORKERS = 4096
 
 SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
-"""Steps that are sampled, however many a round has, and rounds at the least."""
+"""Steps to sample, for any number of steps per round, and the minimum number of rounds."""
 
 
 class Seconds(NamedTuple):
-    """Of one step: in all, how much of it the fastest workers compute, and the relative standard error if sampled."""
+    """Seconds per step: total, computing of the fastest workers, and the relative standard error if sampled."""
 
     step: float
     computing: float
@@ -36,7 +36,7 @@ class Seconds(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """In one step: seconds of communication, and bytes out of the busiest node."""
+    """Per step: seconds of communication, and bytes out of the busiest node."""
 
     seconds: float
     nic_bytes: float
@@ -53,7 +53,7 @@ class ScheduleMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What a candidate is called and what the search said about it."""
+    """The name of a candidate and the search's status of it."""
 
     name: str
     status: str = "catalogue"
@@ -62,12 +62,12 @@ class Label:
 def measure(
     schedule: Schedule, job: PlanRequest, *, label: Label | None = None, algorithm: AllReduceAlgorithm | None = None
 ) -> CandidateSchedule:
-    """All metrics of one schedule as it stands, with its own delay, by the algorithm and codec that pay best.
+    """Return all metrics of one schedule unchanged, with its delay, by the best algorithm and codec.
 
-    With an `algorithm` it travels by that one and with its own codec.
+    With an `algorithm`, the schedule uses that one and its own codec.
 
     Raises:
-        PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
+        PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
     """
     metrics = metrics_of(schedule, job)
     if algorithm is None:
@@ -85,10 +85,10 @@ def measure(
 
 
 def metrics_of(schedule: Schedule, job: PlanRequest) -> ScheduleMetrics:
-    """Of a schedule as it stands.
+    """Return the metrics of a schedule unchanged.
 
     Raises:
-        PartreduceError: it has no fixed phases, or a metric could not be found within its limit.
+        PartreduceError: it has no fixed phases, or a metric was not found within its limit.
     """
     spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
     return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))
@@ -99,14 +99,14 @@ def _measured(
 ) -> CandidateSchedule:
     runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
     sent = Sent(costed.cost.per_step, costed.cost.nic_bytes_per_step)
-    # The file of what travels so says how it is to be run.
+    # The schedule file of this transport says how to run it.
     return assembled(
         runs, job, label, algorithm=algorithm, sent=sent, seconds=seconds_of(runs, job, algorithm), metrics=metrics
     )
 
 
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
-    """Of a step of a schedule as it stands: exact where speeds are fixed, sampled elsewhere.
+    """Return the seconds per step of a schedule unchanged: exact at fixed speeds, sampled otherwise.
 
     Raises:
         PartreduceError: too many workers to sample.
@@ -127,7 +127,7 @@ def assembled(
     seconds: Seconds,
     metrics: ScheduleMetrics,
 ) -> CandidateSchedule:
-    """The option of a schedule that is measured already."""
+    """Build the option of a schedule that is already measured."""
     noise, pushed = known(metrics.consensus_distance), pushed_by(metrics.drift, job)
     late, delayed = metrics.late_distance, job.delayed(schedule.strategy.sync)
     model = job.steps_model
@@ -155,18 +155,18 @@ def assembled(
 
 
 def _waiting(seconds: Seconds, communicating: float) -> float:
-    """What is left of a step, without the rounding of the three terms."""
+    """Return the waiting time of a step, without the rounding error of the three terms."""
     left = seconds.step - seconds.computing - communicating
     return left if left > 1e-9 * seconds.step else 0.0
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:
-    """The drift that counts for the job's data: none where every worker sees the same mixture."""
+    """Return the drift that counts for the job's data: 0 where every worker sees the same mixture."""
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
 
 
 def sampled_seconds(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
-    """Under random step times.
+    """Sample the seconds per step under random step times.
 
     Raises:
         PartreduceError: too many workers to sample.
@@ -181,7 +181,7 @@ def sampled_seconds(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAl
 
 
 def sampled_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """An option that was measured at mean speeds, as it is under the job's own step times."""
+    """Return an option measured at mean speeds with sampled seconds under the job's step times."""
     if job.compute_times().is_fixed:
         return option
     seconds = sampled_seconds(option.schedule, job, option.algorithm)
@@ -190,11 +190,11 @@ def sampled_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSche
 
 
 def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
-    """The options; of those that ran in the job's pilot the steps are predicted by their own runs, too.
+    """Return the options; for those that ran in the job's pilot, their own runs also predict the steps.
 
-    Their steps ratio is the mean of the model's and the measured one, weighted by the inverse squares of their errors.
-    Where those of a kind took more steps than the prices say, what did not run is taken to need as many times more: it
-    shall not win because less is known of it.
+    Their steps ratio is the mean of the model's and the measured one, weighted by the inverse squares of the errors.
+    Where the runs of a kind took more steps than the prices predict, options of that kind that did not run are scaled
+    by the same factor, so that none wins because less is known about it.
     """
     ran = () if job.pilot is None else (*job.pilot.probes, *job.pilot.unstable)
     by_hash = {probe.sha256: probe for probe in ran if probe.sha256}
@@ -217,7 +217,7 @@ def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[Candi
 def _as_ran(option: CandidateSchedule, probe: Probe, error: float) -> CandidateSchedule:
     if not probe.steps_ratios or not isfinite(option.steps_ratio):
         return replace(option, steps_ratio=inf, surprise=inf)
-    # The model is off by what it states, or by what this run shows if that is more.
+    # The model's error is its stated one, or the deviation of this run if that is larger.
     off = max(error * option.steps_ratio, abs(probe.steps_ratio - option.steps_ratio))
     noise = probe.standard_error
     weight = 1.0 if off == noise == 0 else off**2 / (off**2 + noise**2)

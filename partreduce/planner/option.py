@@ -1,4 +1,4 @@
-"""Option: one schedule with everything that decides whether to take it."""
+"""Define an option: one schedule with its predicted costs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from partreduce.topo.strategies.base import StepsPerRound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of an option from its runs in virtual time, and whatever its `kind` of protocol counts there.
+    """Results of an option's runs in virtual time, including the counters of its `kind` of protocol.
 
-    `words` say the setting; `memory_bytes` is what the busiest worker keeps in addition to its parameters;
-    `least_share` is what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose
-    count next to nothing. `more` is how many of All-Reduce's steps its delay may cost beyond `steps_ratio`, as a part
-    of them.
+    `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
+    `least_share` is the smallest weight of a worker's gradients, relative to an even share of 1; `unheard` lists the
+    workers with a weight near 0. `more` is the possible extra cost of delay beyond `steps_ratio`, as a fraction of
+    All-Reduce's steps.
 
-    Under a quorum `active` workers are in a round on average, with as many `gradients`; `gradients_per_second` is of
-    all. `age` is the mean of their delay in rounds, `delay` the same in whole steps, of as many gradients as there are
-    workers, and `bound` the most rounds that are proved. Of a gap `gradients` is the part of all workers whose
-    gradients would leave as much noise in the mean, `progress` how far a step brings it where synchronous rounds give
-    1, and `computed` the part of all steps that were computed rather than skipped. Of outer steps `peak` is the most
-    bytes that one step sends out of a node, `by_task` the steps ratio on each task of the steps model, in the place of
-    a price, and `rate` the share of All-Reduce's best learning rate that they were measured at.
+    Quorum: `active` is the mean number of workers in a round, with as many `gradients`; `gradients_per_second` is the
+    total. `age` is the mean delay in rounds, `delay` the same in whole steps (as many gradients as there are workers),
+    and `bound` the proved maximum in rounds. Iteration gap: `gradients` is the fraction of all workers whose gradients
+    would leave as much noise in the mean, `progress` the progress per step relative to synchronous rounds, and
+    `computed` the fraction of steps that were computed rather than skipped. Outer steps: `peak` is the most bytes that
+    one step sends out of a node, `by_task` the steps ratio on each task of the steps model, in place of a price, and
+    `rate` the fraction of All-Reduce's best learning rate used in the measurement.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Facts:
     rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in an option's JSON; null where nothing takes time."""
+        """Return the fields of an option's JSON; null where nothing takes time."""
         shown = {key: getattr(self, name) for key, name in SHOWN[self.kind].items()}
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in shown.items()}
         return {"setting": self.words, **finite}
@@ -77,16 +77,16 @@ SHOWN = {
 SHOWN |= {
     kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("dynamic_groups", "pairwise", "server")
 }
-"""What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
+"""Keys of an option's JSON by kind run in virtual time, and their fields of `Facts`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongerRun:
-    """How an option whose consensus distance comes from a run in virtual time is run for longer.
+    """A longer run in virtual time that checks an option's consensus distance.
 
-    `rounds` are those of the first longer run, `work` gives the nominal seconds of a run of so many rounds, and `run`
-    the option with the prices of that run, and its consensus distance in the first quarter, the first half and the
-    whole of the run, each after a warm-up; None if the workers wait for one another for ever.
+    `rounds` is the length of the first longer run, `work` returns the nominal seconds of a run of so many rounds, and
+    `run` the option with the prices of that run, and its consensus distance in the first quarter, the first half and
+    the whole of the run, each after a warm-up; None if the workers deadlock.
     """
 
     rounds: int
@@ -96,15 +96,15 @@ class LongerRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateSchedule:
-    """A schedule on the job's cluster, as it is to be run: its steps per round, algorithm, codec and delay.
+    """A schedule on the job's cluster with all settings of its run: steps per round, algorithm, codec and delay.
 
     Seconds are per step of the workers that take most steps per round. `step_seconds` includes computing, waiting and
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is `feasible` where the search found it, or
-    `catalogue`. `late_distance` is there where averagings come late (`topo.metrics.late_distance`).
-    `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
-    `facts` are there where workers have no common rounds: a protocol decides then, and was run in virtual time.
-    `longer` is there as long as its consensus distance comes from a run that may be too short (`trials.steady`).
+    `catalogue`. `late_distance` is set where averages are late (`topo.metrics.late_distance`). `surprise` is the change
+    of the prediction by its own run in a pilot, None if it did not run. `facts` is set where workers have no common
+    rounds, and a protocol was run in virtual time. `longer` is set while the consensus distance comes from a run that
+    may be too short (`trials.SteadyCheck`).
     """
 
     name: str
@@ -130,12 +130,12 @@ class CandidateSchedule:
 
     @property
     def gap(self) -> Facts | None:
-        """What is known where neighbors keep a gap."""
+        """Return the facts of an iteration gap, or None."""
         return self._of_kind("iteration_gap")
 
     @property
     def quorum(self) -> Facts | None:
-        """What is known where a quorum starts rounds: these are its steps, of fewer gradients."""
+        """Return the facts of a quorum, or None; its rounds are the steps, with fewer gradients."""
         return self._of_kind("partial")
 
     def _of_kind(self, kind: str) -> Facts | None:
@@ -153,12 +153,12 @@ class CandidateSchedule:
 
     @property
     def time(self) -> float:
-        """Predicted seconds to a loss, per step that All-Reduce would need."""
+        """Return predicted seconds to a loss, per step that All-Reduce would need."""
         return self.step_seconds * self.steps_ratio
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if delay costs as much as it may; what ran on the job itself is known to cost what it did."""
+        """Return `time` at the highest price of delay; options that ran on the job keep their measured steps."""
         if self.surprise is not None:
             more = 0.0
         elif self.facts is not None:
@@ -171,28 +171,28 @@ class CandidateSchedule:
 
     @property
     def may_fail(self) -> bool:
-        """Whether one of the calibrated tasks did not reach its loss with averages as rare, or as late.
+        """Return whether a calibrated task did not reach its loss with averages as rare, or as late.
 
-        What ran on the job itself is known to reach it.
+        An option that ran on the job itself is known to reach it.
         """
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False
         return self.is_among(self.model.lost)
 
     def is_among(self, lost: Lost) -> bool:
-        """Whether a network failed with averages as rare, or as late, as these."""
+        """Return whether a network failed with averages as rare, or as late, as these."""
         return lost.includes(self.synchronous_distance, self.late_distance)
 
     @property
     def synchronous_distance(self) -> float:
-        """The consensus distance that it would have if its averages came at once: how rare they are."""
+        """Return the consensus distance without delay, which measures how rare the averages are."""
         distance = known(self.consensus_distance)
         return distance - added_by_delay(self.schedule) if self.late else distance
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
-        """As `time`, at the prices of one case of the `usual` model; that of delay only where it counts.
+        """Return `time` at the prices of one case of the `usual` model; delay is priced only if `delay` is true.
 
-        What ran on the job itself takes as long in every case.
+        An option that ran on the job itself takes equally long in every case.
         """
         if self.surprise is not None:
             return self.time
@@ -204,7 +204,7 @@ class CandidateSchedule:
         spread, late = known(self.consensus_distance), self.late_distance if delay and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
-        more = self.steps_ratio - there  # before `here` is added, which vanishes in an infinite price
+        more = self.steps_ratio - there  # subtract before `here` is added, which may be infinite
         if delay and self.facts is not None:
             more += self.facts.more
         elif delay and self.delay is Delay.PIPELINE:
@@ -213,42 +213,42 @@ class CandidateSchedule:
 
     @property
     def averages_more(self) -> float:
-        """What averages that come a round late may cost more than predicted."""
+        """Return the possible extra cost of averages that are one round late, beyond the prediction."""
         return self.model.late_more(self.late_distance) if self.late_distance else 0.0
 
     @property
     def late(self) -> bool:
-        """Whether a round's averaging comes one round late, during computing; parameters or gradients."""
+        """Return whether a round's average of parameters or gradients is one round late, during computing."""
         return self.schedule.strategy.is_delayed
 
     @property
     def delay(self) -> Delay | None:
-        """What comes late: nothing, parameters or gradients; None where gradients are late as it comes."""
+        """Return the delay: nothing, parameters or gradients; None where the lateness of gradients varies."""
         return Delay.of(self.schedule.strategy)
 
     @property
     def kind(self) -> tuple[Delay | None, bool, str]:
-        """Options of one kind agree in what is late, in what is averaged, and in the protocol, if one decides."""
+        """Return the kind: options of one kind agree in delay, averaged quantity, and protocol, if any."""
         return self.delay, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property
     def transport(self) -> Transport:
-        """How its sums travel; with the field `algorithm`, where that one can only be compared with."""
+        """Return its transport; an algorithm for comparison only is in the field `algorithm`."""
         return self.schedule.strategy.transport
 
     @property
     def steps_per_round(self) -> StepsPerRound:
-        """Steps per round, one number or one per worker."""
+        """Return the steps per round, one number or one per worker."""
         return self.schedule.strategy.steps_per_round
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
+        """Return whether it is All-Reduce every k steps, with one k for all workers: the choice without a planner."""
         return self.schedule.strategy.averages_everyone and isinstance(self.steps_per_round, int) and self.facts is None
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is All-Reduce as it is usually run: gradients in every step, around rings, as they are."""
+        """Return whether it is All-Reduce as usually run: gradients in every step, ring, no codec."""
         synchronous = self.schedule.strategy.averages_gradients and not self.late
         return (
             self.is_plain
@@ -258,7 +258,7 @@ class CandidateSchedule:
         )
 
     def steps_ratio_error(self, data: Data) -> float:
-        """The relative error of `steps_ratio` that 9 of 10 schedules keep; synchronous gradients define 1."""
+        """Return the relative error of `steps_ratio` that 9 of 10 schedules keep; 0 for synchronous gradients."""
         if self.delay is Delay.PIPELINE:
             return self.model.delay_error
         if self.quorum:
@@ -269,16 +269,16 @@ class CandidateSchedule:
 
     @property
     def basis(self) -> str:
-        """Whose errors `steps_ratio_error` is, as the subject of a sentence."""
+        """Return the source of `steps_ratio_error`, as the subject of a sentence."""
         return "measured pipelines" if self.delay is Delay.PIPELINE or self.quorum else self.model.basis
 
     @property
     def num_phases(self) -> int:
-        """Distinct phases in a period; of neighbors that keep a gap 1, their graph, of a quorum 1, all workers."""
+        """Return the distinct phases of a period; 1 for an iteration gap (its graph) and a quorum (all workers)."""
         return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Finite numbers only; null where a metric is infinite or unknown."""
+        """Return finite numbers only; null where a metric is infinite or unknown."""
         return {
             "name": self.name,
             "algorithm": str(self.algorithm),
@@ -302,14 +302,14 @@ class CandidateSchedule:
 
 
 def added_by_delay(schedule: Schedule) -> float:
-    """What averages that come a round late add to the consensus distance: the steps of one more round, off the mean.
+    """Return the consensus distance added by averages that are one round late: the noise of one more round's steps.
 
-    That is exact where all workers take the same number of steps (`topo.metrics.late_distance`); else for their mean.
+    This is exact where all workers take the same number of steps (`topo.metrics.late_distance`); else for their mean.
     """
     steps, count = schedule.strategy.steps_per_round, schedule.num_workers
     return (1 - 1 / count) * (steps if isinstance(steps, int) else sum(steps) / count)
 
 
 def known(metric: Metric) -> float:
-    """The value of a metric; infinite where it was not found."""
+    """Return the value of a metric; infinite where it was not found."""
     return math.inf if metric.value is None else metric.value

@@ -1,4 +1,4 @@
-"""The options of a job: the catalogue's schedules, those that the search finds, and those run in virtual time."""
+"""Collect the options of a job: from the catalogue, from the search, and from runs in virtual time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective,
 from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
-"""Of the time, after which the catalogue's graphs, and then its rules, are no longer measured."""
+"""Fractions of the time after which no more of the catalogue's graphs, and rules, are measured."""
 QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.45
-"""Of a quick answer's time, kept for the catalogue at the least, and for a brief search where a job has limits; of the
-time that is left then, what runs in virtual time may take."""
+"""Fractions of a quick answer's time: the minimum for the catalogue, a brief search where a job has limits, and, of the
+remaining time, the runs in virtual time."""
 SAMPLING_SHARE = 0.1
-"""Of the time, kept for sampling steps that vary."""
+"""Fraction of the time for sampling steps that vary."""
 MEASURE_SHARE = 0.2
-"""Of the time, kept at the most for measuring what the search found."""
+"""Largest fraction of the time for measuring the schedules that the search found."""
 
 NOT_SEARCHED = Front(
     candidates=(),
@@ -43,12 +43,12 @@ NOT_SEARCHED = Front(
     seed=0,
     reason="it was not searched",
 )
-"""What the search says in a quick answer, and where only one kind that is run in virtual time is asked for."""
+"""The search result of a quick answer, and of jobs that ask for only one kind run in virtual time."""
 
 
 @dataclass
 class Weighed:
-    """What was weighed of a job: the options, the search's answer, and by kind what the time did not reach."""
+    """The options of a job, the search's answer, and by kind the names not reached in time."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED
@@ -56,7 +56,7 @@ class Weighed:
 
 
 def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighed:
-    """Weigh every kind until the clock's position `until`, each with its share of the time."""
+    """Weigh every kind until the clock's position `until`, each within its fraction of the time."""
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighed(), list[str]()
     first, rules = CATALOGUE_SHARE * clock.limit, RULES_SHARE * clock.limit
@@ -65,7 +65,7 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     if not job.searches:
         rules = max(QUICK_SHARE * clock.limit, searched) - brief
         searched = rules + brief if brief else 0.0
-    # The seconds of steps that vary are sampled of what is good at mean speeds.
+    # Steps that vary are sampled only for options that are good at mean speeds.
     even, sampling = job.at_mean_speeds, 0.0 if job.compute_times().is_fixed else SAMPLING_SHARE * clock.limit
     rules -= sampling
     say("measuring the catalogue")
@@ -80,7 +80,7 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     weighed.left_out["the catalogue"] = missed
     if not alone and searched:
         _search(weighed, even, clock, searched - sampling, say)
-    if outer := kinds.pop("outer", None):  # they have formulas, too
+    if outer := kinds.pop("outer", None):  # they also have formulas
         pay = payer(clock, clock.position() + outer.share * clock.limit)
         tried = try_all(outer.candidates(even, pay), even, pay, in_any_case=False)
         weighed.options += tried.options
@@ -108,10 +108,10 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
 
 
 def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
-    """Search for as long as what is found can still be measured, a metric in as long as the catalogue's were."""
+    """Search while the found schedules can still be measured, each as fast as the catalogue's."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
-    # The search looks for synchronous schedules; of late ones it takes the phases.
+    # The search looks for synchronous schedules; late ones use the same phases.
     spoken = (timed(option.schedule, SYNCHRONOUS, option.steps_per_round) for option in front(weighed.options))
     hints = tuple({hint.strategy: hint for hint in spoken}.values())
     found = search(
@@ -130,9 +130,9 @@ def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say:
 
 
 def _sampled(weighed: Weighed, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
-    """The baselines, and what may be best, under the job's own step times.
+    """Return the baselines and the possible best options under the job's own step times.
 
-    At mean speeds no step is longer, so what is slower there than the best is when sampled is no candidate.
+    No step is longer at mean speeds, so an option that is slower there than the sampled best is no candidate.
     """
     by_time = job.objective is Objective.BALANCED
 
@@ -162,12 +162,12 @@ def _sampled(weighed: Weighed, job: PlanRequest, pay: Callable[[float], bool]) -
 
 
 def _least(options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-    """The one of the least predicted time, if there is any."""
+    """Return the option with the least predicted time, if there is one."""
     return [min(options, key=lambda one: one.time)] if options else []
 
 
 def options_of(candidate: Candidate, job: PlanRequest) -> list[CandidateSchedule]:
-    """The options of one schedule that the search found."""
+    """Return the options of one schedule that the search found."""
     schedule = candidate.schedule
     return Axes.of(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))
 

@@ -1,13 +1,13 @@
-"""What outer steps cost in steps: measured settings, each with its steps over All-Reduce's on each task.
+"""List the measured price of outer steps: settings with their steps ratio over All-Reduce on each task.
 
 From benchmarks/results/steps_to_loss_outer.md, which names the script's commit: 16 workers, shuffled data, at
-All-Reduce's best rate of a grid, under SGD and momentum at half of it. No formula stands behind these numbers, so no
-other setting is priced. A momentum of 0.9 with rate 0.7 is the published one (Douillard et al., 2023); 0.5 with rate 1
-needed fewer steps where rounds are short. Under Adam both need fewer steps than plain averages as often, which lose
-what single workers' noise takes from their steps (`steps_model`). Under SGD and momentum All-Reduce's best rate lies
-near its limit, and an outer momentum adds to it: at that rate most did not reach their loss. At half of it regions that
-average in each step did; workers that train alone for rounds of 15 or 30 steps lost the recurrent network, so of those
-only what reached its loss on all tasks is proposed.
+All-Reduce's best rate of a grid, under SGD and momentum at half of it. These numbers follow no formula, so no other
+setting is priced. A momentum of 0.9 with rate 0.7 is the published setting (Douillard et al., 2023); 0.5 with rate 1
+needed fewer steps where rounds are short. Under Adam both need fewer steps than plain averages of the same period,
+whose steps are shortened by the noise of single workers (`steps_model`). Under SGD and momentum All-Reduce's best rate
+lies near its limit, and an outer momentum increases the effective rate: at that rate most settings did not reach their
+loss. At half of it, regions that average in each step did; workers that train alone for rounds of 15 or 30 steps failed
+on the recurrent network, so of those only settings that reached the loss on all tasks are proposed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ PUBLISHED = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=Tru
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Outer steps every `every` steps, and the steps ratio of each kind of network that was long enough for them.
+    """Outer steps every `every` steps, and the steps ratio of each kind of network with a long enough run.
 
-    With `late` `FRAGMENTS` took turns and were merged so many steps late, with `alpha` of a worker's own. With
-    `in_nodes` all of a node averaged in each step. `share` is that of All-Reduce's best learning rate.
+    With `late`, `FRAGMENTS` fragments take turns and are merged that many steps late, with weight `alpha` of a worker's
+    own values. With `in_nodes`, all workers of a node average in each step. `share` is the fraction of All-Reduce's
+    best learning rate.
     """
 
     every: int
@@ -43,16 +44,16 @@ class Measured:
 
     @property
     def ratio(self) -> float:
-        """The geometric mean."""
+        """Return the geometric mean."""
         return exp(fmean(map(log, self.ratios.values())))
 
     def by_task(self, optimizer: Optimizer) -> tuple[float, ...]:
-        """On each of the steps model's tasks; the dearest that was measured where it was not."""
+        """Return the ratio on each of the steps model's tasks; the highest measured one for tasks without a run."""
         return tuple(self.ratios.get(kind, max(self.ratios.values())) for kind in TASKS[optimizer])
 
 
 def _on(*ratios: float | None) -> dict[str, float]:
-    """By the kinds of networks in the order of their names, without those whose run was too short."""
+    """Map the kinds of networks, in the order of their names, to ratios; runs that were too short are omitted."""
     kinds = sorted(TASKS[Optimizer.SGD])
     return {kind: ratio for kind, ratio in zip(kinds, ratios, strict=True) if ratio is not None}
 
@@ -81,8 +82,8 @@ MEASURED: dict[Optimizer, tuple[Measured, ...]] = {
         Measured(30, SMALL, {"perceptron": 1.532, "text": 1.104}, in_nodes=True),
     ),
 }
-"""By the inner optimizer. What did not get there in three times All-Reduce's steps has 3."""
+"""Settings by inner optimizer. A run that did not finish in three times All-Reduce's steps has ratio 3."""
 FRAGMENTS = 2
-"""Into how many a model was cut where its fragments were merged late."""
+"""Fragments of a model whose fragments were merged late."""
 ERRORS = {Optimizer.SGD: 0.77, Optimizer.MOMENTUM: 0.76, Optimizer.ADAM: 0.89}
-"""The relative error that 9 of 10 of these kept by the geometric mean of other kinds of networks."""
+"""The relative error of the geometric mean of other kinds of networks that 9 of 10 of these kept."""

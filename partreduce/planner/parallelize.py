@@ -1,4 +1,4 @@
-"""Parallelize: from a script on one device to many workers, with a way for every table that the planner chose."""
+"""Distribute a script for one device over many workers, with a placement for every table chosen by the planner."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from partreduce.topo.strategies.payload import ROW_CODECS, Placement
 from partreduce.topo.timing.tables import RowAccess
 
 BATCHES = 4
-"""Sample batches that are looked at."""
+"""Sample batches to inspect."""
 PROBE_ROWS, PROBE_COLUMNS = 4096, 64
 PATIENCE = 2.0
-"""Seconds beyond the timeout for which the others wait for worker 0, which waits for them first."""
+"""Seconds beyond the timeout that the other workers wait for worker 0, which waits for them first."""
 
 _log = logging.getLogger("partreduce")
 
@@ -65,34 +65,34 @@ def parallelize_embeddings(
     world: World | None = None,
     **settings: Any,  # noqa: ANN401 - DistributedOptimizer's own
 ) -> tuple[torch.nn.Module, DistributedOptimizer]:
-    """Train a model of one device on many workers: dense parameters by a schedule, each embedding its best way.
+    """Train a model of one device on many workers: dense parameters by a schedule, each table by its best placement.
 
-    All workers call it with the same model. They look at a few of their batches to see which rows a step touches, on a
-    worker, on a node and on all; worker 0's planner chooses from that (`planner.tables.choose_routes`), and the choice
-    is in `optimizer.reasons`, one line a table, in `optimizer.schedule`, and in the log "partreduce" at level INFO. The
-    model stays the same object.
+    All workers call it with the same model. They inspect a few of their batches to count the rows that a step touches
+    on a worker, on a node and in total; worker 0's planner uses the counts to choose (`planner.tables.choose_routes`),
+    and the choice is in `optimizer.reasons`, one line per table, in `optimizer.schedule`, and in the log "partreduce"
+    at level INFO. The model stays the same object.
 
     Args:
-        model: as for one device.
-        optimizer: that trains it.
-        where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then go by all-reduce. A
-            schedule that says where its tables go (`payload`) is taken as it is.
-        batches: some of this worker's batches, or its loader; the first few are looked at, without training. Entries
-            after those that the model's `forward` takes are left out. A loader is iterated from its beginning; of an
-            iterator those that were looked at are gone.
-        forward: `forward(model, batch)` where that is not how the model is called.
-        hardware: links of the cluster, where `where` does not say them.
-        table_codec: `float16`, `bfloat16` or `int8`, in which rows may travel where that pays; as they are by default.
-        timeout: seconds to wait for the others.
-        world: how to reach them; found from the environment by default.
-        **settings: of DistributedOptimizer.
+        model: the model as for one device.
+        optimizer: the optimizer that trains it.
+        where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then use all-reduce. A
+            schedule that places its tables (`payload`) is used unchanged.
+        batches: some of this worker's batches, or its loader; the first few are inspected, without training. Entries
+            beyond the arguments of the model's `forward` are ignored. A loader is iterated from its beginning; an
+            iterator loses the inspected batches.
+        forward: `forward(model, batch)`, if the model is not called with the batch's entries.
+        hardware: links of the cluster, if `where` does not state them.
+        table_codec: `float16`, `bfloat16` or `int8`, used for rows where it pays; no codec by default.
+        timeout: seconds to wait for the other workers.
+        world: the connection to them; found from the environment by default.
+        **settings: arguments of DistributedOptimizer.
 
     Returns:
         The model, and the DistributedOptimizer to train it with.
 
     Raises:
-        InputError: embeddings and no batches, a codec for tables whose ways the schedule says already, or what
-            DistributedOptimizer refuses.
+        InputError: embeddings without batches, a codec for tables that the schedule already places, or arguments that
+            DistributedOptimizer rejects.
         PartreduceError: as DistributedOptimizer's.
     """
     model, optimizer = check_module(model), check_optimizer(optimizer)
@@ -100,7 +100,7 @@ def parallelize_embeddings(
     codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
     if not is_alone(world) and not schedule.strategy.payload:
-        # All come, so that one whose model has no tables is named.
+        # All workers take part, so that the error names a worker whose model has no tables.
         uses = OtherUses(model)
         reached = world or default_world(
             _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
@@ -125,7 +125,7 @@ def parallelize_embeddings(
 
 
 def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardware | None]:
-    """The schedule of the dense parameters, and what is known of links."""
+    """Return the schedule of the dense parameters, and the hardware if known."""
     if isinstance(where, Schedule):
         return where, None
     if isinstance(where, str | Path) and _is_schedule(Path(where)):
@@ -135,7 +135,7 @@ def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardwar
 
 
 def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
-    """What rows may travel in, the finest first."""
+    """Return the allowed codecs of rows, the finest first."""
     if table_codec is None:
         return (Codec.NONE,)
     codec = next((one for one in ROW_CODECS if one == table_codec), None)
@@ -150,7 +150,7 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
 
 
 def _is_schedule(path: Path) -> bool:
-    """Whether a file is a schedule, or means to be one, rather than a cluster."""
+    """Return whether a file is, or is meant as, a schedule rather than a cluster."""
     try:
         found = json.loads(path.read_text()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
@@ -159,7 +159,7 @@ def _is_schedule(path: Path) -> bool:
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
-    """Where the parameters lie that are averaged, or will be: DistributedOptimizer takes the same world then."""
+    """Return the device of the averaged parameters, which gives the same world as DistributedOptimizer."""
     tables = {parameter for parameter, _ in embeddings_of(model).values()}
     dense = (one for one in model.parameters() if one.requires_grad and one not in tables)
     return next((parameter.device for parameter in dense), torch.device("cpu"))
@@ -171,7 +171,7 @@ def _seen(
     forward: Callable[[torch.nn.Module, Any], object] | None,
     uses: OtherUses,
 ) -> SampledRows:
-    """The rows that this worker's sample batches look up; nothing of a model whose embeddings are not trained."""
+    """Return the rows that this worker's sample batches look up; none if no embedding is trained."""
     trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
     if not trained:
         return SampledRows({}, [])
@@ -191,7 +191,7 @@ def _decided(
     see: Callable[[], SampledRows],
     choose: Callable[[Mapping[str, RowAccess]], tuple[Schedule, tuple[str, ...]]],
 ) -> dict[str, Any]:
-    """What worker 0 chooses by what all see; a mistake of anybody's user stops all with the same line."""
+    """Return worker 0's choice from all workers' counts; an error on any worker stops all with the same line."""
     key = str(_counted(world))
     try:
         mine = message_of(world.rank, see())
@@ -204,7 +204,7 @@ def _decided(
 
     if world.rank != 0:
         gather_texts(world, key, mine, timeout)
-    # Worker 0 may itself have waited in vain for somebody, whom it names.
+    # Worker 0 itself may have timed out while waiting for a worker, which its error names.
     found: dict[str, Any] = broadcast_decision(
         world, f"parallelize/{key}", decide, timeout + PATIENCE, who="parallelize"
     )
@@ -221,7 +221,7 @@ def _chosen(
     uses: OtherUses,
     codecs: tuple[Codec, ...],
 ) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule with a way for every table, and the reasons."""
+    """Return the schedule with a placement for every table, and the reasons."""
     if not touched:
         return schedule, ()
     tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
@@ -240,14 +240,14 @@ def _chosen(
 
 
 def _priced(schedule: Schedule) -> Schedule:
-    """The schedule for which ways are priced: synchronous where it waits otherwise and so allows one way only."""
+    """Return the schedule used for prices: synchronous if it waits otherwise and so allows only one placement."""
     if not schedule.strategy.tables_unsupported_reason():
         return schedule
     return replace(schedule, strategy=replace(schedule.strategy, sync=SYNCHRONOUS), certificate=None)
 
 
 def _applying(optimizer: torch.optim.Optimizer) -> float:
-    """Seconds per byte of a table that a step of such an optimizer takes here, the least of three."""
+    """Measure the seconds per byte of a table in a step of such an optimizer here, the least of three."""
     probe = torch.nn.Parameter(torch.zeros(PROBE_ROWS, PROBE_COLUMNS))
     try:
         known = inspect.signature(type(optimizer)).parameters
@@ -267,6 +267,6 @@ _counts: WeakKeyDictionary[World, int] = WeakKeyDictionary()
 
 
 def _counted(world: World) -> int:
-    """How often this worker has come here in this world, this time included; equal on all that come alike."""
+    """Count this worker's calls in this world, this one included; equal on all workers that make the same calls."""
     _counts[world] = _counts.get(world, 0) + 1
     return _counts[world]

@@ -1,4 +1,4 @@
-"""Ties the planner together: competitors, search, front, recommendation, proof."""
+"""Plan a job: candidates, search, front, recommendation, proof."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from partreduce.verify.base import GUARANTEED, NOT_GUARANTEED, Proof
 from partreduce.verify.prove import prove
 
 PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
-"""Of the time, kept for proving the recommendation, and so many seconds at the most. A proof is never cut short."""
+"""Fraction of the time for proving the recommendation, and the maximum in seconds. A proof is never interrupted."""
 
 LOADED = ("ortools.sat.python.cp_model", "scipy.sparse.linalg")
-"""Libraries that are otherwise imported when they are first needed."""
+"""Libraries that are otherwise imported on first use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer: the recommendation with its proof, the front, the baselines, and all competitors that were measured.
+    """The answer: the recommendation with its proof, the front, the baselines, and all measured competitors.
 
-    `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps by its best algorithm, late
-    or not. `reasons` and `cautions` are those of this planning; `report.reasons.explained` adds those of schedules.
-    `left_out` names by kind what the time did not reach.
-    `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
-    synthesizer's word about its own problem, which minimizes a metric where the objective is none. `over_quick` says
-    what a thorough answer gained over the quick one.
+    `gain` is the recommendation's speedup over the best plain alternative, All-Reduce every k steps by its best
+    algorithm, late or not. `reasons` and `cautions` are those of this planning; `report.reasons.explained` adds those
+    of schedules. `left_out` lists by kind the names not reached in time. `answer` says how good the recommendation is
+    known to be, and why the search ended. `search_status` is the synthesizer's status for its own problem, which
+    minimizes a metric even if the objective does not. `over_quick` states the gain of a thorough answer over the quick
+    one.
     """
 
     recommendation: CandidateSchedule
@@ -65,14 +65,14 @@ class Plan:
 
     @property
     def consensus(self) -> str:
-        """Whether the proof guarantees consensus of the recommendation; else what it rests on."""
+        """Return whether the proof guarantees consensus of the recommendation; if not, the evidence for it."""
         if self.proof.guarantees_consensus:
             return GUARANTEED
         sampled = self.recommendation.consensus_distance.kind is Kind.ESTIMATE
         return f"{NOT_GUARANTEED}, steady in simulation" if sampled else f"{NOT_GUARANTEED}, steady by its metrics"
 
     def to_json(self) -> dict[str, Any]:
-        """As `partreduce design --json` prints it; the same for the same job unless time ran out (`answer.capped`)."""
+        """Return the output of `partreduce design --json`; equal for equal jobs unless capped (`answer.capped`)."""
         return {
             "answer": self.answer.to_json(),
             "recommendation": {
@@ -94,13 +94,13 @@ class Plan:
 def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> Plan:
     """Measure the catalogue, search for better schedules if asked to, keep the front, recommend one and prove it.
 
-    The job's effort and time limit are kept: the clock starts when everything is imported, nothing begins that is not
-    likely to end in time, and only the proof of the recommendation is never cut short.
+    The job's effort and time limit are kept: the clock starts after all imports, no work starts that is unlikely to end
+    in time, and only the proof of the recommendation is never interrupted.
 
     Raises:
-        InputError: the job cannot be.
+        InputError: the job is invalid.
         InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
-        UndecidedError: nothing within the limits was found in the time.
+        UndecidedError: no schedule within the limits was found in time.
     """
     say = progress or (lambda _: None)
     gained = _over_quick(job, say)
@@ -109,7 +109,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
     clock = job.clock()
     until = clock.limit - min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
     longer = STEADY_SHARE * clock.limit if set(weighed_kinds(job)) - {"outer"} else 0.0
-    # An effort is for what is weighed, and longer runs come on top of it; seconds are for both.
+    # An effort pays for weighing, and longer runs are extra; a time limit covers both.
     weighed = weigh(job, clock, until if clock.effort else until - longer, say)
     searched, steady = weighed.searched, SteadyCheck(job, clock, clock.limit + longer if clock.effort else until)
     say("running for longer what has to be steady")
@@ -147,7 +147,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
 
 
 def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], str]:
-    """What says how much a thorough answer gained over the quick one; nothing of other answers."""
+    """Return a function that states the gain of a thorough answer over the quick one; empty for other answers."""
     is_thorough = job.searches and job.effort is not None and job.effort >= EFFORTS["thorough"]
     if not is_thorough or job.take is not None or job.time_limit is not None or job.gap or job.quorum:
         return lambda _: ""
@@ -167,9 +167,9 @@ def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[Candi
 
 
 def load_searchers() -> None:
-    """Import what planning needs, which takes a second or two once, so that no time limit pays for it."""
+    """Import the planner's libraries, which takes a second or two once, outside of any time limit."""
     for name in LOADED:
-        # What needs a missing library says so itself.
+        # Code that needs a missing library reports it.
         with suppress(ImportError):
             import_module(name)
 
@@ -177,7 +177,7 @@ def load_searchers() -> None:
 def _recommend(
     options: list[CandidateSchedule], job: PlanRequest, searched: Front, clock: Clock, steady: SteadyCheck
 ) -> CandidateSchedule:
-    """The recommendation; where there is none, the error says whether that is proved."""
+    """Return the recommendation, or raise an error that says whether its absence is proved."""
     try:
         return recommend(options, job)
     except UndecidedError as error:
@@ -188,7 +188,7 @@ def _recommend(
 
 
 def _prices(pilot: Pilot) -> dict[str, Any]:
-    """The prices behind the predictions, as the pilot's own file has them."""
+    """Return the prices behind the predictions in the format of the pilot's file."""
     document = dump_pilot(pilot)
     return {key: document[key] for key in ("num_workers", "data", "steps", "prices")}
 

@@ -1,7 +1,7 @@
-"""`partreduce.predict`: what a schedule of any kind costs, as one value: seconds, bytes, age, memory.
+"""Predict the cost of a schedule of any kind: seconds, bytes, age, memory (`partreduce.predict`).
 
-Kinds with fixed phases say it by formulas and proofs. The others are run in virtual time, by the protocol that runs
-between real workers, and what is counted there is the prediction.
+Kinds with fixed phases use formulas and proofs. The others are run in virtual time, by the protocol that runs between
+real workers, and the prediction is measured there.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ ROUNDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a schedule costs on a cluster. Seconds and bytes are per step of the workers with most steps.
+    """The cost of a schedule on a cluster. Seconds and bytes are per step of the workers with most steps.
 
-    Of kinds without common rounds they are per step of all workers, on average. `step_seconds` includes waiting and
-    what no overlap hides, `communication_seconds` is the links' time alone, and `nic_bytes` leaves the busiest node;
-    `peak_nic_bytes` is the most that one step sends from it, None where that is not known.
+    For kinds without common rounds they are means over the steps of all workers. `step_seconds` includes waiting and
+    communication that no overlap hides, `communication_seconds` is the links' time only, and `nic_bytes` counts bytes
+    out of the busiest node; `peak_nic_bytes` is the most that one step sends from it, None if unknown.
 
-    `largest_age` and `mean_age` are in steps of a worker: by how many steps of another worker what a worker averages
-    may be behind when it has averaged; where progress is added to what others change meanwhile (pipelines of gradients,
-    asynchronous servers), by how many the parameters that it was computed with are. None where it is not known.
+    `largest_age` and `mean_age` are in steps of a worker: how many steps of another worker the averaged values may be
+    behind after the average; where progress is added to parameters that others change meanwhile (pipelines of
+    gradients, asynchronous servers), how many steps old the parameters of that computation are. None if unknown.
 
-    `arrays` are kept beside the parameters by the busiest worker, at most, in units of their size, messages that
-    its protocol lets arrive included; `memory_bytes` are these. `how` says where step and age come from: `exact`,
-    `sampled` (computing that varies), or `simulated`.
+    `arrays` is the busiest worker's maximum memory in addition to the parameters, in units of their size, including
+    messages that its protocol allows to arrive; `memory_bytes` is the same in bytes. `how` is the source of step and
+    age: `exact`, `sampled` (computing that varies), or `simulated`.
     """
 
     step_seconds: float
@@ -77,25 +77,24 @@ def predict(
     seed: int = 0,
     touched: Mapping[str, RowAccess] | None = None,
 ) -> Prediction:
-    """Predict a schedule of any kind. Fixed phases: O(n · period) at most; others: a simulation of `num_rounds` rounds.
+    """Predict the cost of a schedule. Fixed phases: O(n · period) at most; others: a simulation of `num_rounds` rounds.
 
     Args:
-        schedule: of any kind.
+        schedule: a schedule of any kind.
         hardware: links and speeds.
         compute: step times; None for those of the hardware.
         model_bytes: the model's size, unless the hardware states it.
         algorithm: how groups average; the schedule's own by default.
-        num_rounds: rounds that are simulated, where there are no fixed phases.
-        seed: of what is drawn there.
-        touched: how much of each table that goes its own way a step touches; `communication_seconds` and `nic_bytes`
-            count their exchange, `arrays` only what the strategy averages.
+        num_rounds: rounds to simulate if there are no fixed phases.
+        seed: seed of the simulation.
+        touched: the fraction of each separately placed table that a step touches; `communication_seconds` and
+            `nic_bytes` count their exchange, `arrays` only the arrays of the strategy.
 
     Returns:
         A Prediction: seconds and bytes per step, ages in steps, and bytes of memory.
 
     Raises:
-        InputError: the model's size is neither given nor part of the hardware, or a table of which `touched` says
-            nothing.
+        InputError: the model's size is neither given nor part of the hardware, or `touched` lacks a table.
         ScheduleError: groups overlap.
     """
     size = bytes_of(hardware, model_bytes)
@@ -134,7 +133,7 @@ def predict(
 
 
 def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
-    """As `partreduce simulate`; the first quarter of the rounds is left out of the seconds."""
+    """Predict from a simulation as in `partreduce simulate`; seconds leave out the first quarter of the rounds."""
     num_rounds = timeline.num_rounds
     observed, worker_steps = timeline.observed, schedule.worker_steps()
     assert observed is not None, "every protocol counts what it sends"
@@ -156,7 +155,7 @@ def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
 
 
 def _age_of_rounds(schedule: Schedule, stated: ScheduleFacts) -> tuple[float | None, float | None]:
-    """Of fixed rounds: as claim `staleness` says; of sums over all it is also the mean."""
+    """Return the ages of fixed rounds by claim `staleness`; for sums over all workers the mean is the same."""
     if schedule.strategy.averages_everyone:
         return _age_of_everyone(schedule)
     met = stated.numbers("end").get("behind", -1)
@@ -166,18 +165,18 @@ def _age_of_rounds(schedule: Schedule, stated: ScheduleFacts) -> tuple[float | N
 
 
 def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
-    """Every round is over all: what is late is late by the same for all."""
+    """Return the ages where every round is over all workers: delay is equal for all."""
     sync = schedule.strategy.sync
     age = float(sync.lag * int(schedule.worker_steps().max()) + sync.late_steps)
     return age, age
 
 
 def _server_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Arrays of a host, which is a worker, too.
+    """Return the arrays of a host, which is also a worker.
 
-    Synchronous: the one for the sums, its answers, and of every worker a part of the shard that waits for those before
-    it. Asynchronous: the parameters from which progress counts, the progress, the answers; of the shard its value, a
-    snapshot of it on the way to the others, and a push of every worker.
+    Synchronous: one for the sums, its answers, and for every worker a part of the shard that waits for the parts before
+    it. Asynchronous: the parameters from which progress counts, the progress, the answers; for the shard its value, a
+    snapshot on its way to the other workers, and a push of every worker.
     """
     assert isinstance(strategy, Server), "the registry names the kind"
     shard = 1 / len(strategy.hosts)
@@ -188,9 +187,10 @@ def _server_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
-    """The model beside the live parameters, those of the last adoption, the progress, and what is on the way.
+    """Return the model copy, the parameters of the last adoption, the progress, and the messages in flight.
 
-    That is a question and its answer for an active worker, and for a passive one a question of every active worker.
+    These messages are a question and its answer for an active worker, and a question of every active worker for a
+    passive one.
     """
     assert isinstance(strategy, Pairwise), "the registry names the kind"
     asking = sum(len(strategy.passive_of(worker, num_workers)) > 0 for worker in strategy.active)
@@ -198,14 +198,14 @@ def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _generated_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
-    """One for the sums, and the parameters with which a round began where progress is normalized."""
+    """Return one array for the sums, and the round's initial parameters if progress is normalized."""
     return 1 + int(strategy.averaging is Averaging.STEP_NORMALIZED)
 
 
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
-    """What `queue_arrays` of the busiest worker are, and one for the sums, or two where a step's start is kept.
+    """Return `queue_arrays` of the busiest worker, plus one array for the sums, or two if a step's start is kept.
 
-    Of more than 1,024 workers 64 are looked at, evenly spread. O(workers · the edges near one).
+    With more than 1,024 workers, 64 evenly spaced ones are examined. O(workers · the edges near one).
     """
     assert isinstance(strategy, NeighborAveraging), "the registry names the protocol"
     assert isinstance(strategy.sync, IterationGap), "the registry names the protocol"
@@ -216,10 +216,10 @@ def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def queue_arrays(hop: Hop, worker: int, events: EventGraph | None = None) -> int:
-    """Models in a worker's queues at most, and snapshots that its out-neighbors may still be sent.
+    """Return the most models in a worker's queues, plus the snapshots that its out-neighbors may still need.
 
-    A queue has a place for each step that its in-neighbor can be ahead, and one more; under staleness only one. A
-    snapshot is kept while an out-neighbor may have to reduce it, and another one is made before it is gone.
+    A queue has a place for each step that its in-neighbor can be ahead, plus one; under staleness only one. A snapshot
+    is kept while an out-neighbor may have to reduce it, and the next one is made before it is freed.
 
     Raises:
         ScheduleError: a queue without a limit.
@@ -229,10 +229,10 @@ def queue_arrays(hop: Hop, worker: int, events: EventGraph | None = None) -> int
 
 
 def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
-    """One for the mean model, the send buffer, each result that may wait (the sum that runs among them), and the taken.
+    """Return the arrays of the mean model, the send buffer, the results that may wait, and the results taken.
 
-    A call takes all that wait, or one, and others may come while it applies them. With `latest` one result waits beside
-    the sum that runs.
+    The running sum is one of the waiting results. A call takes all waiting results, or one, and more may arrive while
+    it applies them. With `latest` one result waits in addition to the running sum.
     """
     sync = strategy.sync
     assert isinstance(sync, PartialAllReduce), "the registry names the protocol"
@@ -247,4 +247,4 @@ ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
 }
-"""By `Strategy.protocol` the arrays of what has no fixed phases, so that no claim `memory` speaks of it."""
+"""Arrays by `Strategy.protocol` for strategies without fixed phases, which claim `memory` does not cover."""

@@ -1,4 +1,4 @@
-"""What an objective prefers: the costs of an option, and which costs are better."""
+"""Define the costs of an option, and the order in which an objective prefers them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fractions import Fraction
 from partreduce.schedulers.synthesis.problem import Limits, Objective
 
 MAX_STEPS_RATIO_WHEN_CHEAP = 1.25
-"""`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
+"""`--objective communication` chooses the cheapest option that is predicted to need at most a quarter more steps."""
 
 NOTHING = 1e-12
-"""What is below it is the rounding of a zero."""
+"""Values below it are rounding errors of zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What decides: seconds per step, metrics (infinite where unknown), and the predicted steps ratio."""
+    """The costs that decide: seconds per step, metrics (infinite where unknown), and the predicted steps ratio."""
 
     communication: float
     step_seconds: float
@@ -28,24 +28,24 @@ class Costs:
 
     @property
     def time(self) -> float:
-        """Predicted seconds to a loss, per step that All-Reduce would need."""
+        """Return predicted seconds to a loss, per step that All-Reduce would need."""
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Whether consensus is reached and the limits on metrics are kept; `exactly()` decides what rounding would."""
+        """Return whether consensus and the limits on metrics hold; `exactly()` decides within the rounding error."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
 
     def all(self) -> tuple[float, ...]:
-        """Everything of which less is better."""
+        """Return all costs; less is better for each."""
         return (self.communication, self.consensus_distance, self.drift, self.step_seconds, self.steps_ratio)
 
 
 def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
-    """Less is better. To nine digits: two ways to write one schedule differ by rounding, and then the simpler wins.
+    """Return a sort key, less is better, to nine digits, so that schedules that differ by rounding tie.
 
-    It never falls when the seconds of a step rise, so a lower bound of these gives one of the preference.
+    The key never decreases when the seconds per step increase, so a lower bound on the seconds bounds the preference.
     """
     return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in _preferred(costs, objective))
 

@@ -1,4 +1,4 @@
-"""The recommendation: the option that a job's objective prefers within its limits."""
+"""Choose the option that a job's objective prefers within its limits."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from partreduce.topo.metrics import exact_consensus_distance
 
 
 def recommend(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule:
-    """The option that the objective prefers within the job's limits.
+    """Return the option that the objective prefers within the job's limits.
 
-    By default that is the least predicted time to the loss, with simplicity where times differ by 2 % or less
-    (`gain.least_time`); if the job asks for the fastest, and for the other objectives, what differs by rounding only.
+    By default this is the least predicted time to the loss, and the simpler option where times differ by 2 % or less
+    (`gain.least_time`); if the job asks for the fastest, and for the other objectives, only rounding differences are
+    ties.
 
     Raises:
         UndecidedError: no option keeps the limits; the message names the nearest one.
-        InputError: the job takes an option that is not there.
+        InputError: the option that the job names does not exist.
     """
     if job.take is not None:
         return _taken(options, job.take)
@@ -43,7 +44,7 @@ def recommend(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candida
 
 
 def _taken(options: Sequence[CandidateSchedule], name: str) -> CandidateSchedule:
-    """The option of a name, the faster one where two algorithms share it."""
+    """Return the option with a name; the faster one if two algorithms share it."""
     named = [option for option in options if option.name == name]
     if not named:
         raise InputError(
@@ -55,7 +56,7 @@ def _taken(options: Sequence[CandidateSchedule], name: str) -> CandidateSchedule
 
 
 def permitted(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
-    """The options that keep the job's limits, and wait as it says: late, synchronous, with a gap or by a quorum."""
+    """Return the options that keep the job's limits and its restrictions on delay, gap and quorum."""
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
@@ -65,7 +66,7 @@ def permitted(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[Ca
 
 
 def _waits_as(option: CandidateSchedule, job: PlanRequest) -> bool:
-    """Whether what comes late may, in an option that is one kind among others."""
+    """Return whether an option's delay is allowed; the option is one kind among others."""
     if option.quorum:
         return job.quorum is None and job.sync is None
     if option.facts and not option.gap:
@@ -74,25 +75,25 @@ def _waits_as(option: CandidateSchedule, job: PlanRequest) -> bool:
 
 
 def _held(option: CandidateSchedule) -> float:
-    """Bytes that an option's queues take of a worker."""
+    """Return the bytes of an option's queues on a worker."""
     return option.facts.memory_bytes if option.facts else 0.0
 
 
 def most_queues(job: PlanRequest) -> float:
-    """Bytes that queues may take."""
+    """Return the limit on bytes of queues."""
     return math.inf if job.max_queues is None else job.max_queues
 
 
 def _exactly(option: CandidateSchedule) -> Fraction | None:
-    """The consensus distance as a fraction where it can be had."""
+    """Return the consensus distance as a fraction if it can be computed."""
     try:
         return exact_consensus_distance(option.schedule)
-    except PartreduceError:  # no rule, or one of too many local ranks
+    except PartreduceError:  # no rule, or a rule with too many local ranks
         return None
 
 
 def gain_of(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Gain | None:
-    """The recommendation against the best plain alternative, within the limits if there is one; None without any."""
+    """Compare the recommendation with the best plain alternative, within the limits if possible; None without one."""
     plain = best_plain(permitted(options, job), job) or best_plain(options, job)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 
@@ -141,5 +142,5 @@ def _nothing(options: Sequence[CandidateSchedule], job: PlanRequest) -> str:
 
 
 def ms(seconds: float) -> str:
-    """A duration as the planner's sentences give it."""
+    """Format a duration for the planner's sentences."""
     return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"

@@ -1,10 +1,10 @@
-"""The run-off: what may be recommended trains on the job itself, beside All-Reduce, before one of them is.
+"""Train the schedules that may be recommended on the job itself, together with All-Reduce, before recommending one.
 
-Prices tell kinds apart only as well as the steps model fits the job: that parameters are averaged at all, or that
-gradients come late, costs some jobs next to nothing and others several times the steps. So the recommendation by a
-pilot's prices and the best of every other kind run as its probes did, the prices are fitted again with them, and that
-is repeated as long as something that did not run would be recommended. What ran is then predicted by its own runs as
-far as their noise allows (`measuring.as_ran`).
+Prices distinguish kinds only as well as the steps model fits the job: averaging parameters instead of gradients, or
+late gradients, cost some jobs almost nothing and others several times the steps. So the recommendation by a pilot's
+prices and the best option of every other kind run in the same way as its probes, the prices are fitted again with these
+runs, and this repeats while the recommendation has not run. Options that ran are then predicted from their own runs as
+far as the noise allows (`measuring.as_ran`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import HasGroups
 
 ROUNDS = 3
-"""Times that there are new ones to run, at the most."""
+"""Maximum number of rounds with new finalists."""
 
 
 class RunOff:
-    """What else a pilot has to run before one of the schedules that it ran is recommended.
+    """The runs that a pilot needs until its recommendation is a schedule that ran.
 
-    `finalists` are the hashes of those that were named so far, and `plans` what was planned: the first by the probes'
+    `finalists` are the hashes of the schedules named so far, and `plans` the plans so far: the first by the probes'
     prices alone, the last with all runs.
     """
 
@@ -40,11 +40,11 @@ class RunOff:
         self.plans: list[Plan] = []
 
     def pilot(self, curves: Sequence[Curve]) -> Pilot:
-        """The pilot with its prices, and with the finalists known as such."""
+        """Return the pilot with its prices and finalists."""
         return calibrated(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
 
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:
-        """Plan with these curves; the finalists that did not run, unless there were `ROUNDS` of them."""
+        """Plan with these curves; return the finalists that did not run, unless there were `ROUNDS` rounds of them."""
         job = replace(self.job, pilot=self.pilot(curves))
         planned = plan(job)
         self.plans.append(planned)
@@ -59,10 +59,10 @@ class RunOff:
 def finalists(
     chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
 ) -> list[CandidateSchedule]:
-    """The recommendation, and of every other kind the best by the pilot's prices, if it could be faster at all.
+    """Return the recommendation, and the best of every other kind by the pilot's prices if it could be faster.
 
-    Kinds are synchronous parameters, late parameters, and a pipeline; All-Reduce in each step is always there. What a
-    protocol decides while the job runs, or what connects all workers only after more steps than a run has, is not run.
+    Kinds are synchronous parameters, late parameters, and a pipeline; All-Reduce in each step is always included.
+    Options of protocols, and options that connect all workers only after more steps than a run has, are not run.
     """
     assert job.pilot is not None, "its prices made them finalists"
     kinds: dict[object, CandidateSchedule] = {}
@@ -78,6 +78,6 @@ def _can_run(option: CandidateSchedule, steps: int) -> bool:
     if option.facts is not None:
         return False
     if strategy.averages_gradients:
-        return option.late  # All-Reduce in each step is there already
+        return option.late  # All-Reduce in each step is always included
     longest = option.schedule.largest_steps_per_round
     return not isinstance(strategy, HasGroups) or option.schedule.rounds_to_connect() * longest <= steps

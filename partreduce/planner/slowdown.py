@@ -1,8 +1,8 @@
-"""What slows a job's workers down, and which settings of a gap answer it.
+"""Describe the slowdowns of a job's workers, and choose the iteration gaps that suit them.
 
-Hop's paper has two kinds of heterogeneity (its sections 3.4 and 5), which ask for different settings: steps that take
-long now and then, whoever's they are, are ridden out by staleness or backup workers; a worker that is slow in every
-step is done without by its neighbors and skips.
+Hop's paper has two kinds of heterogeneity (its sections 3.4 and 5), which need different settings: occasional long
+steps of any worker are absorbed by staleness or backup workers; a worker that is slow in every step skips steps, and
+its neighbors do not wait for it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
 
 SLOW = 1.25
-"""Times as long as the median worker computes: from there on a worker is slow."""
+"""A worker is slow from this multiple of the median worker's compute time."""
 SPIKE = 1.2
-"""Times as long as usual: from there on a long step is worth an answer."""
+"""A long step needs a setting from this multiple of the usual time."""
 SAMPLED_STEPS = 64
 MOST_BY_THE_WAY = 256
-"""Workers for which quorums are weighed where nobody asks for them."""
+"""Most workers for which quorums are weighed unless the job asks for them."""
 MOST_BEHIND = 8
-"""The largest staleness that is proposed."""
+"""Largest staleness to propose."""
 MOST_SKIPPED = 32
-"""The longest jump that is proposed."""
+"""Longest jump to propose."""
 
 
 class Setting(NamedTuple):
-    """A gap and what it is called."""
+    """An iteration gap and its name."""
 
     words: str
     gap: IterationGap
@@ -39,9 +39,9 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Workers that are always slow, with their factors, and how many times as long a long step takes as usual.
+    """The permanently slow workers with their factors, and the ratio of a long step to a usual one.
 
-    A long step is one of which each worker has about one in 4n; 1 where every step takes as long.
+    A long step is one that each worker has about once in 4n steps; the ratio is 1 where all steps take equally long.
     """
 
     slow: tuple[tuple[int, float], ...]
@@ -49,12 +49,12 @@ class Slowdown:
 
     @classmethod
     def of(cls, job: PlanRequest) -> Slowdown:
-        """Of a job's step times. Deterministic; 64 sampled steps of all workers where they vary."""
+        """Measure a job's step times. Deterministic; 64 sampled steps of all workers where they vary."""
         times, count = job.compute_times(), job.cluster.num_workers
-        if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than all else
+        if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than everything else
             return cls((), 1.0)
         fixed = times.fixed(count)  # (n,)
-        usual = float(np.sort(fixed)[(count - 1) // 2])  # of two workers the faster one
+        usual = float(np.sort(fixed)[(count - 1) // 2])  # with two workers the faster one
         late = np.flatnonzero(fixed >= SLOW * usual).tolist() if usual > 0 else []
         slow = tuple((worker, round(float(fixed[worker] / usual), 9)) for worker in late)
         if times.is_fixed:
@@ -66,25 +66,25 @@ class Slowdown:
 
     @property
     def slowest(self) -> tuple[int, float, str]:
-        """The slowest worker, its factor, and the words for how many more are slow, if any."""
+        """Return the slowest worker, its factor, and a phrase with the number of other slow workers, if any."""
         worker, factor = max(self.slow, key=lambda one: one[1])
         return worker, factor, f" (and {len(self.slow) - 1} more)" if len(self.slow) > 1 else ""
 
     @property
     def has_spikes(self) -> bool:
-        """Whether some steps take long, whoever's they are."""
+        """Return whether some steps of any worker are long."""
         return self.spike >= SPIKE
 
     @property
     def is_even(self) -> bool:
-        """Whether there is nothing that a gap could answer."""
+        """Return whether there is no slowdown that a gap could absorb."""
         return not self.slow and not self.has_spikes
 
     def settings(self, graph: Round, order: UpdateOrder) -> list[Setting]:
-        """What answers the slowdowns on this graph, the paper's settings where it has them; and the plain gap, last.
+        """Return settings for the slowdowns on this graph, the paper's where it has them, and the plain gap last.
 
-        Staleness s rides out a step that takes s + 1 times as long. Neighbors of slow workers need one update fewer
-        for each of these, and tokens let them go as far ahead as a slow step lasts.
+        Staleness s absorbs a step that takes s + 1 times as long. Neighbors of slow workers need one update fewer for
+        each of these, and tokens let them run ahead for the length of a slow step.
         """
         plain = Setting("standard", IterationGap(update_order=order))
         found: list[Setting] = []
@@ -100,7 +100,7 @@ class Slowdown:
         is_slow = np.isin(graph.sources, [worker for worker, _ in self.slow])  # (edges,)
         spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
         skip = SkipPolicy(limit=max(2, factor))
-        # Long steps of others come on top of the slow ones, so that neighbors need more tokens to go on.
+        # Long steps of other workers come on top of the slow ones, so neighbors need more tokens to continue.
         only_slow = IterationGap(
             max_ig=factor * (2 if self.has_spikes else 1) + 1, backup=tuple(spare), skip=skip, update_order=order
         )
@@ -116,7 +116,7 @@ class Slowdown:
 
 
 def weighs_quorums(job: PlanRequest) -> bool:
-    """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
+    """Return whether quorums are candidates: the job asks for them, or asks for no kind and step times differ."""
     if job.quorum is not None:
         return job.quorum
     is_small = job.cluster.num_workers <= MOST_BY_THE_WAY

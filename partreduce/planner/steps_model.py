@@ -1,31 +1,31 @@
-"""How many more steps a schedule needs than All-Reduce, predicted from its consensus distance, drift and delay.
+"""Predict a schedule's steps relative to All-Reduce from its consensus distance, drift and delay.
 
-The prices of consensus distance and delay are those of fifteen tasks, networks of five kinds under SGD, momentum
-and Adam, each at All-Reduce's best rate (the rows, what was held out and the script's commit are
-in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
-takes what is least wrong on whichever of an optimizer's tasks the job is like (`cases`), and the errors are those of a
-kind of network that was held out: good for ranking schedules, not a promise about yours; a pilot is. c and p are fitted
-to one network on sorted data (benchmarks/results/steps_to_loss.json).
+The prices of consensus distance and delay are those of fifteen tasks, networks of five kinds under SGD, momentum and
+Adam, each at All-Reduce's best rate (the rows, the held-out sets and the script's commit are in
+benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
+considers the worst regret over an optimizer's tasks (`cases`). The errors are those of a kind of network that was held
+out: good for ranking schedules, not a guarantee for a job; a pilot measures the job itself. c and p are fitted to one
+network on sorted data (benchmarks/results/steps_to_loss.json).
 
-Under Adam it costs steps by itself that parameters are averaged instead of gradients, however often: the second moments
-are of single workers' gradients then, whose noise shortens the steps. Where the noise of a worker's gradient is s times
-its mean, both squared, a step of n workers is √((1 + s/n) / (1 + s)) as long as that by their mean gradient.
+Under Adam, averaging parameters instead of gradients costs steps at any period: the second moments are of single
+workers' gradients, whose noise shortens the steps. Where the noise of a worker's gradient is s times its mean, both
+squared, a step of n workers is √((1 + s/n) / (1 + s)) as long as that by their mean gradient.
 
-What comes late pays for its *late distance* (`topo.metrics.late_distance`): late averagings multiply a deviation by λ −
-1 + (1 − h)^k in each round of k steps, where synchronous rounds have λ(1 − h)^k, so that averaging more makes it worse
-and longer rounds do. Under SGD a unit costs as much at one step a round as at several. Momentum and Adam answer slowly
-to what a round brings: at one step a round delay costs them next to nothing, and what exceeds a unit costs in
-proportion to the whole, as their pull within a round grows with the square of its steps.
+The price of late averages is on their *late distance* (`topo.metrics.late_distance`): a late average multiplies a
+deviation by λ − 1 + (1 − h)^k in each round of k steps, where synchronous rounds have λ(1 − h)^k, so that more
+averaging and longer rounds both increase it. Under SGD a unit costs as much at one step per round as at several.
+Momentum and Adam react slowly to a round's change: at one step per round delay costs them almost nothing, and the part
+above one unit costs in proportion to the whole, as their pull within a round grows with the square of its steps.
 
 Gradients that come a step late to all workers (a pipeline) cost more the nearer the learning rate comes to the
-pipeline's stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed
-1.05 times the steps of synchronous rounds on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best
-rate was half of theirs (benchmarks/results/late_and_small.md). At All-Reduce's best rate they needed 1.2 times as many
-and more, and three of the fifteen tasks did not reach their loss: a pipeline there needs a lower rate. Where the
-learning rate times the curvature, h, is not known, the geometric mean of the three counts. Where it is known, the price
-is proportional to the noise that the delay adds: 0.008 times (noise factor - 1) meets both rates of the perceptron at
-which h stayed below the limit, h = 0.37 and 0.74. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05
-times the steps on the two networks for digits, no more than 1.4 standard errors away.
+pipeline's stability limit, and networks sharpen until the two meet: with each method at its own best rate of a grid,
+pipelines needed 1.05 times the steps of synchronous rounds on a perceptron, 1.43 on the lab's text and 2.1 on its
+digits, where the best rate was half of theirs (benchmarks/results/late_and_small.md). At All-Reduce's best rate they
+needed 1.2 times as many and more, and three of the fifteen tasks did not reach their loss: a pipeline there needs a
+lower rate. If the learning rate times the curvature, h, is unknown, the geometric mean of the three is used. If it is
+known, the price is proportional to the noise that the delay adds: 0.008 times (noise factor - 1) matches both rates of
+the perceptron at which h stayed below the limit, h = 0.37 and 0.74. Codecs have no price: gradients in 16 or 8 bits
+needed 0.97 to 1.05 times the steps on the two networks for digits, no more than 1.4 standard errors away.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from partreduce.topo.metrics.pipeline import noise_factor
 
 
 class Optimizer(StrEnum):
-    """What turns a worker's gradients into steps."""
+    """The optimizer of the workers."""
 
     SGD = "sgd"
-    """Plain, at its best rate near its limit: delay is dear."""
+    """Plain SGD; its best rate is near its stability limit, so delay is expensive."""
 
     MOMENTUM = "momentum"
     """SGD with a momentum of about 0.9."""
 
     ADAM = "adam"
-    """Adam or AdamW, whose moments are each worker's own where parameters are averaged."""
+    """Adam or AdamW, with separate moments on each worker where parameters are averaged."""
 
 
 class Prices(NamedTuple):
-    """What a task pays, in parts of All-Reduce's steps.
+    """The prices of a task, as fractions of All-Reduce's steps.
 
-    `noise` is that of a worker's gradient, by which it costs to average parameters at all (`shortened`), `a` counts for
-    a unit of consensus distance, `late` for one of late distance, and `later` for what exceeds one times the whole.
-    `own` is what it costs to average parameters at all where a pilot measured that.
+    `noise` is the noise of a worker's gradient, which makes averaging of parameters cost steps (`shortened`), `a` is
+    the price of a unit of consensus distance, `late` that of a unit of late distance, and `later` that of the part
+    above one unit times the whole. `own` is a pilot's measured price of averaging parameters at all.
     """
 
     noise: float = 0.0
@@ -68,18 +68,19 @@ class Prices(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """From which synchronous consensus distance, or late distance, a calibrated task failed with half of its seeds.
+    """The synchronous consensus distance and late distance from which a calibrated task failed with half of its seeds.
 
-    That is: at All-Reduce's best learning rate it did not reach its loss in five times All-Reduce's steps.
+    A task fails if, at All-Reduce's best learning rate, it does not reach its loss in five times All-Reduce's steps.
     """
 
     consensus_distance: float = math.inf
     late: float = math.inf
 
     def includes(self, synchronous: float, late_distance: float) -> bool:
-        """Whether such metrics are among those under which it failed: averages as rare, or as late.
+        """Return whether the task failed with such metrics: with averages as rare, or as late.
 
-        A late distance alone does not say how rare they are: it hardly grows with a period of which most rounds rest.
+        A late distance alone does not measure how rare averages are: it hardly grows with a period in which most rounds
+        rest.
         """
         return synchronous >= self.consensus_distance or late_distance >= self.late
 
@@ -87,16 +88,16 @@ class Lost(NamedTuple):
 NEVER = Lost()
 
 DELAY_MORE = 0.63
-"""What gradients that are a step late may cost more than predicted: 2.1 times the steps, on the lab's digits."""
+"""Possible extra cost of gradients that are one step late: 2.1 times the steps, on the lab's digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
-    """steps ratio = 1 + own + a·(consensus distance) + c·drift^p + delay's price; drift 0 for shuffled data.
+    """steps ratio = 1 + own + a·(consensus distance) + c·drift^p + price of delay; drift 0 for shuffled data.
 
     `errors` holds, per placement of the data, the relative error that 9 of 10 schedules kept: for shuffled data on
-    kinds of networks that were held out, for sorted data of held-out schedules. `late_errors` holds the same of
-    overlapped schedules, where these were measured.
+    held-out kinds of networks, for sorted data on held-out schedules. `late_errors` holds the same for overlapped
+    schedules, where measured.
     """
 
     a: float
@@ -106,31 +107,31 @@ class StepsModel:
     max_consensus_distance: float
     max_drift: float
     noise: float = 0.0
-    """Of a worker's gradient over its mean, both squared, where steps are normalized by it: Adam's."""
+    """Squared noise of a worker's gradient over its squared mean, where steps are normalized by it (Adam)."""
     num_workers: int = 1
-    """On which that depends."""
+    """Number of workers, on which the price of noise depends."""
     own: float = 0.0
-    """What it costs to average parameters at all, in addition."""
+    """Additional price of averaging parameters at all."""
     late: float = 0.0
     later: float = 0.0
-    """What the part of a late distance above 1 costs, times the whole."""
+    """Price of the part of a late distance above 1, times the whole."""
     late_errors: tuple[tuple[str, float], ...] = ()
     a_beyond: float | None = None
     c_beyond: float | None = None
-    """The prices of what exceeds the largest metrics that were tried; by default those below them."""
+    """Prices beyond the largest metrics that were measured; by default those below them."""
     delay: float = 0.0
-    """What it costs that gradients come a step late, where the learning rate times the curvature is not known."""
+    """Price of late gradients if the learning rate times the curvature is unknown."""
     delay_noise: float | None = 0.0
-    """What a multiple of the synchronous noise costs that late gradients add; None if only `delay` counts."""
+    """Price per multiple of the synchronous noise that late gradients add; None if only `delay` counts."""
     delay_more: float = 0.0
-    """What gradients that come a step late may cost more than predicted."""
+    """Possible extra cost of gradients that are one step late."""
     delay_error: float = 0.0
-    """The relative error of a pipeline's predicted steps that measured ones kept."""
+    """The relative error of a pipeline's predicted steps that the measurements kept."""
     tasks: tuple[Prices, ...] = ()
-    """What the job may pay instead: calibrated tasks, or the corners of what a pilot leaves open."""
+    """Alternative prices of the job: calibrated tasks, or the corners of a pilot's intervals."""
     lost: Lost = NEVER
     basis: str = "9 of 10 measured schedules"
-    """Whose errors these are, as the subject of a sentence."""
+    """The source of the errors, as the subject of a sentence."""
 
     def steps_ratio(
         self,
@@ -141,15 +142,15 @@ class StepsModel:
         delayed: float = 0.0,
         gradients: bool = False,
     ) -> float:
-        """Predicted steps to a loss, divided by those of All-Reduce in each step.
+        """Return predicted steps to a loss, divided by those of All-Reduce in each step.
 
         Args:
-            consensus_distance: of the schedule as it runs, overlap included; ≥ 0, infinity gives infinity.
-            drift: likewise; 0 for shuffled data.
-            late: the late distance of averagings that come a round late (`topo.metrics.late_distance`); 0
-                in synchronous rounds.
-            delayed: what late gradients cost (`delayed`).
-            gradients: whether it is they that are averaged, not parameters.
+            consensus_distance: consensus distance of the schedule including overlap; ≥ 0, infinity gives infinity.
+            drift: drift of the schedule including overlap; 0 for shuffled data.
+            late: the late distance of averages that are one round late (`topo.metrics.late_distance`); 0 in synchronous
+                rounds.
+            delayed: the price of late gradients (`delayed`).
+            gradients: whether gradients are averaged, not parameters.
         """
         if math.isinf(consensus_distance) or math.isinf(drift) or math.isinf(late):
             return math.inf
@@ -160,9 +161,9 @@ class StepsModel:
 
     @property
     def cases(self) -> tuple[StepsModel, ...]:
-        """The model at the prices of each task that the job may be like; itself alone if there are none.
+        """Return the model at the prices of each task that the job may resemble; only itself if there are none.
 
-        Where distance costs a task nothing, what nobody tried costs it what it costs all of them.
+        For a task whose price of distance is 0, distances beyond the measured range have the shared price of all tasks.
         """
         beyond = self.a_beyond
         return tuple(
@@ -171,16 +172,16 @@ class StepsModel:
         ) or (self,)
 
     def late_more(self, late: float) -> float:
-        """What a late distance may cost more than predicted: on the task on which it costs most."""
+        """Return the possible extra cost of a late distance, on the task where it costs most."""
         return max((_delay(task, late) for task in self.tasks), default=0.0) - _delay(self, late)
 
     def delayed(self, width: int, curvature: float | None = None) -> float:
-        """What it costs that gradients come late in a pipeline of this width, as a part of All-Reduce's steps.
+        """Return the cost of late gradients in a pipeline of this width, as a fraction of All-Reduce's steps.
 
         Args:
-            width: iterations side by side; 1 is synchronous and costs nothing.
-            curvature: the learning rate times the largest curvature of the loss, if known; infinite from the
-                pipeline's stability limit on.
+            width: overlapping iterations; 1 is synchronous and costs nothing.
+            curvature: the learning rate times the largest curvature of the loss, if known; the cost is infinite from
+                the pipeline's stability limit on.
         """
         if width == 1:
             return 0.0
@@ -189,9 +190,9 @@ class StepsModel:
         return self.delay_noise * (noise_factor(curvature, width) - 1)
 
     def at_curvature(self, curvature: float) -> StepsModel:
-        """The same model where the learning rate times the curvature is known: the price of a delay is its own error.
+        """Return the model for a known learning rate times curvature: the price of a delay bounds its error.
 
-        A measured price of a delay stays what it is.
+        A measured price of a delay is kept.
         """
         if self.delay_noise is None:
             return self
@@ -199,38 +200,38 @@ class StepsModel:
         return replace(self, delay_error=min(self.delay_error, price), delay_more=min(self.delay_more, price))
 
     def error(self, data: str, *, late: bool = False) -> float:
-        """The relative error that 9 of 10 schedules, or 9 of 10 overlapped ones, kept on data placed like this."""
+        """Return the relative error that 9 of 10 schedules, or overlapped schedules, kept on data placed like this."""
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
     @property
     def is_unpriced_beyond(self) -> bool:
-        """Whether nothing is known of what lies outside of the measured: no price of it, and no pilot's interval."""
+        """Return whether distances outside the measured range have no price, and no pilot's interval."""
         return self.a_beyond is None
 
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
-        """Whether the metrics lie outside what was measured."""
+        """Return whether the metrics lie outside the measured range."""
         return consensus_distance > self.max_consensus_distance or drift > self.max_drift
 
 
 def _charged(amount: float, most: float, price: float, beyond: float | None) -> float:
-    """What an amount costs, of which `most` at the price and the rest at the price beyond it."""
+    """Return the cost of an amount: up to `most` at the price, the rest at the price beyond it."""
     if beyond is None or amount <= most:
         return price * amount
     return price * most + beyond * (amount - most)
 
 
 def shortened(noise: float, num_workers: float) -> float:
-    """What it costs that second moments are of single workers' gradients, as a part of All-Reduce's steps."""
+    """Return the cost of second moments of single workers' gradients, as a fraction of All-Reduce's steps."""
     return math.sqrt((1 + noise) / (1 + noise / num_workers)) - 1
 
 
 def _delay(prices: StepsModel | Prices, late: float) -> float:
-    """What a late distance costs; nothing in synchronous rounds, whatever the price."""
+    """Return the cost of a late distance; 0 in synchronous rounds, for any price."""
     return prices.late * late + prices.later * long_delay(late) if late else 0.0
 
 
 def long_delay(late: float) -> float:
-    """What the price `later` is multiplied with: the part of a late distance above 1, times the whole."""
+    """Return the factor of the price `later`: the part of a late distance above 1, times the whole."""
     return late * max(0.0, late - 1)
 
 
@@ -257,26 +258,27 @@ TASKS: dict[Optimizer, dict[str, Prices]] = {
         "text": Prices(2.777, 0.03, 0.0, 0.01),
     },
 }
-"""By the kind of network."""
+"""Prices by optimizer and kind of network."""
 SHARED = {
     None: Prices(0.253, 0.148, 0.057, 0.0),
     Optimizer.SGD: Prices(0.0, 0.172, 0.212, 0.0),
     Optimizer.MOMENTUM: Prices(0.0, 0.040, 0.0, 0.098),
     Optimizer.ADAM: Prices(1.510, 0.098, 0.0, 0.011),
 }
-"""What fits all tasks of an optimizer, or of all three, best at once."""
+"""Prices that fit all tasks of an optimizer, or of all three, best together."""
 ERRORS = {
     None: (0.59, 0.78),
     Optimizer.SGD: (0.53, 1.22),
     Optimizer.MOMENTUM: (0.25, 0.44),
     Optimizer.ADAM: (0.48, 0.46),
 }
-"""The relative errors that 9 of 10 schedules kept on kinds of networks held out, in synchronous and late rounds."""
+"""The relative errors that 9 of 10 schedules kept on held-out kinds of networks, in synchronous and late rounds."""
 MEASURED, BEYOND = 10.8, {Optimizer.MOMENTUM: (4.3, 0.34)}
-"""Up to which consensus distance prices hold, and where that is less what each unit costs from there on.
+"""The consensus distance up to which prices hold, and, where it is less, the price of each unit beyond it.
 
-Under momentum long rounds cost more than in proportion: 1.7 to 4 times the prices' steps, or no loss reached
-(benchmarks/results/steps_to_loss_far.md)."""
+Under momentum long rounds cost more than proportionally: 1.7 to 4 times the steps by the prices, or the loss was not
+reached (benchmarks/results/steps_to_loss_far.md).
+"""
 
 MANY = 16
 LOST: dict[Optimizer | None, tuple[Lost, Lost]] = {
@@ -285,17 +287,17 @@ LOST: dict[Optimizer | None, tuple[Lost, Lost]] = {
     Optimizer.MOMENTUM: (Lost(2.5, 2.6), Lost(4.3, 3.1)),
     Optimizer.ADAM: (NEVER, NEVER),
 }
-"""By optimizer, or whichever it may be, of fewer than `MANY` workers and of as many; under Adam all tasks reached their
+"""Limits by optimizer, or for any, with fewer than `MANY` workers and with as many; under Adam all tasks reached their
 loss, and so did all of 16 workers in synchronous rounds up to 4.2 (benchmarks/results/regret.md)."""
 BORNE = 1.9
 """The largest consensus distance below these at which all tasks were measured: all reached their loss."""
 LOST_RATIO = 5.0
-"""At so many times its steps such a schedule has to win: those that failed had been given as many."""
+"""Such a schedule must win at this multiple of its steps: the tasks that failed had as many."""
 
 
 @lru_cache
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
-    """The model of an optimizer, or of whatever it may be, for so many workers."""
+    """Return the shipped model of an optimizer, or of any optimizer, for a number of workers."""
     synchronous, late = ERRORS[optimizer]
     most, beyond = (MEASURED, None) if optimizer is None else BEYOND.get(optimizer, (MEASURED, None))
     sorted_data = (("per-worker", 0.27), ("per-node", 0.59))

@@ -1,12 +1,12 @@
-"""Embedding tables: which way each one goes, what that costs in a step, and a plan for them and everything else.
+"""Choose a placement for each embedding table, with its cost in a step, and plan for the tables and everything else.
 
-A step's seconds are those of the exchanges of the tables that go their own way, of the strategy's own averages over
-everything else, of what an optimizer does to rows that no other worker has to look at (a table of which every worker
-holds a copy is swept by every worker, a sharded one by its owners, each its part), and of handing rows on: on fast
-links it is this that makes a table of which a step touches much go as everything else does. Rows travel as they are
-unless codecs are allowed; then in the finest one, unless a coarser one saves enough, since it changes numbers.
+The seconds of a step are those of the exchanges of separately placed tables, of the strategy's averages over everything
+else, of the optimizer's work on rows (a replicated table is swept by every worker, a sharded one by its owners, each
+its part), and of handling rows. On fast links the handling makes dense averaging best for a table of which a step
+touches a large part. Rows are sent without a codec unless codecs are allowed; then the finest one is used, unless a
+coarser one saves enough, since it changes numbers.
 
-torch is imported by the functions that look at a user's model, since nothing else of the planner needs it.
+The functions that inspect a user's model import torch; the rest of the planner does not need it.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     import torch
 
 APPLYING = 5e-10
-"""Seconds that gradient and optimizer take per byte of the rows that they visit, where nobody measured it: about what
-SGD with `sparse=False` took on one ordinary core, zeros included; momentum took 7e-10, Adagrad 1.5e-9, Adam 2.8e-9."""
+"""Default seconds of gradient and optimizer per byte of the rows that they visit: about that of SGD with `sparse=False`
+on one ordinary core, zeros included; momentum took 7e-10, Adagrad 1.5e-9, Adam 2.8e-9."""
 
 HANDLING = 3e-7
-"""Seconds that a worker takes to find, sort, copy and add up one row each time that it hands the row on, where nobody
-measured it: about what it took for rows of 128 numbers on one ordinary core; for rows of 32 numbers half of that."""
+"""Default seconds for a worker to find, sort, copy and add up one row each time that it passes the row on: about that
+of rows of 128 numbers on one ordinary core; rows of 32 numbers took half of it."""
 
 WORTH = 0.01
-"""A coarser codec of rows has to save more than this part of what the table takes."""
+"""A coarser codec of rows must save more than this fraction of the table's seconds."""
 
 IN_ORDER = (Placement.DENSE, Placement.GATHER, Placement.SHARDED)
-"""Of equal ones the first is taken: what is simplest."""
+"""The simplest first; ties take the first."""
 
 
 MAX_COMBINATIONS = 3**7
-"""Ways of all tables together, up to which each is tried; of more, tables change theirs one by one."""
+"""Most combinations of all tables' placements that are tried exhaustively; beyond, tables change one at a time."""
 STEPS = 20
-"""Steps of all workers that are measured at most."""
+"""Most steps of all workers to measure."""
 MAX_PLANS = 2
-"""Times that everything else is planned for: the ways of tables decide how much that is, and what is recommended for it
-decides the ways."""
+"""Most plans for everything else: the tables' placements determine its size, and the recommendation for it determines
+the placements."""
 UNKNOWN = (
     "nobody said how many of its rows a step touches: let build() return (model, batches), or say "
     "--set touched=TABLE:0.8%"
@@ -70,10 +70,10 @@ Ways = Sequence[Placement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A parameter that is looked up by rows, with how many of them a step touches; None where that is unknown.
+    """A parameter with row lookups, and the number of rows that a step touches; None if unknown.
 
-    `ways` are those that it may go; `because` says why not the others. A sparse gradient, of which the optimizer sees
-    touched rows only, is never averaged densely, since that would change what the optimizer does to the others.
+    `ways` are its possible placements; `because` explains why the others are not. A sparse gradient, of which the
+    optimizer sees only touched rows, is never averaged densely, since the optimizer would then change the other rows.
     """
 
     parameter: str
@@ -86,7 +86,7 @@ class Table:
     because: str = ""
 
     def __post_init__(self) -> None:
-        """Take words for what they name, and refuse a table that has no way."""
+        """Convert strings to enums, and check that the table has a placement."""
         object.__setattr__(self, "gradient", Gradient(self.gradient))
         object.__setattr__(self, "ways", tuple(map(Placement, self.ways)))
         if not self.allowed:
@@ -94,13 +94,13 @@ class Table:
 
     @property
     def allowed(self) -> tuple[Placement, ...]:
-        """The ways that its gradient allows besides, the simplest first."""
+        """Return the placements that its gradient also allows, the simplest first."""
         sparse = self.gradient is Gradient.SPARSE
         return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is Placement.DENSE))
 
     @property
     def shares(self) -> RowAccess:
-        """What a step touches; all where it is unknown."""
+        """Return the fraction of rows that a step touches; 1 if unknown."""
         return self.touched or RowAccess(1.0, 1.0, 1.0)
 
     @property
@@ -108,7 +108,7 @@ class Table:
         return self.rows * self.columns * self.element_bytes
 
     def route(self, way: Placement, codec: Codec = Codec.NONE) -> TablePlacement:
-        """Its route if it goes this way, a sharded one over all workers."""
+        """Return its placement; a sharded table is spread over all workers."""
         return TablePlacement(
             parameter=self.parameter,
             rows=self.rows,
@@ -119,12 +119,12 @@ class Table:
         )
 
     def visited(self, way: Placement, num_workers: int) -> float:
-        """Bytes that gradient and optimizer of one worker visit in a step."""
+        """Return the bytes that one worker's gradient and optimizer visit in a step."""
         seen = self.shares.everyone if self.gradient is Gradient.SPARSE else 1.0
         return seen * self.num_bytes / (num_workers if way is Placement.SHARDED else 1)
 
     def handled(self, way: Placement, cluster: Cluster, *, local_aggregation: bool) -> float:
-        """How many rows a worker hands on in a step: asks for, answers, brings and takes, or gets from everybody."""
+        """Return the rows that a worker handles in a step: requests, answers, sends, receives, or gathers from all."""
         own, most = self.shares.worker * self.rows, int(cluster.node_sizes().max())
         together = self.shares.node * self.rows
         aggregates = local_aggregation and aggregates_in(cluster)
@@ -137,7 +137,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a step, and what leaves the busiest node's NICs in it."""
+    """Seconds of a step, and bytes out of the busiest node's NICs."""
 
     seconds: float
     nic_bytes: float
@@ -145,7 +145,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
-    """What a step costs by the ways of its tables: the same numbers for the choice and for whoever checks it."""
+    """The cost of a step by the placement of its tables, used by the choice and by its check."""
 
     tables: tuple[Table, ...]
     schedule: Schedule
@@ -159,12 +159,12 @@ class Pricing:
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     def by_strategy(self, ways: Ways) -> int:
-        """Bytes that the strategy averages: everything else, and the tables that go as everything else does."""
+        """Return the bytes that the strategy averages: everything else, and the dense tables."""
         dense = (table.num_bytes for table, way in zip(self.tables, ways, strict=True) if way is Placement.DENSE)
         return self.dense_bytes + sum(dense)
 
     def averaging(self, num_bytes: int) -> Cost:
-        """What the strategy's own averages of so many bytes take in a step, kept."""
+        """Return the cost of the strategy's averages of so many bytes in a step, cached."""
         if num_bytes not in self._averaging:
             sent = communication(self.schedule, self.hardware, model_bytes=num_bytes) if num_bytes else None
             cost = Cost(0.0, 0.0) if sent is None else Cost(sent.per_step, sent.nic_bytes_per_step)
@@ -172,9 +172,9 @@ class Pricing:
         return self._averaging[num_bytes]
 
     def own(self, table: Table, way: Placement, *, gathers: bool) -> tuple[Codec, Exchange]:
-        """The codec that pays, and what the table takes in it beside the strategy, rows visited as gradients; kept.
+        """Return the codec that pays, and a table's exchange with it, row visits counted as gradients; cached.
 
-        With `gathers` other tables are gathered in the same step.
+        With `gathers`, other tables are gathered in the same step.
         """
         key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
@@ -196,12 +196,12 @@ class Pricing:
         )  # fmt: skip
 
     def saved(self, table: Table, route: TablePlacement, *, gathers: bool) -> Cost:
-        """What a table's codec saves of a step."""
+        """Return the saving of a table's codec in a step."""
         exact, coded = (self._sent(table, route.way, codec, gathers) for codec in (Codec.NONE, route.codec))
         return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
     def cost(self, ways: Sequence[Placement | None]) -> Cost:
-        """Of a step's exchanges, averages and visits, if the tables go these ways; None leaves a table out."""
+        """Return the cost of a step's exchanges, averages and visits; a placement of None leaves a table out."""
         going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
         dense = sum(table.num_bytes for table, way in going if way is Placement.DENSE)
         averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
@@ -210,7 +210,7 @@ class Pricing:
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def best(self) -> tuple[float, tuple[Placement, ...]]:
-        """The least seconds, and the ways that take them."""
+        """Return the least seconds, and the placements that need them."""
         allowed = [table.allowed for table in self.tables]
         if prod(map(len, allowed)) <= MAX_COMBINATIONS:
             return min(((self.cost(ways).seconds, ways) for ways in product(*allowed)), key=lambda one: one[0])
@@ -218,7 +218,7 @@ class Pricing:
         for first in IN_ORDER:
             ways = tuple(first if first in own else own[0] for own in allowed)
             now, changed = self.cost(ways).seconds, True
-            while changed:  # one table's way at a time while that takes less
+            while changed:  # change one table at a time while the time decreases
                 changed = False
                 for place, own in enumerate(allowed):
                     for way in own:
@@ -229,7 +229,7 @@ class Pricing:
         return min(ends, key=lambda one: one[0])
 
     def alternatives(self, ways: Ways) -> dict[str, dict[Placement, Cost]]:
-        """What each way of a table adds to a step, all others going as they do."""
+        """Return the cost that each placement of a table adds to a step, with all others fixed."""
         result: dict[str, dict[Placement, Cost]] = {}
         for place, table in enumerate(self.tables):
             others: list[Placement | None] = list(ways)
@@ -245,10 +245,11 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The routes, with what the whole step's exchange costs by the model, and why they are these.
+    """The placements, the predicted cost of the whole step's exchange, and the reasons.
 
-    `costs` holds for every table each way that it may go, all others going as chosen. `seconds` are of all that a step
-    sends and visits, the strategy's own averages among them; `dense_bytes` are averaged by the strategy.
+    `costs` holds for every table each allowed placement, with the other tables as chosen. `seconds` covers all
+    communication and row visits of a step, including the strategy's averages; `dense_bytes` are averaged by the
+    strategy.
     """
 
     routes: Payload
@@ -258,7 +259,7 @@ class Chosen:
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As `partreduce design --json` prints it."""
+        """Return the output of `partreduce design --json`."""
         return {
             "seconds": self.seconds,
             "dense_bytes": self.dense_bytes,
@@ -284,12 +285,12 @@ def choose_routes(
     average: bool = True,
     codecs: Sequence[Codec] = (Codec.NONE,),
 ) -> Chosen:
-    """The ways with which a step's communication takes the least time by the α–β model; of equal ones the simplest.
+    """Choose the placements with the least communication time of a step by the α–β model; ties take the simplest.
 
-    Up to 7 tables every combination is tried: O(3^tables). Of more, each in turn takes the way that is best while the
-    others stay, until none changes, from each of the three uniform beginnings: O(tables²) and more. `applying` and
+    Up to 7 tables every combination is tried: O(3^tables). With more tables, each in turn takes its best placement with
+    the others fixed, until none changes, from each of the three uniform starts: O(tables²) and more. `applying` and
     `handling` are seconds per byte and per row; `average` says whether a table's gradient is the workers' mean or their
-    sum; `codecs` are those that rows may travel in where that pays, the finest first.
+    sum; `codecs` are the codecs allowed for rows where they pay, the finest first.
 
     Raises:
         InputError: no codec, two tables of one parameter, a size or a time below 0.
@@ -322,7 +323,7 @@ def choose_routes(
         table.route(way, pricing.own(table, way, gathers=gathers)[0]) for table, way in zip(listed, ways, strict=True)
     )
     routes = Payload(tables=tables_, local_aggregation=local, average=average) if tables_ else Payload()
-    replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # refuses what cannot be
+    replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # raises if impossible
     costs = pricing.alternatives(ways)
     reasons = [
         _reason(table, route, costs[table.parameter], pricing.saved(table, route, gathers=gathers))
@@ -336,7 +337,7 @@ def choose_routes(
 
 
 def check_unpriced(schedule: Schedule) -> None:
-    """Raise for schedules for which no way can be chosen."""
+    """Raise for schedules for which no placement can be chosen."""
     strategy = schedule.strategy
     if reason := strategy.tables_unsupported_reason():
         raise ScheduleError(f"tables: their rows are exchanged in every step, synchronously, and {reason}")
@@ -349,7 +350,7 @@ def check_unpriced(schedule: Schedule) -> None:
 
 
 def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], saved: Cost) -> str:
-    """One line: the table, what of it is touched, its way, what its codec saves, and what the others would take."""
+    """Format one line: the table, its touched fraction, its placement, its codec's saving, and the other placements."""
     shares, way = table.touched, route.way
     seen = "what a step touches is unknown"
     if shares is not None:
@@ -371,7 +372,7 @@ def _took(cost: Cost) -> str:
 
 
 def _local_reason(seconds: float, other: float, *, is_local: bool) -> str:
-    """One line about local aggregation, which holds for all tables."""
+    """Format one line about local aggregation, which holds for all tables."""
     done = "agree on a row before it crosses" if is_local else "do not agree on rows before they cross"
     return (
         f"workers of a node {done}: {in_seconds(seconds)} a step for all that is sent and visited, otherwise "
@@ -381,9 +382,9 @@ def _local_reason(seconds: float, other: float, *, is_local: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The tables of a model, the bytes of everything else that is trained, and from how many steps α was measured.
+    """The tables of a model, the bytes of all other trained parameters, and the number of steps measured for α.
 
-    `optimizer` is the one that comes with the model, if one does and it is of a kind that was measured.
+    `optimizer` is the optimizer returned with the model, if there is one of a kind that was measured.
     """
 
     tables: tuple[Table, ...]
@@ -393,15 +394,14 @@ class ModelFacts:
 
 
 def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] | None = None) -> ModelFacts:
-    """Call the function of `FILE.py:NAME`, and look at the model that it returns, or (model, batches).
+    """Call the function of `FILE.py:NAME`, and inspect the model that it returns, or (model, batches).
 
-    An optimizer may stand behind the model. Of each batch the model's forward() takes the leading parts; batches are
-    dealt to the workers of the `cluster` in turn. What is known of tables already (`touched`, by the names of their
-    parameters) is not measured.
+    An optimizer may follow the model. The model's forward() takes the leading entries of each batch; batches are dealt
+    to the workers of the `cluster` in turn. Tables in `touched` (by parameter name) are not measured.
 
     Raises:
-        FileError: there is no such file.
-        InputError: the file or its function fails, or what it returns is no model.
+        FileError: the file does not exist.
+        InputError: the file or its function fails, or its result is no model.
     """
     import torch
 
@@ -429,7 +429,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Optimizer | None:
-    """Which of the optimizers that were measured it is like; None if it is like none."""
+    """Return the measured optimizer that it resembles; None if none."""
     if "Adam" in type(optimizer).__name__:
         return Optimizer.ADAM
     if type(optimizer).__name__ != "SGD":
@@ -444,13 +444,13 @@ def tables_of(
     *,
     other_uses: Mapping[str, str] | None = None,
 ) -> tuple[tuple[Table, ...], int]:
-    """The tables that embeddings look up and that are trained, and the bytes of all other parameters that are.
+    """Return the trained tables of embeddings, and the bytes of all other trained parameters.
 
-    `touched` is what is known of them, `optimizer` what trains them, if it is known (some look at whole tensors), and
-    `other_uses` names by table the function that takes its weight where it is not looked up (`OtherUses`).
+    `touched` holds known fractions of rows, `optimizer` is the tables' optimizer if known (some read whole tensors),
+    and `other_uses` names by table the function that uses its weight other than by lookup (`OtherUses`).
 
     Raises:
-        InputError: a table with a sparse gradient that may go no way but dense.
+        InputError: a table with a sparse gradient that may only be dense.
     """
     from partreduce.runtime.sharding.placement import embeddings_of
 
@@ -484,10 +484,10 @@ def tables_of(
 def possible_ways(
     model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[tuple[Placement, ...], str]:
-    """The ways that the run-time lets a table go, and what it says against the first of the others.
+    """Return the placements that the runtime allows a table, and its reason against the first of the others.
 
-    A table with `max_norm` goes densely only if it cannot be sharded: each worker would shorten the rows that it looks
-    up, and the copies would part.
+    A table with `max_norm` may be dense only if it cannot be sharded: each worker would shorten the rows that it looks
+    up, and the copies would diverge.
     """
     from partreduce.runtime.sharding.placement import check_route, embeddings_of, looks_at_whole_tensors
 
@@ -515,12 +515,12 @@ def possible_ways(
 def measure_touched(
     model: torch.nn.Module, batches: Iterable[Any], cluster: Cluster, *, num_steps: int = STEPS
 ) -> tuple[dict[str, RowAccess], int]:
-    """What steps touch of each table if batches are dealt to the workers in turn; from how many steps.
+    """Measure the rows that steps touch if batches are dealt to workers in turn, and count the steps.
 
-    Without gradients, in eval mode, on whatever device the model is. O(batches · forward).
+    Runs without gradients, in eval mode, on the model's device. O(batches · forward).
 
     Raises:
-        InputError: too few batches for one step, batches that cannot be iterated over, or one that forward() does not
+        InputError: too few batches for one step, batches that are not iterable, or a batch that forward() does not
             take.
     """
     from partreduce.runtime.sharding.row_access import record_lookups, shares_of, sizes_of
@@ -538,7 +538,7 @@ def measure_touched(
 
 
 def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches; what the user's own loader raises is one line."""
+    """Yield the batches; an exception of the user's loader becomes one line."""
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
     iterator = iter(batches)
@@ -553,7 +553,7 @@ def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _forward(model: torch.nn.Module, batch: object) -> None:
-    """Call the model with the leading parts of a batch that its forward() has arguments for."""
+    """Call the model with the leading entries of a batch that match its forward() arguments."""
     from partreduce.runtime.sharding.row_access import inputs_of
 
     parts, keywords = inputs_of(model, batch)
@@ -566,7 +566,7 @@ def _forward(model: torch.nn.Module, batch: object) -> None:
 
 
 def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
-    """What the function of `FILE.py:NAME` returns."""
+    """Call the function of `FILE.py:NAME`."""
     build = function_of(text, "--model")
     try:
         return build()
@@ -588,10 +588,10 @@ def _check_unknown(touched: Mapping[str, RowAccess], model: torch.nn.Module) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
-    """The plan for what the strategy averages, the ways of the tables, and the schedule of both with its proof.
+    """The plan for the strategy's averages, the placements of the tables, and the schedule of both with its proof.
 
-    `job` is that of the plan, and `num_steps` from how many steps it was measured what is touched.
-    `step_seconds` and `nic_bytes` are of a whole step, the tables' exchange among them.
+    `job` is the request of the plan, and `num_steps` the number of steps measured for the touched fractions.
+    `step_seconds` and `nic_bytes` are those of a whole step, including the tables' exchange.
     """
 
     planned: Plan
@@ -605,7 +605,7 @@ class Hybrid:
 
     @property
     def cautions(self) -> list[str]:
-        """What the plan does not know of tables."""
+        """Return what the plan does not know about tables."""
         strategy = self.schedule.strategy
         if not strategy.payload.apart:
             return []
@@ -626,7 +626,7 @@ class Hybrid:
         return said
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as `partreduce design --json` prints it, and the tables."""
+        """Return the output of `partreduce design --json` of the plan, and the tables."""
         tables = {
             **self.chosen.to_json(),
             "measured_steps": self.num_steps,
@@ -639,15 +639,15 @@ class Hybrid:
 
 
 def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
-    """Plan for the bytes that the strategy averages, and choose the ways of the tables beside the recommendation.
+    """Plan for the bytes that the strategy averages, and choose the tables' placements for the recommendation.
 
-    All competitors take part whose workers have common steps. Rows may travel in the codecs that sums may.
-    Where the recommendation changes which tables go densely, it is planned once more for these bytes.
+    All competitors whose workers have common steps take part. Rows may use the codecs allowed for sums. If the
+    recommendation changes which tables are dense, the plan is repeated once for the new number of bytes.
 
     Raises:
-        InputError: the job cannot be, such as a gap or a quorum beside tables.
-        InfeasibleError: as `plan` says.
-        UndecidedError: as `plan` says.
+        InputError: the job is invalid, such as a gap or a quorum with tables.
+        InfeasibleError: see `plan`.
+        UndecidedError: see `plan`.
     """
     tables, hardware = model.tables, job.hardware
     first = Schedule("all-reduce", job.cluster, AllReduce())

@@ -1,8 +1,8 @@
-"""How a schedule's sums may travel: algorithm, codec and where it is for, each with what it costs.
+"""Choose the transport of a schedule's sums (algorithm, codec and delay) by cost.
 
-They change no metric. Of the algorithms the cheapest is as good as all of them, since phases that cost no more make no
-step slower; ties go to the ring, which every backend has. A codec changes numbers, so a coarser one has to pay: only
-those that communicate less than every finer one are taken, and `paying` decides among them setting by setting.
+Transport changes no metric. The cheapest algorithm is as good as all of them, since phases that cost no more make no
+step slower; ties take the ring, which every backend has. A codec changes numbers, so a coarser one must pay: only
+codecs that communicate less than every finer one are kept, and `paying` chooses among them for each setting.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from partreduce.topo.strategies.base import StepsPerRound
 from partreduce.topo.timing.cost import Communication, communication
 
 WORTH, WORTH_BESIDE = 0.1, 1 / 3
-"""A coarser codec has to save more than this part of what the objective minimizes: in synchronous rounds, and where its
-sums share the cores with computing. In the lab steps with coded sums took 8 to 16 % longer than predicted, and 44 %
-where they came late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
+"""A coarser codec must save more than this fraction of the objective: in synchronous rounds, and where sums share the
+cores with computing. In the lab, steps with coded sums took 8 to 16 % longer than predicted, and 44 % where they were
+late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
 
 DIGITS = 12
-"""What is equal to so many significant digits is equally cheap."""
+"""Costs equal to so many significant digits are ties."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedTransport:
-    """How one schedule's sums may travel, and what that costs."""
+    """A transport of one schedule's sums, and its cost."""
 
     transport: Transport
     cost: Communication
 
 
 def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
-    """The cheapest of each codec that communicates less than all finer ones, the finest first."""
+    """Return the cheapest transport of each codec that communicates less than all finer ones, the finest first."""
     chosen: list[CostedTransport] = []
     for costed in cheapest_transports(schedule, job):
         if not chosen or _cheapness(costed) < min(map(_cheapness, chosen)):
@@ -45,9 +45,9 @@ def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport
 
 
 def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
-    """The cheapest of each codec that the job and the strategy allow, the finest first.
+    """Return the cheapest transport of each codec that the job and the strategy allow, the finest first.
 
-    Where a strategy refuses codecs, sums travel as they are.
+    If a strategy allows no codec, sums are sent without one.
     """
     known = [algorithm for algorithm in job.algorithms if algorithm in schedule.strategy.algorithms]
     algorithms = known or [AllReduceAlgorithm.RING]
@@ -60,7 +60,7 @@ def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTran
 
 
 def codecs_of(schedule: Schedule, job: PlanRequest) -> tuple[Codec, ...]:
-    """The codecs of a job that a strategy may have, none if it refuses all; the finest first."""
+    """Return the codecs of a job that a strategy allows, the finest first; no codec if it allows none."""
     if job.codecs == (Codec.NONE,) or schedule.strategy.codec_unsupported_reason(schedule.cluster):
         return (Codec.NONE,)
     return job.codecs
@@ -78,12 +78,12 @@ def _cheapness(costed: CostedTransport) -> float:
 
 
 def cost_of(schedule: Schedule, job: PlanRequest, transport: Transport) -> Communication:
-    """What a schedule's communication costs if it travels like this."""
+    """Return the cost of a schedule's communication with a transport."""
     return communication(traveling(schedule, transport), job.hardware, algorithm=transport.algorithm)
 
 
 def traveling(schedule: Schedule, transport: Transport) -> Schedule:
-    """The same schedule with sums that travel like this; rings in place of an algorithm that is only compared with."""
+    """Return the schedule with this transport; rings replace an algorithm that is for comparison only."""
     algorithm = transport.algorithm if transport.algorithm in schedule.strategy.algorithms else AllReduceAlgorithm.RING
     runs = replace(transport, algorithm=algorithm)
     if runs == schedule.strategy.transport:
@@ -92,7 +92,7 @@ def traveling(schedule: Schedule, transport: Transport) -> Schedule:
 
 
 def timed(schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound) -> Schedule:
-    """The same phases with these steps per round, late or not, as rings without a codec or certificate."""
+    """Return the same phases with these steps per round and delay, as rings without a codec or certificate."""
     return replace(
         schedule,
         strategy=replace(schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=Transport()),
@@ -101,7 +101,7 @@ def timed(schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound) -> Sch
 
 
 def coded_words(transport: Transport) -> list[str]:
-    """What a name says about a codec and about sending by layers, nothing without."""
+    """Return the words for a codec and for layers in a schedule's name, if any."""
     words = [] if transport.codec is Codec.NONE else [str(transport.codec)]
     if transport.where is CodecScope.ACROSS_NODES:
         words.append("across nodes")
@@ -111,22 +111,22 @@ def coded_words(transport: Transport) -> list[str]:
 
 
 def worth(schedule: Schedule) -> float:
-    """The part of what the objective minimizes that a codec has to save; nothing where there is none."""
+    """Return the fraction of the objective that the schedule's codec must save; 0 without one."""
     if schedule.strategy.transport.codec is Codec.NONE:
         return 0.0
     return worth_of_codec(beside=schedule.strategy.is_delayed)
 
 
 def worth_of_codec(*, beside: bool) -> float:
-    """The same where there is one, and its sums go `beside` computing or not."""
+    """Return that fraction for a codec whose sums overlap with computing (`beside`) or not."""
     return WORTH_BESIDE if beside else WORTH
 
 
 def paying(known: Sequence[Costs], job: PlanRequest, *, beside: bool) -> int:
-    """Which of several costs, those of the finest codec first, to take: the finest that is as good as the best.
+    """Return the index of the finest codec whose costs are as good as the best; costs are ordered finest first.
 
-    As good is what lies within `WORTH` of it, or `WORTH_BESIDE` where sums go `beside` computing. Those that keep the
-    limits come first.
+    Costs within `WORTH` of the best are as good, or within `WORTH_BESIDE` if sums overlap with computing (`beside`).
+    Costs that keep the limits are preferred.
     """
     able = [i for i, costs in enumerate(known) if costs.keep(job.limits)] or list(range(len(known)))
     merits = [_merit(costs, job.objective) for costs in known]
@@ -136,5 +136,5 @@ def paying(known: Sequence[Costs], job: PlanRequest, *, beside: bool) -> int:
 
 
 def _merit(costs: Costs, objective: Objective) -> tuple[float, ...]:
-    """What the objective minimizes; of a balanced one its time alone, as hidden communication is worth no rounding."""
+    """Return the objective's value; for a balanced one only the time, as hidden communication justifies no rounding."""
     return (costs.time,) if objective is Objective.BALANCED else preference(costs, objective)

@@ -1,22 +1,23 @@
-"""Trials: a strategy without common rounds is run in virtual time, and its steps are priced by what it did.
+"""Run strategies without common rounds in virtual time, and price their steps by the run.
 
-The objects of the run-time run it, on links that all share. Where models meet, or neighbors average what no matrix says
-beforehand, the run is carried out on vectors, which gives the consensus distance and the drift that the steps model
-prices; a step that brings the mean less far needs as many more steps. Digits trained along the same reduces needed
-within 6 % of that under 11 of 12 settings of neighbors in serial order (benchmarks/results/steps_to_loss_gaps.json).
+The runtime's protocol objects run on shared links. Where models are averaged in an order that no matrix gives in
+advance, the run is carried out on vectors, which gives the consensus distance and the drift that the steps model
+prices; if a step moves the mean less, proportionally more steps are needed. Digits trained along the same reduces
+needed within 6 % of that under 11 of 12 settings of neighbors in serial order
+(benchmarks/results/steps_to_loss_gaps.json).
 
-A round under a quorum is no step of All-Reduce: fewer gradients are in it, and some are late. Each weighs what it
-weighs in All-Reduce, so as many of them are needed. Gradients that are late by some steps on average, there and at an
-asynchronous server, pay what a step costs in a pipeline, in proportion.
+A round under a quorum is not a step of All-Reduce: it has fewer gradients, and some are late. Each gradient has the
+same weight as in All-Reduce, so the same number of gradients is needed. Gradients that are late by some steps on
+average, in a quorum and at an asynchronous server, pay the pipeline's price of a step in proportion.
 
-What is not calibrated is priced pessimistically where it decides (`Facts.more`). AD-PSGD beside its computing needed
-42.2 / 27.7 = 1.53 times All-Reduce's steps in rehearsal on the lab's digits, each at its best rate, and 70 / 43 = 1.63
-times on the wire; groups on request 0.93 to 1.03 times (benchmarks/lab/rates.json, results/lab-baselines.md). So pairs
-pay at least the second at worst, and groups the error that the steps model states.
+Costs that are not calibrated have a pessimistic price where they decide (`Facts.more`). AD-PSGD overlapped with
+computing needed 42.2 / 27.7 = 1.53 times All-Reduce's steps in rehearsal on the lab's digits, each with its best rate,
+and 70 / 43 = 1.63 times on the wire; groups on request 0.93 to 1.03 times (benchmarks/lab/rates.json,
+results/lab-baselines.md). So pairs pay at least the second at worst, and groups the error that the steps model states.
 
-A run that is too short hides that workers drift apart without end: updates that never arrive cost no seconds. So what
-comes from a run is run for longer before it is recommended or shown: n, 2n and 4n rounds have to show the same
-consensus distance (`SteadyCheck`).
+A short run hides workers that drift apart without bound: updates that never arrive cost no seconds. So an option from a
+run is run for longer before it is recommended or shown: n, 2n and 4n rounds must have the same consensus distance
+(`SteadyCheck`).
 """
 
 from __future__ import annotations
@@ -59,35 +60,36 @@ from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
 
 ROUNDS, LONGER = 60, {"iteration_gap": 240, "dynamic_groups": 160, "pairwise": 160}
-"""Rounds of a run of neighbors, and by kind of the first run that shows whether the consensus distance is steady."""
+"""Rounds of a run of neighbors, and by kind those of the first run that tests whether the consensus distance is steady.
+"""
 MEETING_ROUNDS = 80
 """Rounds of a run of groups on request, pairs and servers."""
 WARM_UP, PARTS = 4, 4
-"""One part of so many of a run is left out; parts of the rest say how much its seconds vary."""
+"""One in so many parts of a run is the warm-up; parts of the rest give the variation of its seconds."""
 PER_EVENT = 1.7e-5
 """Nominal seconds of a run for each event of a worker and each message."""
 PAIRS_AT_WORST = 0.63
-"""What AD-PSGD needed more than All-Reduce's steps where it was measured."""
+"""Extra cost of AD-PSGD over All-Reduce's steps where it was measured."""
 GAPS_AT_WORST = 0.06
-"""What neighbors that keep a gap needed more than predicted under 11 of 12 settings."""
+"""Extra cost of iteration gaps over the prediction in 11 of 12 settings."""
 UNHEARD = 0.05
-"""Gradients that count less than this part of an even share count next to nothing."""
+"""Gradients with less than this fraction of an even share count as unheard."""
 STEADY_SHARE = 0.3
-"""Of the time, for longer runs where a kind that needs them is weighed."""
+"""Fraction of the time for longer runs if a kind that needs them is weighed."""
 WITHIN = 0.1
-"""The part by which the consensus distances of n, 2n and 4n rounds may differ."""
+"""Largest relative difference of the consensus distances of n, 2n and 4n rounds."""
 DOUBLINGS = 2
-"""Times that a run is doubled whose consensus distance rises ever more slowly, so that it may still come to rest."""
+"""Most doublings of a run whose consensus distance grows ever more slowly and may still converge."""
 GROWTH = 1.5
-"""Rising by so much with each doubling is no approach to a limit."""
+"""Growth by this factor with each doubling is not convergence."""
 LISTED = 8
-"""Options that the answer names with their distances."""
+"""Options that the answer lists with their distances."""
 
 
 class Candidate(NamedTuple):
-    """A schedule before it is tried: what it is called, and the setting in words; rounds where they are not the usual.
+    """A schedule before its trial: its name, its setting in words, and its rounds if not the default.
 
-    `make` takes the place of a run in virtual time for what has fixed phases and a price of its own.
+    `make` replaces the run in virtual time for a schedule with fixed phases and a price from measurements.
     """
 
     kind: str
@@ -100,11 +102,11 @@ class Candidate(NamedTuple):
     make: Callable[[], CandidateSchedule] | None = None
 
     def nominal(self, num_rounds: int | None = None) -> float:
-        """Nominal seconds of a run, or of what is made without."""
+        """Return the nominal seconds of a run, or of `make`."""
         return self.work if self.work is not None else PER_EVENT * (num_rounds or self.rounds) * _events(self.schedule)
 
     def option(self, job: PlanRequest) -> CandidateSchedule | None:
-        """As a run shows it; None if its workers wait for one another for ever, or it does not suit the job."""
+        """Return the option of a run; None if its workers deadlock, or it does not suit the job."""
         if self.make is not None:
             return self.make()
         try:
@@ -126,14 +128,14 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run shows. Seconds and bytes are per step, `error` is relative.
+    """The results of a run. Seconds and bytes are per step, `error` is relative.
 
-    `samples` gradients are in a step, of as many workers, and `progress` is how far it brings the mean where a
-    synchronous round gives 1. Gradients come `delay` whole steps late on average, in `age` rounds. `noise` is the
-    number of workers whose gradients would leave as much noise in the mean, `shares` (num_workers,) what each one's
-    count where an even share is 1, `active` how many are in a round, and `computed` the part of all steps that were
-    computed. `distances` are the consensus distances of the first quarter, the first half and the whole of the run,
-    which `is_sampled` says come from it.
+    `samples` is the number of gradients in a step, each of one worker, and `progress` the movement of the mean relative
+    to a synchronous round. Gradients are `delay` whole steps late on average, or `age` rounds. `noise` is the number of
+    workers whose gradients would leave as much noise in the mean, `shares` (num_workers,) the weight of each worker's
+    gradients relative to an even share of 1, `active` the number of workers in a round, and `computed` the fraction of
+    all steps that were computed. `distances` are the consensus distances of the first quarter, the first half and the
+    whole of the run; `is_sampled` is true if they come from the run.
     """
 
     seconds: float
@@ -158,10 +160,10 @@ class Outcome:
 def trial(
     schedule: Schedule, job: PlanRequest, num_rounds: int, algorithm: AllReduceAlgorithm | None = None
 ) -> Outcome:
-    """One run in virtual time.
+    """Run a schedule once in virtual time.
 
     Raises:
-        PartreduceError: workers wait for one another for ever, or a queue has no limit.
+        PartreduceError: the workers deadlock, or a queue has no limit.
     """
     strategy, count, times = schedule.strategy, schedule.num_workers, job.compute_times()
     listener: Replay | Meetings | None = None
@@ -200,7 +202,7 @@ def trial(
     if (record := observed.quorum) is not None:
         gradients, counted = record.gradients[first:], record.rounds >= first
         samples, age = float(gradients.sum()) / len(gradients), float(record.ages[counted].mean())
-        # Rounds of as many calls as there are workers.
+        # A round consists of as many calls as there are workers.
         return replace(
             outcome, samples=samples, progress=samples / count, age=age, delay=age * samples / count,
             active=float(record.active[first:].mean()), shares=gradients.sum(axis=0) / gradients.sum() * count,
@@ -217,7 +219,7 @@ def trial(
     node_of, last = job.cluster.node_of(), min(listener.step)
     did = listener.replayed(node_of)
     quarter, half = (listener.replayed(node_of, last=last // part).consensus_distance for part in (4, 2))
-    mixes = schedule.is_mixing  # its consensus distance is that of its matrices
+    mixes = schedule.is_mixing  # its consensus distance follows from its matrices
     metrics = metrics_of(schedule, job) if mixes else _sampled(
         did.consensus_distance, did.drift_worker, did.drift_node, job, f"replayed: 1 run of {num_rounds} steps"
     )  # fmt: skip
@@ -234,7 +236,7 @@ def _sampled(noise: float, by_worker: float, by_node: float, job: PlanRequest, h
 
 
 def priced(candidate: Candidate, tried: Outcome, job: PlanRequest) -> CandidateSchedule:
-    """The option as its run was, with the price of what that does to its steps."""
+    """Return the option of a run, with the price of the run's effect on its steps."""
     schedule, model, kind = candidate.schedule, job.steps_model, candidate.kind
     strategy, count = schedule.strategy, schedule.num_workers
     spread, drift = tried.metrics.consensus_distance, tried.metrics.drift
@@ -242,8 +244,8 @@ def priced(candidate: Candidate, tried: Outcome, job: PlanRequest) -> CandidateS
     adds = isinstance(strategy, Server) or isinstance(strategy.sync, PartialAllReduce)
     comes_late = not adds and (strategy.is_delayed or isinstance(strategy, Pairwise))
     late = late_distance_like(float(spread), 1, 1 - 1 / count) if comes_late else 0.0
-    # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
-    # the job could have had anyway.
+    # A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which the
+    # job could also have set.
     progress = max(min(1.0, tried.progress), 1e-9)
     delayed = price_of(tried.delay, job)
     steps_ratio = model.steps_ratio(*metrics, late=late, delayed=delayed, gradients=adds) / progress
@@ -292,14 +294,14 @@ def priced(candidate: Candidate, tried: Outcome, job: PlanRequest) -> CandidateS
 
 
 def price_of(delay: float, job: PlanRequest) -> float:
-    """What it costs that gradients are late by so many whole steps on average; between whole numbers in proportion."""
+    """Return the price of gradients that are late by this mean number of whole steps, interpolated linearly."""
     model, whole = job.steps_model, floor(delay)
     below, above = (model.delayed(1 + late, job.curvature) for late in (whole, whole + 1))
     return below + (delay - whole) * (above - below) if isfinite(above) else above if delay else 0.0
 
 
 def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
-    """What the busiest worker keeps beside its parameters, as proved; of a model whose size is known.
+    """Return the proved bytes that the busiest worker keeps in addition to its parameters, for a known model size.
 
     Raises:
         ScheduleError: a queue without a limit.
@@ -308,7 +310,7 @@ def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
 
 
 def _error(timeline: Timeline, warm_up: int) -> float:
-    """The standard error of the seconds of a round, from those of the parts of a run."""
+    """Return the standard error of the seconds of a round, from the parts of a run."""
     ends = timeline.finish.mean(axis=1)  # (num_rounds,)
     marks = np.linspace(warm_up - 1, len(ends) - 1, PARTS + 1).astype(int)
     parts = np.diff(ends[marks]) / np.diff(marks)
@@ -316,17 +318,17 @@ def _error(timeline: Timeline, warm_up: int) -> float:
 
 
 def _events(schedule: Schedule) -> float:
-    """Events of a round: of workers, and messages; what is on the links at once grows with the square of workers."""
+    """Count the events of a round: workers and messages; concurrent messages grow with the square of workers."""
     strategy, count = schedule.strategy, schedule.num_workers
-    if isinstance(strategy.sync, IterationGap):  # updates and tokens go along each edge
+    if isinstance(strategy.sync, IterationGap):  # updates and tokens use each edge
         return 3 * count + len(strategy.graphs[0]) * (1 + (strategy.sync.max_ig is not None))
-    if isinstance(strategy.sync, PartialAllReduce):  # under a number all tell all, else one tells all
+    if isinstance(strategy.sync, PartialAllReduce):  # under a number all notify all, else one notifies all
         return 4 * count + (count if isinstance(strategy.sync.quorum, QuorumStart) else count**2)
     return count * (8 + count / 4) * (1 + isinstance(strategy, Server))
 
 
 class Tried(NamedTuple):
-    """What was tried of a kind, and the names of what the time did not reach."""
+    """The options of a kind that were tried, and the names not reached in time."""
 
     options: list[CandidateSchedule]
     left_out: list[str]
@@ -335,7 +337,7 @@ class Tried(NamedTuple):
 def try_all(
     candidates: Iterable[Candidate], job: PlanRequest, pay: Callable[[float], bool], *, in_any_case: bool
 ) -> Tried:
-    """Try those that there is time for; the cheapest one if nothing was tried and one is needed `in_any_case`."""
+    """Try the candidates that there is time for; if none was tried and one is needed (`in_any_case`), the cheapest."""
     tried, missed = Tried([], []), list[Candidate]()
     for candidate in candidates:
         if not pay(candidate.nominal()) and candidate.name != job.take:
@@ -351,21 +353,21 @@ def try_all(
 
 
 def best_of(options: Sequence[CandidateSchedule]) -> CandidateSchedule:
-    """The least time to a loss."""
+    """Return the option with the least predicted time to a loss."""
     return min(options, key=lambda option: (option.time, option.name))
 
 
 def is_steady(distances: Sequence[float]) -> bool:
-    """Whether consensus distances of n, 2n and 4n rounds are the same within 10 %."""
+    """Return whether consensus distances of n, 2n and 4n rounds are equal within 10 %."""
     return all(map(isfinite, distances)) and max(distances) <= (1 + WITHIN) * min(distances)
 
 
 @dataclass
 class SteadyCheck:
-    """Runs for longer what would be recommended, is on the front, or is the best of its kind; what fails is out.
+    """Run options that may be recommended, on the front, or best of their kind for longer, and drop unsteady ones.
 
-    A quick answer does that for the first of these alone, and shows no other. `left_out` says by name why an option is
-    out; runs end at the clock's position `until`.
+    A quick answer checks only the option to recommend, and shows no other. `left_out` maps the name of a dropped option
+    to the reason; runs end at the clock's position `until`.
     """
 
     job: PlanRequest
@@ -378,10 +380,10 @@ class SteadyCheck:
         self._tries = Counter[str]()
 
     def settled(self, options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-        """The options without those that are not steady, and without those that nobody needs to run for longer.
+        """Return the options without unsteady ones, and without those that need no longer run.
 
         Raises:
-            UndecidedError: the job takes an option that is not steady.
+            UndecidedError: the option that the job names is not steady.
         """
         kept = list(options)
         while (unsure := self._next(kept)) is not None:
@@ -392,7 +394,7 @@ class SteadyCheck:
         return [one for one in kept if one.longer is None]
 
     def words(self) -> list[str]:
-        """What is out, and why, as one sentence; none where nothing is."""
+        """Return one sentence on the dropped options and the reasons; empty if there are none."""
         if not self.left_out:
             return []
         named = [f"{name} ({why})" for name, why in list(self.left_out.items())[:LISTED]]
@@ -400,9 +402,9 @@ class SteadyCheck:
         return [f"left out, because a longer run does not show a steady consensus distance: {', '.join(named)}{more}"]
 
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
-        """Why what answers slow workers is not recommended, though it wins: it loses if they are half as slow.
+        """Return why an answer to slow workers is not recommended: it loses if they are half as slow.
 
-        The best of equal steps per round and common rounds has to be slower there, too: the slowdown is a guess.
+        It is compared with the best of equal steps per round and common rounds, since stated slowdowns are uncertain.
         """
         job, facts = self.job, chosen.facts
         fixed = [one for one in permitted(options, job) if one.facts is None and one.schedule.has_one_steps_per_round]
@@ -448,7 +450,7 @@ class SteadyCheck:
             return None
         able = {id(option) for option in permitted(options, self.job)}
         kinds = dict.fromkeys(option.facts.kind for option in unsure if option.facts is not None)
-        for kind in sorted(kinds, key=lambda one: self._tries[one]):  # so that no kind uses up the time of the others
+        for kind in sorted(kinds, key=lambda one: self._tries[one]):  # share the time among the kinds
             alike = [one for one in options if one.facts is not None and one.facts.kind == kind]
             best = best_of([one for one in alike if id(one) in able] or alike)
             if best.longer is not None:
@@ -457,7 +459,7 @@ class SteadyCheck:
         return best_of(shown) if shown else None
 
     def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
-        """The option with the prices of a run in which it is steady; None if there is none."""
+        """Return the option with the prices of a run in which it is steady; None if there is no such run."""
         assert option.longer is not None, "it was chosen for that"
         self._tries[option.facts.kind if option.facts else ""] += 1
         rounds = option.longer.rounds
@@ -482,7 +484,7 @@ class SteadyCheck:
         return None
 
     def _has_time(self, work: float) -> bool:
-        """Whether there is time for a run; where nothing else is asked for, as long as there are seconds."""
+        """Return whether there is time for a run; if the job asks for gaps only, as long as there are seconds."""
         if work > self.clock.left(self.clock.limit):
             self.clock.capped = True
             return False

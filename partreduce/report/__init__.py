@@ -1,1 +1,1 @@
-"""Pictures and reports."""
+"""Draw pictures and write reports."""

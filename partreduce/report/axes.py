@@ -1,4 +1,4 @@
-"""What the axes of all pictures share: quiet spines, a pale grid, and scales that can be read at every size."""
+"""Style the axes of all pictures: quiet spines, a pale grid, and scales that are readable at every size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DRIFT = "drift\n(unit: square of one step's push)"
 
 
 def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> None:
-    """Labels with their units, no frame on the right and above, a grid behind the data."""
+    """Set labels with units, remove the right and upper frame, and draw a grid behind the data."""
     axis.set_xlabel(across, color=INK)
     axis.set_ylabel(up, color=INK)
     for side in ("top", "right"):
@@ -30,9 +30,9 @@ def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> N
 
 
 def logarithmic(axis: Axes, which: str, values: Iterable[float]) -> None:
-    """A logarithmic x or y axis with plain numbers; a zero among the values stands below the smallest positive one.
+    """Make the x or y axis logarithmic with plain numbers; zeros are placed below the smallest positive value.
 
-    One value that is a hundred times the others then takes a part of the width and not all of it.
+    One value a hundred times as large as the others then takes a part of the width and not all of it.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
 

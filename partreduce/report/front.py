@@ -1,4 +1,4 @@
-"""Picture of a plan: time to a loss, and what it costs in consensus distance or drift, against communication."""
+"""Draw the front of a plan: time to a loss, and consensus distance or drift, against communication."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PLACES = tuple(
     for up in (0, 14, -14, 28, -28, 42, -42)
     for across, sign, side in ((12, 1, "left"), (12, -1, "right"), (0, 1, "center"))
 )
-"""Where a name may stand next to its point, best first: points along and upwards, and its side that they measure to."""
+"""Positions of a name next to its point, best first: offsets in points along and upwards, and the text alignment."""
 NAME = 32
-"""Characters of a line of what a schedule does."""
+"""Characters per line of a schedule's description."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def draw_front(planned: Plan, data: Data) -> Figure:
-    """The picture. Sorted `data` makes drift matter.
+    """Draw the front of a plan. Sorted `data` makes drift matter.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    figure = new_figure(6.4, 8.8)  # narrow, so that its type can be read on a telephone
+    figure = new_figure(6.4, 8.8)  # narrow, so that its text is readable on a phone
     axes = figure.subplots(2, 1)
     shuffled = data is Data.SHUFFLED
     values = [float(option.consensus_distance if shuffled else option.drift) for option in planned.options]
@@ -50,15 +50,15 @@ def draw_front(planned: Plan, data: Data) -> Figure:
     figure.suptitle(
         f"{cluster}: what communication costs and buys", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
     )
-    figure.draw_without_rendering()  # settles where everything lies
+    figure.draw_without_rendering()  # fixes the position of every artist
     _label(axes[0], planned)
     return figure
 
 
 def _label(axis: Axes, planned: Plan) -> None:
-    """Names next to the points that decide: the recommendation, and baselines as far as there is room for their names.
+    """Name the points that decide: the recommendation, and baselines as far as there is room for their names.
 
-    A name stands where it covers no point and no other name; only the recommendation's may cover points.
+    A name covers no point and no other name; only the recommendation's may cover points.
     """
     from matplotlib.patheffects import withStroke
 
@@ -92,7 +92,7 @@ def _label(axis: Axes, planned: Plan) -> None:
 
 
 def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
-    """A scatter on logarithmic axes: front large, the rest small and pale, recommendation ringed, baselines crossed."""
+    """Draw a logarithmic scatter: large front, small pale rest, ringed recommendation, crossed baselines."""
     kept = {id(option) for option in planned.front}
     points = [
         (option, option.communication * 1e3, value)
@@ -124,5 +124,5 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
         )  # fmt: skip
     quiet(axis, across=COMMUNICATION, up=label)
     shown = [point for point in points if id(point[0]) in kept | baselines] or points
-    logarithmic(axis, "x", [x for _, x, _ in shown])  # what is beaten and lies farther out stays outside
+    logarithmic(axis, "x", [x for _, x, _ in shown])  # dominated points farther out stay outside
     logarithmic(axis, "y", [y for _, _, y in shown])

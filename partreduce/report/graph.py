@@ -1,4 +1,4 @@
-"""Pictures of `neighbor` schedules: the workers on a circle, one panel per round."""
+"""Draw `neighbor` schedules: the workers on a circle, one panel per round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_COLORS = len(OKABE_ITO)
 
 
 def draw_rounds(schedule: Schedule) -> Figure:
-    """A figure with the first rounds; nodes of the cluster have one color each.
+    """Draw the first rounds; the workers of a node share a color.
 
     Raises:
         InputError: too many workers for a picture of a graph.

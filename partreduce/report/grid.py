@@ -1,4 +1,4 @@
-"""The phases of a schedule as a worker × phase table: which group a worker is in, with a color and a letter each."""
+"""Lay out the phases of a schedule as a worker × round table, with a color and a letter for each group."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_PHASES = 48
 class Grid:
     """A readable part of a schedule.
 
-    `words` say what the schedule does. `numbers` finds a group by the bytes of its members, and `styles` says how
-    each numbered group is drawn, everywhere. `workers` are the ranks shown, in node order; `nodes` the node and
+    `words` describe the schedule. `numbers` maps the bytes of a group's members to its number, and `styles` holds the
+    style of each numbered group in all drawings. `workers` are the ranks shown, in node order; `nodes` the node and
     `locals_` the local rank of each. `group[i, t]` numbers the group of shown worker i in shown phase t by first
-    appearance, −1 for a skip. `sizes` holds the real size of every numbered group. `note` says what is left out,
-    empty if nothing is.
+    appearance, −1 for a skip. `sizes` holds the real size of every numbered group. `note` describes the omitted part,
+    empty if there is none.
     """
 
     title: str
@@ -43,11 +43,11 @@ class Grid:
         return int(self.group.shape[1])
 
     def index_of(self, members: Sequence[int]) -> int | None:
-        """The number of a group; None if it does not appear in what is shown."""
+        """Return the number of a group; None if it does not appear in the shown part."""
         return self.numbers.get(np.asarray(members, dtype=np.int32).tobytes())
 
     def letter(self, index: int) -> str:
-        """The letter of a numbered group: A, …, Z, AA, …; colors alone would exclude readers."""
+        """Return the letter of a numbered group: A, …, Z, AA, …; colors alone would exclude readers."""
         text = ""
         index += 1
         while index:
@@ -63,9 +63,9 @@ def grid_of(
     max_phases: int = MAX_PHASES,
     known: dict[bytes, int] | None = None,
 ) -> Grid:
-    """The table of a schedule; of a large one, whole nodes from its beginning and its middle, and the first phases.
+    """Return the table of a schedule; of a large one, whole nodes from its start and middle, and the first phases.
 
-    A report with several schedules hands the same dict as `known` to each, so that a group looks the same in all.
+    A report with several schedules passes the same dict as `known` for each, so that a group looks the same in all.
 
     Raises:
         ScheduleError: the strategy has no groups, or groups of one phase overlap.
@@ -108,7 +108,7 @@ def grid_of(
 
 
 def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[bytes, int]) -> tuple[Style, ...]:
-    """A style for each group, unlike the others of its first phase as far as there are enough; fills `chosen`."""
+    """Choose a style for each group, distinct within its first phase as far as there are enough; fills `chosen`."""
     used = [0] * NUM_STYLES
     for number in chosen.values():
         used[number] += 1
@@ -125,7 +125,7 @@ def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[byte
 
 
 def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:
-    """Nodes from the beginning and, when not all fit, from the middle: the two ends of a long-distance group."""
+    """Return nodes from the start and, if not all fit, from the middle: the two ends of a long-distance group."""
     cluster = schedule.cluster
     if cluster.num_workers <= max_workers:
         return list(range(cluster.num_nodes))
@@ -147,7 +147,7 @@ def _note(schedule: Schedule, nodes: list[int], workers: int, period: int) -> st
 
 
 def runs_of(numbers: Sequence[int]) -> list[str]:
-    """Rising numbers in words: `3-5` where some follow one another."""
+    """Format increasing numbers, with ranges such as `3-5` for consecutive ones."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

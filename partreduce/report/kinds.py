@@ -1,6 +1,6 @@
-"""What an answer says of the kinds that are tried: why one is recommended, what it needs, what the best others take.
+"""Describe the kinds of an answer: reasons for the recommended kind, its needs, and the costs of the best others.
 
-And what it leaves out, so that nobody takes it for weighed: for want of time, for its size, or for memory.
+The answer also names the kinds that were not weighed, for lack of time, their size, or memory.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 
 NOTHING = "no worker is slow and no step takes longer than others, so there is nothing that a gap could answer"
 TOLD = 0.02
-"""A step that brings the mean less far by this part, or a part of steps skipped, is worth a sentence."""
+"""A step that moves the mean less by this fraction, or a fraction of skipped steps, is reported."""
 FEW = 0.75
-"""A smaller part of the workers, whose gradients would leave as much noise, is worth a caution."""
+"""A smaller fraction of the workers, whose gradients would leave as much noise, gets a caution."""
 HARDLY = 0.5
-"""Gradients that count less than this part of an even share hardly count."""
+"""Gradients with less than this fraction of an even share hardly count."""
 USUAL_MOMENTUM = 0.9
 
 Options = Sequence[CandidateSchedule]
 
 
 def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """What is said of each kind: why it is recommended, or what the best of it would take."""
+    """Return the reasons for the recommended kind, and the costs of the best option of each other kind."""
     said = []
     for word in KINDS:
         able = [one for one in permitted(options, job) if one.facts is not None and one.facts.kind == word]
@@ -50,12 +50,12 @@ def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> li
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """What the user should know of a recommendation that was run in virtual time."""
+    """Return the cautions of a recommendation that was run in virtual time."""
     return [] if chosen.facts is None else WORDS[chosen.facts.kind].cautions(chosen, job)
 
 
 def _beside(best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:  # noqa: ARG001
-    """What the best of a kind would take, where another kind is recommended."""
+    """Return the cost of the best option of a kind, if another kind is recommended."""
     if not best.time > chosen.time > 0 or best.facts is None:
         return []
     said = (
@@ -135,7 +135,7 @@ def _gap_cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
 
 
 def _momentum(chosen: CandidateSchedule) -> list[str]:
-    """In the serial order momentum can make what differs between workers grow at rates that All-Reduce bears."""
+    """Warn that in the serial order momentum can make worker differences grow at rates that All-Reduce allows."""
     gap = chosen.schedule.strategy.sync
     assert isinstance(gap, IterationGap), "options with facts of a gap keep one"
     borne = largest_rate(chosen.schedule.strategy.graphs[0], USUAL_MOMENTUM, parallel=gap.lag > 0)
@@ -170,7 +170,7 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
 
 
 def _gained(chosen: CandidateSchedule, options: Options) -> str:
-    """Against the same graph and order without the setting."""
+    """Compare with the same graph and order without the setting."""
     gap, graph = chosen.schedule.strategy.sync, chosen.schedule.strategy.graphs
     assert isinstance(gap, IterationGap)
     plain = [
@@ -183,7 +183,7 @@ def _gained(chosen: CandidateSchedule, options: Options) -> str:
 
 
 def _quorum_reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Which quorum pays for which imbalance, what it brings and what it holds."""
+    """Return the imbalance that the quorum suits, its gain and its memory."""
     facts, count = chosen.quorum, job.cluster.num_workers
     assert facts is not None, "chosen is one of this kind"
     brings = (
@@ -198,7 +198,7 @@ def _quorum_reasons(chosen: CandidateSchedule, options: Options, job: PlanReques
 
 
 def _beside_quorum(best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """What the best quorum would gain."""
+    """Return the gain of the best quorum."""
     if not chosen.time > 0 or best.facts is None:
         return []
     against = gain(best, chosen, job.data)
@@ -223,9 +223,9 @@ def _quorum_cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
 
 
 def _recommended(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
-    """Which quorum pays for which imbalance, against synchronous All-Reduce."""
+    """Describe the recommended quorum and its imbalance, compared with synchronous All-Reduce."""
     usual = [option for option in options if option.is_plain and option.steps_per_round == 1 and not option.late]
-    base = best_of(usual or [all_reduce(job)])  # the limits may leave it out
+    base = best_of(usual or [all_reduce(job)])  # the limits may exclude it
     ratio, imbalance = gain(chosen, base, job.data), _imbalance(job)
     facts = chosen.facts
     assert facts is not None, "chosen is a quorum"
@@ -295,7 +295,7 @@ def _outer_cautions(_chosen: CandidateSchedule, _job: PlanRequest) -> list[str]:
 
 
 class Words(NamedTuple):
-    """What is said of a recommended one: what it answers, gains and needs, and what its user should know."""
+    """The texts of a recommended option: reasons, gains and needs, and cautions."""
 
     reasons: Callable[[CandidateSchedule, Options, PlanRequest], list[str]]
     cautions: Callable[[CandidateSchedule, PlanRequest], list[str]]
@@ -310,11 +310,11 @@ WORDS = {
     "pairwise": ON_REQUEST,
     "server": ON_REQUEST,
 }
-"""By `Facts.kind`."""
+"""Texts by `Facts.kind`."""
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
-    """What was left unscored, with how many of what each is part of, and whether another run may differ: a sentence."""
+    """Return a sentence on options not scored, with the total of each kind, and whether another run may differ."""
     count = sum(map(len, missed.values()))
     if not count and not answer.capped:
         return []
@@ -327,7 +327,7 @@ def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str
 
 
 def not_weighed(job: PlanRequest) -> list[str]:
-    """What is no candidate, though nobody asked for something else, and why; O(num_workers) where steps vary."""
+    """Return the kinds that are not weighed by default, and the reasons; O(num_workers) where step times vary."""
     said, count = [], job.cluster.num_workers
     if job.cluster.is_regular and not holds_rules(job.cluster):
         said.append(
@@ -362,7 +362,7 @@ def not_weighed(job: PlanRequest) -> list[str]:
 
 
 def _of_fewer(job: PlanRequest) -> list[str]:
-    """Kinds of candidates that this job would have if it had fewer workers."""
+    """Return the kinds that this job would weigh with fewer workers."""
     if job.quorum:
         return []
     kinds = ["weighted graphs"]

@@ -1,7 +1,7 @@
-"""Every color of every picture: Okabe and Ito's, which color-blind readers can tell apart, with marks next to them.
+"""Define the colors of all pictures: Okabe and Ito's, which color-blind readers can distinguish, with marks.
 
 A group has one style in the terminal, in a picture and in a report: `grid_of` numbers the groups of a schedule and
-gives each a style, and code that draws a group asks for that one. Beyond the seven colors a hatch makes the difference;
+assigns the styles, and code that draws a group uses that one. Beyond the seven colors a hatch distinguishes groups;
 lines and dots differ by dash and marker as well, so that no picture depends on color alone.
 """
 
@@ -17,7 +17,7 @@ GRAY = "#9a9a9a"
 SURFACE = "#f3f3f3"
 FRAME = "#cecece"
 ALARM = "#d55e00"
-"""Refuted, failed, unbounded; always with a word or a sign next to it."""
+"""Refuted, failed, unbounded; always together with a word or a sign."""
 
 OKABE_ITO = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00")
 """M. Okabe and K. Ito, Color Universal Design (2008), without black, which is for text."""
@@ -36,9 +36,9 @@ MESSAGE = OKABE_ITO[5]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one series or group is drawn: areas by color and hatch, lines by color and dash, dots by color and marker.
+    """The style of one series or group: color and hatch of areas, color and dash of lines, color and marker of dots.
 
-    `text` is the ink that can be read on the color.
+    `text` is a text color that is readable on the color.
     """
 
     color: str
@@ -49,7 +49,7 @@ class Style:
 
 
 def style(index: int) -> Style:
-    """The style of the index-th group or series; seven differ by color, the next by hatch, marker or dash as well."""
+    """Return the style of the index-th group or series; seven differ by color, more also by hatch, marker or dash."""
     place = index % len(OKABE_ITO)
     turn = index // len(OKABE_ITO)
     color = OKABE_ITO[place]

@@ -1,4 +1,4 @@
-"""Whether it pays to send fewer bits, or gradients a step late: what the answer says about both, with numbers."""
+"""State whether fewer bits, or gradients one step late, pay off, with numbers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.topo.timing.cost import communication
 
 LITTLE_WORK = 0.1
-"""Nominal seconds that metrics may cost for a sentence."""
+"""Most nominal seconds of metrics for one sentence."""
 TOLD = 0.05
-"""What a codec would save is said from this part of the time on, where nobody allowed one."""
+"""Smallest fraction of the time saved by a codec that is reported if the job allows none."""
 
 
 def late_and_small(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """What the answer says about codecs and about late gradients. One sentence each, or none."""
+    """Return up to one sentence each on codecs and on late gradients."""
     return [*_codec_pays(chosen, options, job), *_pipeline_pays(chosen, options, job)]
 
 
@@ -61,7 +61,7 @@ def _codec_pays(chosen: CandidateSchedule, options: Sequence[CandidateSchedule],
 
 
 def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> tuple[float, float]:
-    """Seconds of a step on the wire, and for coding."""
+    """Return seconds of a step on the wire, and for coding."""
     free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
     runs = traveling(schedule, transport)
     cost, wire = (
@@ -73,9 +73,9 @@ def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> 
 def best_with_codec(
     chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
 ) -> tuple[CandidateSchedule, float] | None:
-    """The best of the recommendation, the best plain option and the fastest that may, with a codec; and its gain.
+    """Return the best of the recommendation, the best plain and the fastest option with a codec, and its gain.
 
-    None where a codec is allowed already, or none gains enough to say so.
+    None if a codec is already allowed, or no gain is large enough to report.
     """
     if chosen.facts is not None or job.codec is not Codec.NONE:
         return None
@@ -97,7 +97,7 @@ def best_with_codec(
 
 
 def _would_gain(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """What codecs would gain at the least."""
+    """Return the minimum gain of codecs."""
     if (found := best_with_codec(chosen, options, job)) is None:
         return []
     best, ratio = found

@@ -1,4 +1,4 @@
-"""Pictures of a schedule by matplotlib: the worker × phase table, and the groups of each phase over the nodes."""
+"""Draw a schedule with matplotlib: the worker × round table, and the groups of each phase over the nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """A figure of the given inches that needs no display and no global state.
+    """Return a figure of the given size in inches that needs no display and no global state.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -40,12 +40,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def titled(name: str, words: str, inches: float) -> str:
-    """The title of a picture so wide: the schedule's name, and what it does."""
+    """Return a picture title of limited width: the schedule's name and description."""
     return f"{name}\n{fill(words, max(24, int(9 * inches)))}"
 
 
 def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
-    """One legend for the whole figure, under it, where it covers nothing."""
+    """Draw one legend for the whole figure below it, where it covers nothing."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -59,10 +59,10 @@ def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
 
 
 def check(path: Path | None) -> None:
-    """Refuse before the work what could not be drawn after it.
+    """Check before the work that the picture can be written after it.
 
     Raises:
-        InputError: a name that ends like no picture.
+        InputError: the file name has no picture format.
         MissingDependencyError: matplotlib is not installed.
     """
     if path is not None:
@@ -71,7 +71,7 @@ def check(path: Path | None) -> None:
 
 
 def check_ending(path: Path) -> str:
-    """The format that the file's name ends with.
+    """Return the format of the file name's ending.
 
     Raises:
         InputError: another ending.
@@ -84,7 +84,7 @@ def check_ending(path: Path) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the file's name ends with.
+    """Write a figure in the format of the file name's ending.
 
     Raises:
         InputError: another ending.
@@ -95,7 +95,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def render(figure: Figure, ending: str) -> bytes:
-    """The bytes of a figure; the same figure gives the same bytes."""
+    """Return the bytes of a figure; the same figure gives the same bytes."""
     import matplotlib as mpl
 
     buffer = BytesIO()
@@ -106,7 +106,7 @@ def render(figure: Figure, ending: str) -> bytes:
 
 
 def draw_schedule(grid: Grid) -> Figure:
-    """The worker × phase table on the left and, for few nodes, the groups of each distinct phase over the nodes."""
+    """Draw the worker × round table on the left and, for few nodes, the groups of each distinct phase over nodes."""
     nodes = sorted(set(grid.nodes))
     distinct = distinct_phases(grid)[:MAX_PANELS] if len(nodes) <= 16 else []
     columns = min(len(distinct), 4 if len(nodes) <= 6 else 2)
@@ -145,7 +145,7 @@ def draw_schedule(grid: Grid) -> Figure:
 
 
 def distinct_phases(grid: Grid) -> list[list[int]]:
-    """The shown phases with equal groups put together, in order of first appearance."""
+    """Collect shown phases with equal groups, in order of first appearance."""
     phases_of: dict[bytes, list[int]] = {}
     for t in range(grid.num_phases):
         phases_of.setdefault(grid.group[:, t].tobytes(), []).append(t)
@@ -198,7 +198,7 @@ def _draw_table(axis: Axes, grid: Grid) -> None:
 
 
 def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> None:
-    """One phase: nodes from left to right, local ranks downwards, the members of a group joined in its color."""
+    """Draw one phase: nodes from left to right, local ranks downwards, the members of a group joined in its color."""
     from matplotlib.patches import Rectangle
 
     place = {node: index for index, node in enumerate(nodes)}
@@ -235,7 +235,7 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
 
 
 def _join(axis: Axes, spots: list[tuple[int, int]], color: str) -> None:
-    """Thick lines inside nodes; across nodes a line along the group's first local rank, bowed over nodes in between."""
+    """Draw thick lines inside nodes; across nodes a line along the first local rank, curved over nodes between."""
     for column in {x for x, _ in spots}:
         inside = sorted(y for x, y in spots if x == column)
         axis.plot([column] * len(inside), inside, color=color, linewidth=6, alpha=0.7, zorder=1)

@@ -1,4 +1,4 @@
-"""Why a schedule is recommended, and what to know about it: the planner's numbers as sentences."""
+"""Explain a recommendation in sentences: reasons and cautions with the planner's numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 
 def explained(planned: Plan, job: PlanRequest) -> Plan:
-    """The plan with all reasons and cautions: the general ones, those of single kinds, and its own."""
+    """Return the plan with all reasons and cautions: the general ones, those of single kinds, and its own."""
     chosen, ended = planned.recommendation, planned.answer.ended if job.searches else "its effort is quick"
     return replace(
         planned,
@@ -54,9 +54,9 @@ def explained(planned: Plan, job: PlanRequest) -> Plan:
 
 
 def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """Why it is recommended, against All-Reduce as a user would otherwise run it. One sentence each."""
+    """Return why it is recommended, compared with All-Reduce as usually run. One sentence each."""
     costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
-    waiting = chosen.waiting if chosen.waiting > 1e-6 * chosen.step_seconds else 0.0  # the rest is rounding
+    waiting = chosen.waiting if chosen.waiting > 1e-6 * chosen.step_seconds else 0.0  # the rest is rounding error
     said = [f"{costs}, of which {ms(waiting)} are waiting"]
     said += _compared(chosen, options, job)
     if chosen.schedule.strategy.averages_gradients and not chosen.late:
@@ -85,7 +85,7 @@ def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
 
 
 def _paced(chosen: CandidateSchedule) -> list[str]:
-    """Who takes fewer steps a round, and the loop that such a schedule needs."""
+    """Return which workers take fewer steps per round, and the training loop that such a schedule needs."""
     if isinstance(chosen.steps_per_round, int):
         return []
     worker_steps, most = chosen.schedule.worker_steps(), chosen.schedule.largest_steps_per_round
@@ -104,7 +104,7 @@ def _paced(chosen: CandidateSchedule) -> list[str]:
 
 
 def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> str:
-    """What a pilot cost, and what would be recommended without it."""
+    """Return the cost of a pilot, and the recommendation without it."""
     blind = replace(job, pilot=None, take=None)
     shipped, priced = blind.steps_model, job.steps_model
     usual = []
@@ -122,10 +122,10 @@ def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Sequence[Candi
 
 
 def _compared(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """The recommendation against the best plain alternative, what was set aside for it, and sums in every step."""
+    """Compare the recommendation with the best plain alternative, the options set aside, and sums in every step."""
     allowed, said = permitted(options, job), []
     against = gain_of(chosen, options, job)
-    fastest = min(allowed, key=lambda option: option.time, default=chosen)  # what is taken may keep no limit
+    fastest = min(allowed, key=lambda option: option.time, default=chosen)  # the chosen option may exceed the limits
     if against is not None and not chosen.is_plain:
         said.append(
             f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
@@ -141,7 +141,7 @@ def _compared(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], j
     is_said = against is not None and not chosen.is_plain and against.alternative is best
     if chosen.time <= 0:
         return said
-    if chosen.is_plain and chosen.steps_per_round == 1:  # what is recommended is All-Reduce in every step, at its best
+    if chosen.is_plain and chosen.steps_per_round == 1:  # All-Reduce in every step, in its best setting
         said += [
             f"All-Reduce in every step as it is usually run would take {one.time / chosen.time:.2f} times as long "
             f"({one.name}, {ms(one.step_seconds)} per step)"
@@ -157,7 +157,7 @@ def _compared(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], j
 
 
 def _beside_usual(best: CandidateSchedule, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
-    """What All-Reduce as torch runs it takes, where its best is another one."""
+    """Return the time of All-Reduce as torch runs it, if its best setting is another one."""
     usual = [option for option in options if option.is_usual and option is not best and option is not chosen]
     return "".join(
         f", and {one.time / chosen.time:.2f} times as long as it is usually run ({one.name}, "
@@ -169,7 +169,7 @@ def _beside_usual(best: CandidateSchedule, chosen: CandidateSchedule, options: S
 def _not_taken(
     fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Sequence[CandidateSchedule], job: PlanRequest
 ) -> str:
-    """That an option is predicted to be faster than the recommendation, and why it is not taken."""
+    """Return that an option is predicted to be faster than the recommendation, and why it is not chosen."""
     faster = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
     return faster if job.take is not None else f"{faster}, but {_why_not(fastest, chosen, allowed, job)}"
 
@@ -177,7 +177,7 @@ def _not_taken(
 def why_not(
     fastest: CandidateSchedule, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
 ) -> str:
-    """Why an option with less predicted time than the recommendation is not taken, as a clause."""
+    """Return, as a clause, why an option with less predicted time than the recommendation is not chosen."""
     return (
         "another one was asked for" if job.take is not None else _why_not(fastest, chosen, permitted(options, job), job)
     )
@@ -232,7 +232,7 @@ def _why_not(
 
 
 def _not_sure(fastest: CandidateSchedule, simple: CandidateSchedule, job: PlanRequest) -> str:
-    """Why an option does not beat the best simple one surely."""
+    """Return why an option does not certainly beat the best simple one."""
     there = float((times_by_case([fastest], job) / times_by_case([simple], job)).max())
     lack = f"on the task that suits it least it would take {there:.2f} times as long as the best simple schedule"
     if there <= 1 or not is_outer(fastest):
@@ -257,7 +257,7 @@ def _phases(option: CandidateSchedule) -> str:
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time was over") -> list[str]:
-    """What was not proved, and what the user should know; `ended` says why the search ended."""
+    """Return the unproved assumptions and other cautions; `ended` is the reason why the search ended."""
     said = []
     if chosen.extrapolated:
         said.append(_guessed(chosen))
@@ -282,7 +282,7 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def _presumed(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """That the learning rate is not at its limit, where a test network did not reach its loss; a pilot tells."""
+    """Warn about learning rates at the limit, where a test network did not reach its loss; a pilot measures it."""
     if not chosen.may_fail:
         return []
     way = "--sync synchronous" if _is_too_late(chosen) else f"--max consensus-distance={BORNE:g}"
@@ -294,7 +294,7 @@ def _presumed(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
 
 
 def lost(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Under which optimizers a measured network did not reach its loss with an option's metrics."""
+    """Return the optimizers under which a measured network did not reach its loss with an option's metrics."""
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -303,12 +303,12 @@ def lost(option: CandidateSchedule, job: PlanRequest) -> str:
 
 
 def _is_too_late(option: CandidateSchedule) -> bool:
-    """Whether a network failed with averages as late; else it did with averages as rare."""
+    """Return whether a network failed with averages as late; otherwise it failed with averages as rare."""
     return option.late_distance >= option.model.lost.late
 
 
 def _guessed(chosen: CandidateSchedule) -> str:
-    """Why the steps of what lies outside of the measured are a guess, and what would tell them."""
+    """Return why steps outside the measured range are a guess, and which measurement would determine them."""
     tells = "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
     if is_outer(chosen):
         tells = "compare it with All-Reduce for some rounds on your own job"
@@ -316,7 +316,7 @@ def _guessed(chosen: CandidateSchedule) -> str:
 
 
 def _beyond(option: CandidateSchedule) -> str:
-    """What of an option exceeds everything that was measured, as a clause."""
+    """Return, as a clause, which metrics of an option exceed the measured range."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
         return f"its model is cut into {count} fragments and at most {FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"

@@ -1,4 +1,4 @@
-"""The answer of `design` in at most 40 lines of 80 columns: what is recommended, what it gains and costs, and why."""
+"""Write the answer of `design` in at most 40 lines of 80 columns: the recommendation, its gain and cost, and why."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from partreduce.verify.facts import ScheduleFacts
 
 WIDTH = 80
 LABEL = 13
-"""Columns of the words on the left."""
+"""Columns of the labels on the left."""
 CELLS = 10
 """Columns of a number in the table."""
 MOST_LINES = 3
-"""Of a schedule in the table."""
+"""Most lines of a schedule in the table."""
 NEAR = 1.05
-"""Speedups that differ by less are one."""
+"""Speedups within this factor are equal."""
 OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "AdamW"}
 
 
 def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], proved: str) -> list[str]:
-    """The lines, none longer than `WIDTH`.
+    """Return the lines, none longer than `WIDTH`.
 
     Args:
         planned: the plan, with all its options.
-        job: what was asked.
-        assumed: defaults that stand in for what nobody stated, by option.
-        proved: what the proof of the recommendation comes to, as a sentence.
+        job: the request.
+        assumed: defaults for values that were not stated, by option.
+        proved: the result of the recommendation's proof, as a sentence.
     """
     compared, hardware = compare(planned.recommendation, planned.options, job), job.hardware
     chosen = compared.chosen
@@ -80,7 +80,7 @@ def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool)
 
 
 def times(gain: Gain) -> str:
-    """How many times as fast, with the range of 9 of 10 such predictions; a guess has its range alone."""
+    """Format a speedup with the range of 9 of 10 such predictions; a guess has only its range."""
     span = f"{_factor(gain.low)} to {_factor(gain.high)}"
     return f"{span}x (a guess)" if gain.is_guess else f"{_factor(gain.ratio)}x ({span}x)"
 
@@ -105,7 +105,7 @@ def _speedup(compared: Comparison) -> str:
 
 
 def _divergence(chosen: CandidateSchedule) -> str:
-    """How far workers part: the root of the consensus distance is in lengths of a step's gradient noise."""
+    """Return how far workers diverge: the root of the consensus distance, in lengths of a step's gradient noise."""
     distance = chosen.consensus_distance.value
     if distance == 0:
         return "none: all workers hold equal models"
@@ -115,7 +115,7 @@ def _divergence(chosen: CandidateSchedule) -> str:
 
 
 def _memory(chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Bytes beyond parameters, gradients and optimizer state."""
+    """Return bytes in addition to parameters, gradients and optimizer state."""
     model = job.hardware.model_bytes or 0
     if chosen.facts is not None:
         held = chosen.facts.memory_bytes
@@ -144,7 +144,7 @@ def _tuning(chosen: CandidateSchedule) -> str:
 
 
 def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
-    """What may make the prediction wrong, beyond its error; empty where nothing is known to."""
+    """Return the risks of the prediction beyond its error; empty if none is known."""
     said = []
     if chosen.extrapolated:
         said.append("nothing that averages as rarely was measured, so its steps are a guess")
@@ -160,7 +160,7 @@ def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
 
 
 def _table(compared: Comparison) -> list[str]:
-    """Five schedules; one that was shown already is named by its row."""
+    """Return five schedules; one that is already listed is referred to by its row."""
     room = WIDTH - LABEL - 2 * CELLS - 2
     lines = ["", " " * (LABEL + room) + f"{'step':>{CELLS}}{'speed':>{CELLS}}"]
     rows = {
@@ -185,7 +185,7 @@ def _table(compared: Comparison) -> list[str]:
 
 
 def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """What its steps save, what that costs in steps, and why nothing faster is taken."""
+    """Return the time its steps save, the cost in steps, and why no faster option is chosen."""
     chosen, every, fastest = compared.chosen, compared.every_step, compared.fastest
     error = chosen.steps_ratio_error(job.data)
     if chosen is every:
@@ -216,7 +216,7 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
 
 
 def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """What a codec, another optimizer or other data would change, as priced; of the latter the largest change first."""
+    """Return the effects of a codec, another optimizer or other data, as priced; the largest change of data first."""
     said: list[tuple[float, str]] = []
     now = compared.over_every_step.ratio
     for variant in variants(compared.chosen, options, job):

@@ -1,4 +1,4 @@
-"""Picture of several schedules on one cluster: what a step takes, and the predicted time to a loss."""
+"""Draw several schedules on one cluster: the time of a step, and the predicted time to a loss."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOM = 1.25
-"""Of the longest bar, for the number behind it."""
+"""Axis length relative to the longest bar, with room for its number."""
 
 
 def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    """A bar a schedule in each of two panels, with its number behind it; `rows` as `simulate --json` lists them."""
+    """Draw one bar per schedule in each of two panels, with its number; `rows` as `simulate --json` lists them."""
     figure = new_figure(11, 1.5 + 0.5 * len(rows))
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     steps, times = figure.subplots(1, 2, sharey=True)

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: columns leave by priority, texts wrap, and what tells rows apart is never cut."""
+"""Print tables that fit the terminal: columns are dropped by priority, texts wrap, and row keys are never cut."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 GAP = 2
-"""Blank cells between two columns: one of padding and one in place of a divider."""
+"""Blank cells between two columns: one of padding and one instead of a divider."""
 
 TEXT = 20
-"""Cells below which a column of running text is not squeezed while another column can leave."""
+"""Minimum width of a text column while another column can be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; the higher `drop`, the sooner it leaves a narrow terminal; 0 never leaves.
+    """A column; columns with the highest `drop` are dropped first on a narrow terminal; 0 is never dropped.
 
-    `wraps`: running text. `is_cut`: where it does not fit into one line, its end is left out.
+    `wraps`: running text. `is_cut`: the end is left out if it does not fit into one line.
     """
 
     header: str
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(slots=True)
 class Table:
-    """A table in the house style, to be given to `console().print`. Cells may hold rich's markup."""
+    """A table in the project's style, for `console().print`. Cells may hold rich's markup."""
 
     title: str
     columns: list[Column]
@@ -44,11 +44,11 @@ class Table:
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Called by rich: the table as it fits the width of the terminal."""
+        """Yield the table at the terminal's width; rich calls this."""
         kept, widths = self._fit(options.max_width)
         inside = options.update(no_wrap=False, overflow="fold")
         yield ""
-        if self.title:  # by itself, since a table's own title would fold at the table's width
+        if self.title:  # printed separately, since a table's own title would wrap at the table's width
             yield from console.render(f"[bold]{self.title}[/]", inside)
         yield from console.render(self._drawn(kept, widths), inside)
         if left_out := [column.header for index, column in enumerate(self.columns) if index not in kept]:
@@ -56,7 +56,7 @@ class Table:
             yield from console.render(f"[dim]{words}[/]", inside)
 
     def _fit(self, width: int) -> tuple[list[int], list[int]]:
-        """The columns that are kept, and the width of each."""
+        """Return the columns to keep, and the width of each."""
         natural = [self._natural(index) for index in range(len(self.columns))]
         least = [min(full, TEXT) if column.wraps else full for full, column in zip(natural, self.columns, strict=True)]
         kept = list(range(len(self.columns)))
@@ -66,12 +66,12 @@ class Table:
             kept.remove(leaving)
         room = width + GAP - sum(least[i] + GAP for i in kept)
         widths = [least[i] for i in kept]
-        if room < 0:  # nothing more can leave: the widest columns fold
+        if room < 0:  # no column can be dropped: the widest columns wrap
             for _ in range(-room):
                 widest = widths.index(max(widths))
                 widths[widest] = max(1, widths[widest] - 1)
             return kept, widths
-        # What is left goes to running texts first, then to headers, which may break between words.
+        # Remaining width is given to running texts first, then to headers, which may break between words.
         for wanted in (natural, [max(natural[i], len(column.header)) for i, column in enumerate(self.columns)]):
             for place, index in enumerate(kept):
                 more = min(room, max(0, wanted[index] - widths[place]))
@@ -80,7 +80,7 @@ class Table:
         return kept, widths
 
     def _natural(self, index: int) -> int:
-        """The cells that the column takes when nothing in it folds; headers may break between words."""
+        """Return the column's width in cells without wrapping; headers may break between words."""
         texts = [Text.from_markup(cells[index]) for cells, _ in self.rows]
         cells = [line.cell_len for text in texts for line in text.split()]
         return max([*cells, *(len(word) for word in self.columns[index].header.split()), 1])
@@ -99,6 +99,6 @@ class Table:
 
 
 def table(title: str, name: str, *columns: str | Column) -> Table:
-    """An empty table whose first column names the rows; plain headers make right-aligned columns that never leave."""
+    """Return an empty table whose first column names the rows; plain headers make right-aligned permanent columns."""
     others = [column if isinstance(column, Column) else Column(column) for column in columns]
     return Table(title, [Column(name, justify="left"), *others])

@@ -1,4 +1,4 @@
-"""What the terminal shows of schedules and clusters: the worker × phase table, and the switches in words."""
+"""Print schedules and clusters in the terminal: the worker × round table, and the switches in words."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CELL = 4
 
 
 def terminal_tables(grid: Grid, width: int) -> list[Table]:
-    """Rows are workers, columns phases, as many steps a table as fit the width; one letter and color per group.
+    """Return tables with workers as rows and as many phases as fit as columns; one letter and color per group.
 
-    A skip is blank. Between columns stands one divider.
+    A skip is blank. Columns are separated by one divider.
     """
     labels = 2 * len("worker ") + CELL
     fitting = max(1, (width - labels) // (CELL + 1))
@@ -49,7 +49,7 @@ def _part(grid: Grid, phases: range) -> Table:
 
 
 def switch_levels(hardware: Hardware, num_nodes: int) -> str:
-    """`, under 4 switches of 2 nodes (2 GB/s up), 2 of 4 (1 GB/s up)`, the lowest level first; nothing without any."""
+    """Format `, under 4 switches of 2 nodes (2 GB/s up), 2 of 4 (1 GB/s up)`, lowest level first, if there are any."""
     levels: list[str] = []
     for row in above(hardware.switches, num_nodes):
         switches = [hardware.switches[index] for index in sorted({*row.tolist()} - {-1})]

@@ -1,4 +1,4 @@
-"""A timeline of workers: as a picture, and as a trace that Perfetto and chrome://tracing open."""
+"""Draw a timeline of workers, or write it as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Times = npt.NDArray[np.float64]
 MAX_ROWS = 40
 MAX_EVENTS = 500_000
 MAX_STEPS = 8
-"""Of a round: more are not told apart."""
+"""Most steps per round that are drawn separately."""
 
 
 def draw_timeline(
     timeline: Timeline, title: str, *, worker_steps: Sequence[int] = (), max_rows: int = MAX_ROWS, max_rounds: int = 24
 ) -> Figure:
-    """A figure with one row per worker: computing, waiting and communicating of the first rounds.
+    """Draw one row per worker: computing, waiting and communicating of the first rounds.
 
-    An operation that runs while its worker computes is drawn in the lower half of its row, beneath what hides it. With
-    `worker_steps` white lines part the steps of a round.
+    An operation that runs while its worker computes is drawn in the lower half of its row, below the computing. With
+    `worker_steps` white lines separate the steps of a round.
     """
     count = timeline.finish.shape[1]
     rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))
@@ -98,7 +98,7 @@ def _legend(figure: Figure) -> None:
 
 
 def perfetto(timeline: Timeline, cluster: Cluster) -> str:
-    """The timeline as trace events: nodes are processes, workers threads; times in microseconds."""
+    """Return the timeline as trace events: nodes are processes, workers threads; times in microseconds."""
     count, rounds = timeline.finish.shape[1], timeline.num_rounds
     kept = max(1, min(rounds, MAX_EVENTS // (3 * count)))
     node_of = cluster.node_of().tolist()
@@ -109,7 +109,7 @@ def perfetto(timeline: Timeline, cluster: Cluster) -> str:
     for worker in range(count):
         place = {"pid": node_of[worker], "tid": worker}
         events.append({"ph": "M", **place, "name": "thread_name", "args": {"name": f"worker {worker}"}})
-        # Spans of one track must not cross, so what outlasts its round has a track of its own.
+        # Spans of one track must not cross, so an operation that outlasts its round has a separate track.
         beside = {"pid": node_of[worker], "tid": count + worker} if timeline.outlasts_rounds else place
         if beside is not place:
             events.append({"ph": "M", **beside, "name": "thread_name", "args": {"name": f"sums of worker {worker}"}})
@@ -121,7 +121,7 @@ def perfetto(timeline: Timeline, cluster: Cluster) -> str:
 def _spans(
     timeline: Timeline, round_: int, worker: int, place: dict[str, int], beside: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """A worker's computing, waiting and group operation of one round."""
+    """Return a worker's computing, waiting and group operation of one round."""
     columns = (timeline.compute_start, timeline.compute_end, timeline.communicate_start, timeline.communicate_end)
     begun, computed, start, end = (float(column[round_, worker]) for column in columns)
     waited = (begun if timeline.is_delayed else computed, start)

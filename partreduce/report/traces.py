@@ -1,4 +1,4 @@
-"""What a run's traces say: seconds a step, waiting, bytes across nodes, consensus distance, losses that were logged."""
+"""Read a run's traces: seconds per step, waiting, bytes across nodes, consensus distance, logged losses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from partreduce.topo.errors import FileError
 Event = dict[str, Any]
 
 OUTSIDE_TRAINING = ("initial broadcast", "mean model")
-"""Operations that no step does: at the start, and to evaluate. So are those that are named after a call, with `()`."""
+"""Operations outside of steps: at the start, and for evaluation. Operations named after a call, with `()`, are also
+outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run, its numbers per step.
+    """The measurements of one run, per step.
 
-    `words` say what the schedule does. `step_seconds` are those of the fastest worker, evaluations left out.
-    `operation_seconds` in group operations, and `waiting_seconds` of these for the last member of one, are means
-    over the workers. `nic_bytes` left all nodes, each group as a ring. `distances` and `losses` are (seconds of
-    training, mean over the workers).
+    `words` describe the schedule. `step_seconds` are those of the fastest worker, evaluations left out.
+    `operation_seconds` (time in group operations) and `waiting_seconds` (the part of it spent waiting for the last
+    member) are means over the workers. `nic_bytes` counts bytes out of all nodes, each group as a ring. `distances` and
+    `losses` are (seconds of training, mean over the workers).
     """
 
     folder: Path
@@ -43,12 +44,12 @@ class Run:
 
     @property
     def consensus_distance(self) -> float | None:
-        """The mean of those that were recorded, at each `mean_model()`."""
+        """Return the mean of the recorded distances, one per `mean_model()`."""
         return float(np.mean([value for _, value in self.distances])) if self.distances else None
 
     @property
     def smooth_losses(self) -> list[tuple[float, float]]:
-        """Each logged loss with those just before it, a twentieth of all, averaged: single batches jump."""
+        """Return the logged losses as moving averages over a twentieth of them, since losses of single batches vary."""
         width = max(1, len(self.losses) // 20)
         values = [value for _, value in self.losses]
         return [
@@ -57,15 +58,15 @@ class Run:
         ]
 
     def seconds_to(self, loss: float) -> float | None:
-        """When the logged losses came to `loss`; None if never."""
+        """Return when the logged losses reached `loss`; None if never."""
         return next((seconds for seconds, value in self.smooth_losses if value <= loss), None)
 
 
 def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
-    """All events of a folder's traces in order of their begin, in seconds; and what the first trace says of the run.
+    """Return all events of a folder's traces by start time, in seconds, and the run's data of the first trace.
 
     Raises:
-        FileError: no trace is there, or one is none of ours.
+        FileError: the folder has no trace, or a trace of another program.
     """
     events: list[Event] = []
     about: dict[str, Any] = {}
@@ -97,14 +98,14 @@ def _event(event: Event) -> Event:
 
 
 def operations(folder: Path) -> list[Event]:
-    """Every group operation that the workers traced: kind, members, bytes, rank, start and end in seconds from 0."""
+    """Return every traced group operation: kind, members, bytes, rank, start and end in seconds from 0."""
     found = [event for event in events_of(folder)[0] if event["is_operation"]]
     first = min((event["start"] for event in found), default=0.0)
     return [event | {"start": event["start"] - first, "end": event["end"] - first} for event in found]
 
 
 def bytes_across(event: Event, node_of: list[int]) -> float:
-    """One operation's bytes out of its nodes if the members form a ring, counted once, at its lowest rank."""
+    """Return one operation's bytes out of its nodes as a ring of its members, counted once, at its lowest rank."""
     members = event["members"]
     nodes = {node_of[rank] for rank in members}
     if len(nodes) < 2 or event["rank"] != members[0]:
@@ -113,15 +114,15 @@ def bytes_across(event: Event, node_of: list[int]) -> float:
 
 
 def trained(event: Event) -> bool:
-    """Whether an operation belongs to a step."""
+    """Return whether an operation belongs to a step."""
     return event["is_operation"] and event["kind"] not in OUTSIDE_TRAINING and not event["kind"].endswith("()")
 
 
 def read_run(folder: Path) -> Run:
-    """A run from its folder of traces.
+    """Read a run from its folder of traces.
 
     Raises:
-        FileError: no trace is there, one is none of ours, or workers took no two steps with an operation.
+        FileError: the folder has no trace, a trace of another program, or no two steps with an operation.
     """
     events, about = events_of(folder)
     ranks = sorted({event["rank"] for event in events})
@@ -131,7 +132,7 @@ def read_run(folder: Path) -> Run:
     pauses = {rank: [e for e in events if e["rank"] == rank and e["kind"] == "evaluation"] for rank in ranks}
 
     def trained_for(rank: int, since: float, until: float) -> float:
-        """Seconds between two instants without evaluations."""
+        """Return the seconds between two instants without evaluations."""
         return until - since - math.fsum(e["end"] - e["start"] for e in pauses[rank] if since <= e["start"] < until)
 
     count = {rank: mine[-1]["step"] - mine[0]["step"] for rank, mine in own.items()}
@@ -143,7 +144,7 @@ def read_run(folder: Path) -> Run:
     begin = {rank: mine[0]["start"] for rank, mine in own.items()}
 
     def noted(name: str) -> tuple[tuple[float, float], ...]:
-        """A logged number, the k-th of each worker together: the latest instant, and the mean."""
+        """Return a logged number; the k-th entries of all workers are combined: the latest instant, and the mean."""
         lines = [
             [
                 (trained_for(e["rank"], begin[e["rank"]], e["start"]), e[name])
@@ -174,7 +175,7 @@ def _meeting(event: Event) -> tuple[Any, ...]:
 
 
 def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
-    """How much longer or shorter the runs of one schedule took than those of another, as a range over all pairs."""
+    """Return the ratio of times of one schedule's runs to those of another, as a range over all pairs."""
     name, of = others[0].schedule, base[0].schedule
     ratios = [run.step_seconds / one.step_seconds for run in others for one in base]
     said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]

@@ -1,4 +1,4 @@
-"""Runs a schedule: `torch.distributed` strategies, handshake, recorder, launcher.
+"""Run schedules with `torch.distributed`: strategies, handshake, recorder, launcher.
 
 Users import its names from `partreduce`; torch is imported with the first of them that needs it.
 """

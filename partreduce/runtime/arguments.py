@@ -1,4 +1,4 @@
-"""What scripts pass to the runtime by hand, checked at the door: one line with place, value, rule and way out."""
+"""Check the arguments that scripts pass to the runtime: one line with place, value, rule and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint: all workers save together in the same round, and continue later as if nothing had happened.
+"""Save all workers together in the same round, and resume a run from the checkpoint.
 
 A checkpoint is a folder `round-00000041` with one safetensors file for each worker and, once all of them are safe on
 the disk, a manifest that names every file's SHA-256. A folder without a manifest does not count. Files are written

@@ -1,8 +1,8 @@
-"""Codecs: how numbers become fewer bytes and numbers again, as pure functions of tensors; nothing here communicates.
+"""Encode numbers in fewer bytes and decode them, by pure functions of tensors; this module does not communicate.
 
 int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte, the first one in its lower half. Blocks
 of them share one float32 scale, in one array of bytes. A block with a number that is not finite decodes to NaN
-throughout, and one that is almost zero to zeros. How far a number may be from its code, and why: `topo.codec_numbers`.
+throughout, and one that is almost zero to zeros. `topo.codec_numbers` bounds the error of a code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Names of the environment variables that the runtime reads or sets: ours, torchrun's, and those of other launchers."""
+"""Name the environment variables that the runtime reads or sets: its own, torchrun's, and other launchers'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an ordinary optimizer whose step also does what the schedule asks for."""
+"""Wrap an optimizer so that its step also carries out the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures a cluster from inside a job: links, what nodes share, and the time of a step.
+"""Measure a cluster from inside a job: links, shared NICs and buses, and the time of a step.
 
 A profile measures the calibration phases, fits link metrics to them under the very cost model that predicts schedules,
 then checks the fit on random phases that it has not seen.

@@ -1,7 +1,7 @@
-"""Recorder: the last operations of a worker (for error reports) and a trace that Perfetto opens.
+"""Record a worker's last operations (for error reports) and a trace that Perfetto opens.
 
 The ring buffer always runs; the trace only when a directory is given. Both are plain JSON. A trace that cannot be
-written is one warning and never ends a run: what was trained is worth more.
+written causes one warning and never ends a run.
 """
 
 from __future__ import annotations

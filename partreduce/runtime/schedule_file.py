@@ -1,4 +1,4 @@
-"""The schedule of a run, from a value or from a file; what trains, deals data or adapts DDP all read it here.
+"""Read the schedule of a run, from a value or from a file, for training, data sharding and DDP adapters.
 
 What no run could notice by itself is reported before the first step: workers that are never averaged together.
 """

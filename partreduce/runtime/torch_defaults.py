@@ -1,7 +1,7 @@
-"""AsUsual: torch as it is by default, whatever modes the script has switched on around a call of ours.
+"""Restore torch's defaults inside a call, for any modes that the script has switched on around it.
 
 Inside `torch.inference_mode()` every new tensor is one that can never be changed outside of it, and under a default
-device every new tensor lies there. What we make and keep must be neither.
+device every new tensor lies there. Tensors that this package keeps must be neither.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's own line, however deep the run-time and torch lie between."""
+"""Issue warnings that point at the user's own line, below any frames of the runtime and torch."""
 
 from __future__ import annotations
 

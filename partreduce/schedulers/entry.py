@@ -1,4 +1,4 @@
-"""Entry and Parameter: how a rule family or a construction presents itself to the registry."""
+"""Define how a rule family or a construction is registered: `Entry` and `Parameter`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry: the rows of the catalogue's tables, found by name."""
+"""Find the rows of the catalogue's tables by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Proofs about schedules, the certificates that let a stranger check them, and the checker.
+"""Prove claims about schedules, write certificates that a third party can check, and run the checker.
 
-The package can be called: `partreduce.verify(schedule)` proves or refutes every claim about a schedule.
+The package is callable: `partreduce.verify(schedule)` proves or refutes every claim about a schedule.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from partreduce.verify.prove import prove as prove
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
 
-if __name__ != "partreduce.verify":  # the folder's own name would make a second copy of every class in it
+if __name__ != "partreduce.verify":  # the folder's plain name would make a second copy of every class
     raise ImportError("this folder is the package partreduce.verify; import it by that name")
 
 
 class _CallablePackage(ModuleType):
-    """This package, which is also the public function of its name.
+    """This package, which is also the public function of the same name.
 
-    Python binds `partreduce.verify` to the package as soon as any of its modules is imported, so a function of that
-    name would be replaced; the package itself therefore answers the call.
+    Python binds `partreduce.verify` to the package when any of its modules is imported, which would replace a function
+    of that name; the package itself is therefore callable.
     """
 
     def __call__(self, schedule: Schedule) -> Proof:
@@ -38,7 +38,7 @@ class _CallablePackage(ModuleType):
             A Proof: its `verdict`, `claims` and `certificate`.
 
         Raises:
-            ScheduleError: the strategy has neither phases nor conditions that could be checked.
+            ScheduleError: the strategy has neither phases nor conditions to check.
         """
         return prove(schedule)
 

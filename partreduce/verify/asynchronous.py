@@ -1,22 +1,23 @@
-"""Strategies whose groups are decided while the job runs: what holds whichever worker asks, and when.
+"""Prove claims about strategies whose groups are chosen at run time, for any requesting worker and any timing.
 
-Their protocols are explored (docs/internals/explorer.md); here stand the conditions that can be decided from the
-schedule file. None of them has an entry in the certificate: the checker has no groups to look at.
+Their protocols are explored (docs/internals/explorer.md); this module checks the conditions that the schedule file
+decides. None of them has an entry in the certificate, since the checker has no groups to check.
 
-Groups drawn at run time have no fixed product to certify. Prague rests on the analysis of AD-PSGD: every W must be
-doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. Which draws do not?
+Groups drawn at run time have no fixed product to certify. Prague relies on the analysis of AD-PSGD: every W must be
+doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. This holds as
+follows for each division:
 
-* `random`: the worker that asks is given, by everybody's speed; its partners are uniformly random among all others. So
-  the theorem is for *any* worker that asks, chosen by an adversary who knows the past (`any_requester`).
-  Conditioned on the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: nothing has to be
-  independent.
-* `node-then-all`: the idle workers of a node average, which nobody can predict. But a meeting of all is drawn after
-  `all_every` · n requests since the last one, whatever happened: its mean is the exact mean, so λ₂ is 0 over each cycle
-  that ends in a meeting, and there is no statement about less.
-* `global`, `inter-intra`: a division is drawn among the workers that are idle when somebody asks. Two parts that are
-  never idle together never mix, and no probability of that is known: not proved. λ₂ is told for all of them idle.
+* `random`: the workers' speeds determine the requesting worker; its partners are uniformly random among all others. So
+  the theorem is for *any* requesting worker, chosen by an adversary who knows the past (`any_requester`). Conditioned
+  on the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: no independence is needed.
+* `node-then-all`: the idle workers of a node average, which is unpredictable. But a meeting of all is drawn `all_every`
+  · n requests after the last one in any case: its mean is the exact mean, so λ₂ is 0 over each cycle that ends in a
+  meeting, and there is no statement about shorter intervals.
+* `global`, `inter-intra`: a division is drawn among the workers that are idle at a request. Two parts that are never
+  idle together never mix, and the probability is unknown: not proved. λ₂ is reported for all workers idle.
 
-Each holds as long as all workers take part, and only while neither the filter of slow workers nor `max_known` decides.
+Each holds as long as all workers take part, and only while neither the filter of slow workers nor `max_known` takes
+effect.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from partreduce.verify.rounds import SAME_START
 
 @dataclass(frozen=True, slots=True)
 class SecondEigenvalue:
-    """λ₂ of E[WᵀW], as the larger root of λ² − trace·λ + determinant: exact, whether it is rational or not.
+    """λ₂ of E[WᵀW], as the larger root of λ² − trace·λ + determinant: exact, rational or not.
 
     For one operation (random, global division) the determinant is 0 and λ₂ = trace; for inter/intra it belongs to the
-    inter phase followed by the intra phase, for node-then-all to a cycle. `how` says what it is of.
+    inter phase followed by the intra phase, for node-then-all to a cycle. `how` names the operation.
     """
 
     trace: Fraction
@@ -54,7 +55,7 @@ class SecondEigenvalue:
 
     @property
     def is_below_one(self) -> bool:
-        """Whether both roots are below 1: the polynomial is positive at 1 and 1 lies right of its vertex."""
+        """Return whether both roots are below 1: the polynomial is positive at 1, which lies right of its vertex."""
         return 1 - self.trace + self.determinant > 0 and self.trace < 2
 
     def __float__(self) -> float:
@@ -68,7 +69,7 @@ UNPREDICTED = (
 
 
 class Theorem(NamedTuple):
-    """λ₂ and what it is of, the reasons why what runs is not covered, and what else the theorem rests on."""
+    """λ₂ with its operation, the reasons why the schedule is not covered, and further assumptions of the theorem."""
 
     second_eigenvalue: SecondEigenvalue
     against: tuple[str, ...] = ()
@@ -76,12 +77,12 @@ class Theorem(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the theorem covers what runs, and says that it contracts."""
+        """Return whether the theorem covers the schedule and implies contraction."""
         return self.second_eigenvalue.is_below_one and not self.against
 
 
 def theorem_of(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
-    """The theorem of the division, and what stands against it in this schedule. O(number of nodes).
+    """Return the theorem of the division, and the objections in this schedule. O(number of nodes).
 
     Raises:
         ScheduleError: inter/intra groups on a cluster whose nodes differ in size.
@@ -106,10 +107,10 @@ MANY = 10**6
 
 
 def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
-    """The distinct groups into which one worker can be drawn while all take part; counting ends beyond `MANY`.
+    """Count the distinct groups into which one worker can be drawn while all take part, up to `MANY`.
 
-    `random`: any `group_size` − 1 partners. `node-then-all`: any part of its node, and all workers. Divisions form
-    groups of any idle workers, for which nothing is proved anyway.
+    `random`: any `group_size` − 1 partners. `node-then-all`: any subset of its node, and all workers. Divisions form
+    groups of any idle workers, for which nothing is proved.
     """
     n, g = cluster.num_workers, strategy.group_size
     if strategy.division == GroupSplit.NODE_THEN_ALL:
@@ -164,15 +165,16 @@ THEOREMS: dict[GroupSplit, Callable[[DynamicGroups, Cluster], Theorem]] = {
     GroupSplit.INTER_INTRA: _inter_intra,
     GroupSplit.NODE_THEN_ALL: _node_then_all,
 }
-"""One for each division; a new one has none until it is written here."""
+"""One per division; a new division has no theorem until it is listed here."""
 
 
 def any_requester(num_workers: int, size: int) -> Fraction:
-    """λ with E‖Wx‖² ≤ λ‖x‖² off the mean for a group of a *given* worker i and `size` − 1 uniformly random others.
+    """Return λ with E‖Wx‖² ≤ λ‖x‖² off the mean for a *given* worker i and `size` − 1 uniformly random others.
 
-    ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group. A pair with i is in it with
-    probability a = (g−1)/(n−1), another with b = a·(g−2)/(n−2). Off the mean the pairs sum to n‖x‖², those with i to
-    n·x_i² + ‖x‖². So the expectation is (b·n + a − b)‖x‖²/g and more, the least where x_i = 0, which n ≥ 3 allows.
+    ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group. A pair with i is in the group with
+    probability a = (g−1)/(n−1), another pair with b = a·(g−2)/(n−2). Off the mean the pairs sum to n‖x‖², the pairs
+    with i to n·x_i² + ‖x‖². So the expectation is at least (b·n + a − b)‖x‖²/g, with equality at x_i = 0, which n ≥ 3
+    allows.
     """
     n, g = num_workers, size
     if n == 2:
@@ -183,17 +185,17 @@ def any_requester(num_workers: int, size: int) -> Fraction:
 
 
 def partition(num_workers: int, size: int) -> Fraction:
-    """λ₂ of E[WᵀW] for a uniformly random partition into groups of `size`; the rest forms one smaller group."""
+    """Return λ₂ of E[WᵀW] for a uniformly random partition into groups of `size`; the rest is one smaller group."""
     if num_workers == 1:
         return Fraction(0)
     return Fraction(-(-num_workers // size) - 1, num_workers - 1)
 
 
 def inter_intra(num_nodes: int, workers_per_node: int, size: int) -> SecondEigenvalue:
-    """λ₂ of E[WᵀW] for an inter phase and then an intra phase, exactly.
+    """Return λ₂ of E[WᵀW] for an inter phase and then an intra phase, exactly.
 
     Inter: the nodes' heads in a random partition, all others in random groups inside their node. Intra: all of a node.
-    Off the mean only what differs between nodes survives the intra phase. There x is a value of the head and a value
+    Off the mean only differences between nodes survive the intra phase. There x is a value of the head and a value
     √(p−1)·o of the others, and with ρ = λ₂ of the heads' partition E[WᵀW] is (1/p)·[[ρ, ρ√(p−1)], [ρ√(p−1), p−1]]: the
     others' groups keep their node's sum, and E[H] = E[HᵀH] because H is a projection.
     """
@@ -206,7 +208,7 @@ def inter_intra(num_nodes: int, workers_per_node: int, size: int) -> SecondEigen
 
 
 def _prove_convergence(facts: ScheduleFacts) -> Claim:
-    """The theorem of the division, if it covers what runs."""
+    """Prove the theorem of the division, if it covers the schedule."""
     strategy = facts.schedule.strategy
     assert isinstance(strategy, DynamicGroups), "the table of its kind"
     try:
@@ -263,7 +265,7 @@ def _edges(schedule: Schedule) -> list[tuple[int, int]]:
 
 
 def _prove_two_sides(facts: ScheduleFacts) -> Claim:
-    """Every edge joins the two sides, which excludes circular waiting (Lian et al., ICML 2018, section 3)."""
+    """Prove that every edge joins the two sides, which excludes deadlock (Lian et al., ICML 2018, section 3)."""
     active, n = _pairwise(facts.schedule).active, facts.schedule.num_workers
     return follows(
         "deadlock-free",
@@ -276,7 +278,7 @@ def _prove_two_sides(facts: ScheduleFacts) -> Claim:
 
 
 def _prove_questions(facts: ScheduleFacts) -> Claim:
-    """How many questions can wait at a passive worker: each active worker has asked one at most."""
+    """Bound the questions that wait at a passive worker: one from each active worker."""
     askers = Counter(passive for _, passive in _edges(facts.schedule))
     most = max(askers.values(), default=0)
     busiest = min((worker for worker in askers if askers[worker] == most), default=None)
@@ -291,7 +293,7 @@ def _prove_questions(facts: ScheduleFacts) -> Claim:
 
 
 def _prove_connected(facts: ScheduleFacts) -> Claim:
-    """The graph is connected; without that there is no consensus."""
+    """Prove that the graph is connected, which consensus needs."""
     import networkx as nx
 
     n = facts.schedule.num_workers
@@ -320,7 +322,7 @@ PAIRWISE = (
 
 
 def _prove_served(facts: ScheduleFacts) -> Claim:
-    """Whom a worker of a server waits for."""
+    """State the workers that a worker of a server waits for."""
     strategy = facts.schedule.strategy
     assert isinstance(strategy, Server), "the table of its kind"
     if strategy.synchronous:
@@ -341,7 +343,7 @@ def _prove_served(facts: ScheduleFacts) -> Claim:
 
 
 def _prove_equal_replicas(facts: ScheduleFacts) -> Claim | None:
-    """Where a server is synchronous and not late its answer is the same for all, and all that they go on from."""
+    """Prove that a synchronous server without delay gives all workers the same answer, their next parameters."""
     strategy = facts.schedule.strategy
     assert isinstance(strategy, Server), "the table of its kind"
     if not strategy.synchronous or strategy.mixes_late:
@@ -373,4 +375,4 @@ SERVER = (
     ),
     CODEC_ERROR_OF_SERVER,
 )
-"""One copy of the parameters, so there is nothing to agree on; a synchronous server waits for everybody."""
+"""One copy of the parameters, so there is no disagreement; a synchronous server waits for all workers."""

@@ -1,4 +1,4 @@
-"""What the verifier answers: claims about one schedule, each with its status, and the proof that holds them."""
+"""Define the verifier's answer: claims about one schedule with their status, and the proof that holds them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from partreduce.topo.errors import RefutedError
 
 
 class Status(StrEnum):
-    """What is known about a claim. The answers are never merged.
+    """The status of a claim. Statuses are never merged.
 
-    A fact is computed from the schedule alone. What follows from the rules of a protocol holds of a program that obeys
-    them, which is assumed of the one that runs, however well it was explored.
+    A fact is computed from the schedule alone. A claim that follows from the rules of a protocol holds for a program
+    that obeys them, which is assumed of the running program, even after exploration.
     """
 
     PROVED = "proved"
@@ -28,25 +28,25 @@ class Status(StrEnum):
 
 
 AGREEMENT = frozenset({"consensus", "outer-consensus", "equal-replicas", "convergence"})
-"""Claims of which any one that holds guarantees that the workers reach consensus."""
+"""Claims each of which guarantees that the workers reach consensus."""
 SHOWN = 32
-"""Members of a set of workers that a sentence lists."""
+"""Most members of a set of workers in a sentence."""
 GUARANTEED, NOT_GUARANTEED = "guaranteed", "not guaranteed"
 
 STANDS_FOR = {"unit-sums": "doubly-stochastic"}
-"""A claim that is made instead of an essential one, and is enough: weights may be negative, the mean is kept."""
+"""A claim that replaces an essential one and is sufficient: weights may be negative, the mean is preserved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """One statement about a schedule.
 
-    `witness` is what a reader can confirm by hand (a conflict, a closed set of workers, a cycle, a bound), as
-    JSON-able data; `explanation` says in words why the status holds. `entry` is the part of the certificate that the
-    checker reads, if the status is proved; `numbers` are those of a fact or of what follows from the rules, which the
-    checker computes by itself. `is_property`: it says what a schedule can do beyond what every schedule must, so its
-    refutation leaves the verdict alone. `assumes`: what is supposed of the program that runs, in words.
-    `before_failure`: it may be false after a failure. `summary`: a refutation in a few words.
+    `witness` is evidence that a reader can confirm by hand (a conflict, a closed set of workers, a cycle, a bound), as
+    JSON-able data; `explanation` is the reason for the status in words. `entry` is the part of the certificate that the
+    checker reads, if the status is proved; `numbers` are those of a fact or of a claim that follows from the rules,
+    which the checker recomputes. `is_property`: the claim is an optional capability, so its refutation does not change
+    the verdict. `assumes`: assumptions about the running program, in words. `before_failure`: it may be false after a
+    failure. `summary`: a refutation in a few words.
     """
 
     claim: str
@@ -62,22 +62,22 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether it is known to hold: proved, a fact, or following from the rules that its program obeys."""
+        """Return whether it is known to hold: proved, a fact, or following from the rules that its program obeys."""
         return self.status in (Status.PROVED, Status.FACT, Status.FOLLOWS)
 
     @property
     def speaks_against(self) -> bool:
-        """Whether it is refuted, and no mere property."""
+        """Return whether it is refuted and not only a property."""
         return self.status is Status.REFUTED and not self.is_property
 
     @property
     def words(self) -> str:
-        """The explanation, and what it does not say of failures and of the program."""
+        """Return the explanation, with its limits regarding failures and the program."""
         until = "This is so before a failure." if self.before_failure else ""
         return " ".join(filter(None, (self.explanation, until, self.assumes and f"Assumed: {self.assumes}.")))
 
     def to_json(self) -> dict[str, Any]:
-        """The form that `partreduce verify --json` prints."""
+        """Return the form that `partreduce verify --json` prints."""
         document: dict[str, Any] = {"claim": self.claim, "status": self.status.value}
         if self.is_property:
             document["property"] = True
@@ -106,10 +106,10 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if a claim is that is no property; `not proved` unless all essential ones hold.
+        """Return `refuted` if a claim other than a property is; `not proved` unless all essential claims hold.
 
-        Else `proved`, or `follows from the rules` where no claim at all is proved. Other claims (rates, bounds) that
-        are "not proved" are listed only, and so are properties, however they stand.
+        Otherwise `proved`, or `follows from the rules` if no claim is proved. Other claims (rates, bounds) that are
+        "not proved" are only listed, and so are properties with any status.
         """
         if any(claim.speaks_against for claim in self.claims):
             return Status.REFUTED
@@ -119,14 +119,14 @@ class Proof:
 
     @property
     def guarantees_consensus(self) -> bool:
-        """Whether a claim holds by which all workers come to agree."""
+        """Return whether a claim that implies consensus holds."""
         return any(claim.claim in AGREEMENT and claim.holds for claim in self.claims)
 
     @property
     def can_part(self) -> list[list[int]]:
-        """Sets of workers that may never hear of one another, or one set that may never hear of all others.
+        """Return sets of workers that may never receive from one another, or one that may receive from no other.
 
-        Empty where consensus is not refuted, and of a rule, whose witness names local ranks for any number of nodes.
+        Empty if consensus is not refuted, and for a rule, whose witness names local ranks for any number of nodes.
         """
         against = self._against_consensus
         witness: Mapping[str, Any] = {} if against is None else against.witness or {}
@@ -137,7 +137,7 @@ class Proof:
 
     @property
     def parting_words(self) -> str:
-        """That consensus is not guaranteed, and who may never hear of whom; empty where it is guaranteed."""
+        """Describe why consensus is not guaranteed, with the isolated sets; empty if it is guaranteed."""
         if self.guarantees_consensus:
             return ""
         against = self._against_consensus
@@ -145,23 +145,23 @@ class Proof:
 
     @property
     def _against_consensus(self) -> Claim | None:
-        """The claim by which consensus is refuted, if one is."""
+        """Return the claim that refutes consensus, if there is one."""
         against = (one for one in self.claims if one.claim in AGREEMENT and one.status is Status.REFUTED)
         return next((one for one in against if one.witness is not None), None)
 
     def without_consensus(self) -> Proof:
-        """The same proof where consensus is a property, which the verdict does not need."""
+        """Return the same proof with consensus as a property, which the verdict does not need."""
         claims = (replace(claim, is_property=True) if claim.claim in AGREEMENT else claim for claim in self.claims)
         return replace(self, claims=tuple(claims), essential=self.essential - AGREEMENT)
 
     @property
     def absent(self) -> frozenset[str]:
-        """The essential claims that nobody has looked at."""
+        """Return the essential claims that were not examined."""
         return self.essential - {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims}
 
     @property
     def open(self) -> frozenset[str]:
-        """The essential claims that are not known to hold."""
+        """Return the essential claims that are not known to hold."""
         names = {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims if not claim.holds}
         return self.absent | (self.essential & names)
 
@@ -172,11 +172,11 @@ class Proof:
         raise KeyError(name)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a claim of that name was looked at."""
+        """Return whether a claim of that name was examined."""
         return any(claim.claim == name for claim in self.claims)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"verdict": …, "consensus": …, "can_part": […], "claims": […]}`; the command line adds metrics."""
+        """Return `{"verdict": …, "consensus": …, "can_part": […], "claims": […]}`; the command line adds metrics."""
         return {
             "verdict": self.verdict.value,
             "consensus": GUARANTEED if self.guarantees_consensus else NOT_GUARANTEED,
@@ -185,12 +185,12 @@ class Proof:
         }
 
     def explain(self) -> str:
-        """Every claim in words, one paragraph each; first that consensus is not guaranteed, where it is not."""
+        """Explain every claim in one paragraph each; first that consensus is not guaranteed, if it is not."""
         lines = [f"{claim.claim}: {claim.status.value}. {claim.words}" for claim in self.claims]
         return "\n".join(filter(None, (self.parting_words, *lines)))
 
     def require(self) -> Proof:
-        """Return the proof itself, or raise if a claim is false that is no mere property.
+        """Return the proof itself, or raise if a claim other than a property is refuted.
 
         Raises:
             RefutedError: with the first refuted claim's explanation.
@@ -202,35 +202,35 @@ class Proof:
 
 
 def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **entry: object) -> Claim:
-    """A proved claim whose certificate entry holds the given fields."""
+    """Return a proved claim whose certificate entry holds the given fields."""
     return Claim(claim, Status.PROVED, explanation, witness, {"claim": claim, **entry})
 
 
 def follows(claim: str, explanation: str, witness: Mapping[str, Any] | None = None) -> Claim:
-    """What holds of every program that obeys the rules of the protocol."""
+    """Return a claim that holds for every program that obeys the rules of the protocol."""
     return Claim(claim, Status.FOLLOWS, explanation, witness)
 
 
 def refuted(claim: str, explanation: str, witness: Mapping[str, Any], summary: str = "") -> Claim:
-    """A false claim with its counter-example, and what it comes to in a few words."""
+    """Return a refuted claim with its counterexample and a short summary."""
     return Claim(claim, Status.REFUTED, explanation, witness, summary=summary)
 
 
 def not_proved(claim: str, explanation: str) -> Claim:
-    """A claim that is neither shown true nor false, with the reason."""
+    """Return a claim that is neither proved nor refuted, with the reason."""
     return Claim(claim, Status.NOT_PROVED, explanation)
 
 
 def fraction_above(value: float, bits: int = 32) -> Fraction:
-    """The least fraction of that many significant bits that is not below a positive float."""
+    """Return the least fraction with that many significant bits that is not below a positive float."""
     unit = Fraction(2) ** (frexp(value)[1] - bits)
     return ceil(Fraction(value) / unit) * unit
 
 
 def upper(value: Fraction, digits: int = 6, *, power: int = 1) -> str:
-    """A bound for a sentence: the least decimal of so many digits that is not below the value's root.
+    """Format a bound: the least decimal of so many digits that is not below the value's root.
 
-    More digits where a bound below 1 would read as 1.
+    More digits are used if a bound below 1 would be printed as 1.
     """
     near = Context(prec=digits + 8).divide(Decimal(value.numerator), Decimal(value.denominator))
     number = Context(prec=digits, rounding=ROUND_CEILING).plus(near if power == 1 else near.sqrt(Context(digits + 8)))
@@ -242,7 +242,7 @@ def upper(value: Fraction, digits: int = 6, *, power: int = 1) -> str:
 
 
 def some(items: Sequence[int], limit: int = 12) -> str:
-    """A set of ranks for a sentence: the first few, then how many there are."""
+    """Format a set of ranks: the first few, then the number of the rest."""
     listed = [int(item) for item in items[:limit]]
     rest = f",… ({len(items)} in all)" if len(items) > limit else ""
     return "{" + ",".join(map(str, listed)) + rest + "}"

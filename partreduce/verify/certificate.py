@@ -1,4 +1,4 @@
-"""The certificate: the proved claims of one schedule, in the closed format that `verify/checker/` reads."""
+"""Write the certificate: the proved claims of one schedule, in the closed format that `verify/checker/` reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VERSION = 1
 
 
 def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noqa: ANN401 - the checker's own schedule
-    """The witnesses of all proved claims, of the schedule as the checker has read it."""
+    """Return the witnesses of all proved claims about the schedule as the checker read it."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -26,10 +26,10 @@ def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noq
 
 
 def confirm(schedule: Schedule) -> list[str]:
-    """Run the checker on the certificate that a schedule carries; the claims that hold. What a loader calls.
+    """Run the checker on a schedule's certificate and return the claims that hold. Loaders call this.
 
     Raises:
-        RefutedError: there is none, or an entry of it does not hold; the checker's sentence names the entry.
+        RefutedError: there is no certificate, or an entry does not hold; the checker's sentence names the entry.
     """
     from partreduce.topo.document.schedule import dump_schedule
     from partreduce.topo.errors import RefutedError
@@ -37,7 +37,7 @@ def confirm(schedule: Schedule) -> list[str]:
 
     if schedule.certificate is None:
         raise RefutedError(f"schedule {schedule.name!r}: carries no certificate; write one with partreduce verify")
-    # A round trip through JSON: the checker reads documents, and may bring them into canonical order in place.
+    # A round trip through JSON: the checker reads documents, and may canonicalize their order in place.
     document, certificate = (
         json.loads(json.dumps(part)) for part in (dump_schedule(schedule), dict(schedule.certificate))
     )
@@ -51,5 +51,5 @@ def confirm(schedule: Schedule) -> list[str]:
 
 
 def certificate_bytes(certificate: Mapping[str, Any]) -> bytes:
-    """The canonical text: sorted keys, no spaces, one final newline."""
+    """Return the canonical text: sorted keys, no spaces, one final newline."""
     return json.dumps(certificate, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"

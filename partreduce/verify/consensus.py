@@ -1,14 +1,14 @@
-"""Whether averaging alone brings the workers to their common mean: sums of the matrices, and the claim `consensus`.
+"""Prove whether averaging alone brings the workers to their common mean: row and column sums, and `consensus`.
 
-A group with factor 0 ≤ t < 2 lengthens no vector, and keeps a vector's length only if it leaves the vector alone. So
-a period keeps the length of a vector off the mean only if the vector is constant on every group with 0 < t < 2, and a
-spanning tree of such groups leaves only constant vectors. Finitely many dimensions turn "shorter" into a factor < 1.
+A group with factor 0 ≤ t < 2 lengthens no vector, and keeps a vector's length only if it leaves the vector unchanged.
+So a period keeps the length of a vector off the mean only if the vector is constant on every group with 0 < t < 2, and
+a spanning tree of such groups leaves only constant vectors. Finitely many dimensions turn "shorter" into a factor < 1.
 With t ≥ 2 or t < 0 anywhere the argument fails (t = 2 on a pair swaps it), and a norm below 1 is proved instead.
 
 Weighted graphs have non-negative rows that sum to 1: with positive weights on oneself, support only grows in a product,
 so a worker from which all others are reached gives, after enough periods, a matrix with a positive column, and every
-such matrix shrinks the spread max − min. Without them connection is not enough: a cyclic shift is doubly stochastic and
-strongly connected and never converges, so a power with a norm below 1 is asked for.
+such matrix shrinks the spread max − min. Without positive self-weights connection is not enough: a cyclic shift is
+doubly stochastic and strongly connected and never converges, so a power with a norm below 1 is required.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from partreduce.verify.facts import If, ScheduleFacts
 NAME = "consensus"
 DOUBLY, SUMS = "doubly-stochastic", "unit-sums"
 GROUND = -1
-"""The vertex that stands for the value 0 in the graph of a character class."""
+"""The vertex for the value 0 in the graph of a character class."""
 MAX_POWER = 12
 MAX_SUPPORT = 2000
-"""Workers up to which the support of a period's product is formed to refute consensus."""
+"""Most workers for which the support of a period's product is computed to refute consensus."""
 
 SUMS_SENTENCE = (
     If(
@@ -54,10 +54,10 @@ SUMS_SENTENCE = (
 
 
 def prove_sums(facts: ScheduleFacts) -> Claim:
-    """That every mixing matrix has unit row and column sums, and whether an entry is negative.
+    """Prove that every mixing matrix has unit row and column sums, and whether an entry is negative.
 
-    Where one is the claim made is `unit-sums` instead, which is what the mean needs. Of weighted graphs rows sum to 1
-    because each worker keeps the rest; a column may not.
+    With a negative entry the claim is `unit-sums` instead, which suffices for the mean. In weighted graphs rows sum to
+    1 because each worker keeps the rest; a column may not.
     """
     for t, listed in enumerate(facts.schedule.strategy.graphs):
         for worker, surplus in sorted(listed.surplus().items()):
@@ -74,7 +74,7 @@ def prove_consensus(schedule: Schedule) -> Claim:
     """Prove consensus by spanning-tree witnesses, or refute it by a set of workers that never meets the others.
 
     Explicit: O(size · log size), one tree over all workers. Rules: one small tree per digit, for every number of nodes.
-    The trees are of all groups that do anything, which contract where every factor is tame.
+    The trees use all groups with an effect, which contract if every factor is tame.
     """
     rule = rule_view(schedule)
     found = _tree(explicit_view(schedule) or ()) if rule is None else _trees_of_classes(rule)
@@ -85,12 +85,12 @@ def prove_consensus(schedule: Schedule) -> Claim:
 
 
 def is_tame(relaxation: Fraction) -> bool:
-    """Whether a group of this factor lengthens nothing and keeps a vector's length only by leaving it alone."""
+    """Return whether a group of this factor lengthens no vector and keeps the length only of unchanged vectors."""
     return 0 <= relaxation < 2
 
 
 def every_relaxation_tame(schedule: Schedule) -> bool:
-    """Whether 0 ≤ relaxation < 2 in every group."""
+    """Return whether 0 ≤ relaxation < 2 in every group."""
     rule = rule_view(schedule)
     if rule is not None:
         return all(is_tame(block.relaxation) for phase in rule.phases for block in phase if block.makes_groups)
@@ -116,7 +116,7 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
 
 
 def class_groups(rule: RuleView, digits: set[int]) -> list[list[list[int]]]:
-    """The graph of one character class: local ranks, and the ground that blocks vanishing on the class tie to 0."""
+    """Return the graph of one character class: local ranks, and the ground for blocks that vanish on the class."""
     result = []
     for phase in rule.phases:
         grounded, groups = [GROUND], []
@@ -162,10 +162,10 @@ Tree = list[list[int]]
 
 
 def tree_of_phases(phases: Sequence[Phase]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Kruskal's tree of the edges (phase, smallest member, member) of all groups that do anything, in order.
+    """Return Kruskal's tree of the edges (phase, smallest member, member) of all groups with an effect, in order.
 
     Returns the edges, shape (num_edges, 3), and the component of every worker, shape (num_workers,). Each phase is one
-    vectorized minimum spanning forest over the components that the earlier phases left. O(size · log size).
+    vectorized minimum spanning forest over the components of the earlier phases. O(size · log size).
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
@@ -206,7 +206,7 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def tree_of_groups(vertices: Sequence[int], phases: Sequence[Sequence[Sequence[int]]]) -> tuple[Tree, list[set[int]]]:
-    """The same by a plain scan, for the few vertices of a character class. Returns the edges and the components."""
+    """Return the same tree by a plain scan, for the few vertices of a character class, and the components."""
     home = {v: {v} for v in vertices}
     edges: Tree = []
     for t, groups in enumerate(phases):
@@ -223,9 +223,9 @@ def tree_of_groups(vertices: Sequence[int], phases: Sequence[Sequence[Sequence[i
 
 
 def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
-    """Consensus by a tree of edges alone; without `counts_weights` every edge weighs something, whatever the file says.
+    """Prove consensus by a tree of edges; without `counts_weights` every edge counts as positive.
 
-    What follows from the tree is for the caller to say.
+    The caller states the consequence of the tree.
     """
     rounds = schedule.strategy.graphs
     if counts_weights and any(map(has_negative_entries, rounds)):
@@ -243,13 +243,13 @@ def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
 
 
 def prove_consensus_of_graph(schedule: Schedule) -> Claim:
-    """Consensus of a weighted graph: by a tree or a power, or refuted by sets that stay apart."""
+    """Prove consensus of a weighted graph by a tree or a power, or refute it by sets that stay apart."""
     text = "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
     return by_tree_or_apart(schedule) or prove_power(schedule, NAME, MAX_POWER) or not_proved(NAME, text)
 
 
 def by_tree_or_apart(schedule: Schedule) -> Claim | None:
-    """Consensus of a `neighbor` schedule by a tree of edges, or refuted by sets that stay apart; None if neither."""
+    """Prove consensus of a `neighbor` schedule by a tree of edges, or refute it by separate sets; else None."""
     found, rounds = out_tree_of(schedule), schedule.strategy.graphs
     if found.holds:
         return found
@@ -260,7 +260,7 @@ def by_tree_or_apart(schedule: Schedule) -> Claim | None:
 def _out_tree(
     num_workers: int, rounds: tuple[Round, ...], *, counts_weights: bool
 ) -> tuple[int, list[list[int]]] | None:
-    """A root that reaches everyone over edges of positive weight, with the first edges of a breadth-first search."""
+    """Return a root that reaches all workers over positive edges, with the first edges of a breadth-first search."""
     onward: dict[int, list[tuple[int, int]]] = defaultdict(list)
     known: set[tuple[int, int]] = set()
     for t, listed in enumerate(rounds):
@@ -280,7 +280,7 @@ def _out_tree(
                     edges.append([t, source, target])
         return edges
 
-    # The last worker that a sweep of searches starts from reaches everyone, if any worker does.
+    # The last start of a sweep of searches reaches all workers, if any worker does.
     seen: set[int] = set()
     root = 0
     for worker in range(num_workers):
@@ -292,7 +292,7 @@ def _out_tree(
 
 
 def support_of_period(num_workers: int, rounds: tuple[Round, ...]) -> npt.NDArray[np.bool_]:
-    """Entry [i, j]: whether worker i holds a share of worker j's start after one period. Non-negative weights only."""
+    """Return entry [i, j]: whether i holds a share of j's start after one period. Non-negative weights only."""
     result = np.eye(num_workers, dtype=bool)
     for listed in rounds:
         taken: dict[int, Fraction] = defaultdict(Fraction)
@@ -335,7 +335,7 @@ def _refutation(num_workers: int, rounds: tuple[Round, ...]) -> Claim | None:
 
 
 def _cyclic_parts(support: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
-    """The cyclic classes of a strongly connected support, in the order in which values travel."""
+    """Return the cyclic classes of a strongly connected support, in the order in which values propagate."""
     distance = np.full(len(support), -1)
     distance[0], queue, period = 0, deque([0]), 0
     while queue:

@@ -1,4 +1,4 @@
-"""How much one period leaves of differences: `contraction`, ‖W_T … W_1 − J‖₂ ≤ c, and `exact-consensus`, where c is 0.
+"""Bound the differences after one period: `contraction`, ‖W_T … W_1 − J‖₂ ≤ c, and `exact-consensus`, where c is 0.
 
 Certified by the pivots of a rational L·D·Lᵀ of c²·I − (P − J)ᵀ(P − J): none negative means positive semidefinite.
 Explicit schedules up to MAX_EXACT workers, rules per character class at any number of nodes. Up to MAX_FACTOR workers
@@ -6,7 +6,7 @@ the checker factors that matrix in integers, which bounds c² to n·2⁻³⁰ of
 ‖M‖₂² ≤ ‖M‖₁·‖M‖∞.
 
 Exact consensus, W_T … W_1 = J. Rules: every character class is exactly zero, for every number of nodes. Explicit
-phases, any size: mixed-radix labels for a window of phases, one digit a phase; the other phases keep the mean and
+phases, any size: mixed-radix labels for a window of phases, one digit a phase; the other phases preserve the mean and
 change nothing. Up to MAX_PRODUCT workers: the product itself.
 
 A rule's space is the orthogonal sum of classes of characters, one for each set of digits
@@ -35,27 +35,27 @@ from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE
 
 NAME, EXACT = "contraction", "exact-consensus"
 MAX_EXACT = 48
-"""Workers up to which the exact pivots of an explicit schedule are found: fractions grow with n."""
+"""Most workers of an explicit schedule with exact pivots: fractions grow with n."""
 MAX_FACTOR = 512
-"""Workers up to which the checker factors the matrix of an explicit schedule."""
+"""Most workers of an explicit schedule whose matrix the checker factors."""
 MAX_WORK, MAX_BITS = 10**10, 2**31
-"""What the checker spends on the exact product of a period, and the bits that its entries may have together."""
+"""The checker's limits on work for the exact product of a period, and on the total bits of its entries."""
 MARGIN = 2.0**-30
-"""The part of c², for each worker, by which the certified bound lies above the computed one.
+"""The margin of the certified bound over the computed one, as a fraction of c² per worker.
 
-Rounding to n·n integers and to a factor of 31 bits costs the checker at most 1.4 · 2⁻³¹ of c² for each worker.
+Rounding to n·n integers and to a factor of 31 bits costs the checker at most 1.4 · 2⁻³¹ of c² per worker.
 """
 FOLLOWED_BITS = 16.0
-"""By how many powers of two differences may grow inside a period whose norm is about 1: floats round in between by
-2⁻⁵² of that for each worker, which has to stay far below the margin."""
+"""Most powers of two by which differences may grow inside a period with a norm of about 1: intermediate float rounding
+is 2⁻⁵² of that per worker, which must stay far below the margin."""
 ZERO = 1e-7
-"""Norms below this are looked at exactly: they may be 0, and a float does not tell."""
+"""Norms below this are computed exactly: they may be 0, which a float cannot show."""
 MAX_PRODUCT = 128
-"""Workers up to which a period is multiplied out to see whether it is exactly the mean."""
+"""Most workers for which a period is multiplied out to test whether it is exactly the mean."""
 
 
 def rule_view(schedule: Schedule) -> RuleView | None:
-    """The rule behind a schedule in canonical order, so that a certificate holds for every file of the same hash.
+    """Return the schedule's rule in canonical order, so that a certificate holds for every file of the same hash.
 
     None for explicit groups and graphs.
     """
@@ -64,7 +64,7 @@ def rule_view(schedule: Schedule) -> RuleView | None:
 
 
 def explicit_view(schedule: Schedule) -> tuple[Phase, ...] | None:
-    """The explicit phases, None for rules and graphs."""
+    """Return the explicit phases, None for rules and graphs."""
     if not schedule.is_phased or schedule.rule() is not None:
         return None
     return schedule.phased.steps(schedule.cluster)
@@ -72,7 +72,7 @@ def explicit_view(schedule: Schedule) -> tuple[Phase, ...] | None:
 
 @lru_cache(maxsize=1)
 def off_mean_of_classes(rule: RuleView, periods: int = 1) -> list[ExactMatrix] | None:
-    """P^periods − J on every distinct class: the rate and exact consensus ask for the same. None: too many or large."""
+    """Return P^periods − J on every distinct class, for the rate and exact consensus; None if too many or too large."""
     if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
     classes = distinct_classes(rule)
@@ -82,9 +82,10 @@ def off_mean_of_classes(rule: RuleView, periods: int = 1) -> list[ExactMatrix] |
 
 
 def prove_contraction(schedule: Schedule) -> Claim:
-    """Prove the best c² that a simple fraction above the true value gives.
+    """Prove the best c² given by a simple fraction above the true value.
 
-    steps_per_round and delay do not enter: they decide when noise is added, not what the period does to a difference.
+    steps_per_round and delay have no effect: they determine when noise is added, not how the period acts on a
+    difference.
     """
     rule = rule_view(schedule)
     if rule is not None:
@@ -107,7 +108,7 @@ def prove_contraction(schedule: Schedule) -> Claim:
 
 
 def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None:
-    """Consensus because some power of the period has a norm below 1; None if none was found up to max_periods."""
+    """Prove consensus by a power of the period with a norm below 1; None if none was found up to max_periods."""
     rule = rule_view(schedule)
     if rule is None and schedule.num_workers > MAX_EXACT:
         return None
@@ -146,7 +147,7 @@ def _by_factor(num_workers: int, norm: float) -> Claim:
 
 
 def _is_too_long(schedule: Schedule) -> bool:
-    """Whether the integers of a period's exact product, over the denominators of all phases, are too long to check."""
+    """Return whether the integers of a period's exact product, over all denominators, are too long to check."""
     bits, n = 0, schedule.num_workers
     work = 2 * n**3
     for step in schedule.steps():
@@ -156,7 +157,7 @@ def _is_too_long(schedule: Schedule) -> bool:
 
 
 def common_factor(step: MixingStep) -> int:
-    """A number that makes integers of the entries of a step's mixing matrix. O(groups or edges)."""
+    """Return a number that makes the entries of a step's mixing matrix integers. O(groups or edges)."""
     if isinstance(step, Round):
         return lcm(*(weight.denominator for weight in step.weights))
     return lcm(*(len(group.members) * group.relaxation.denominator for group in step))
@@ -179,18 +180,18 @@ def _bound(squared: Fraction) -> str:
 
 
 def _short(number: Fraction) -> str:
-    """A number that may be beyond floats."""
+    """Format a number that may exceed the range of floats."""
     bits = number.numerator.bit_length() - number.denominator.bit_length()
     return upper(number) if bits < 1000 else f"2^{bits + 1}"
 
 
 def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
-    """P^periods − J, shape (n, n)."""
+    """Return P^periods − J, shape (n, n)."""
     return exact_product(schedule.steps() * periods).plus(-Fraction(1, schedule.num_workers))
 
 
 def candidates(value: float) -> Iterable[Fraction]:
-    """Simple fractions next to a float that may be its exact value, then dyadic ones safely above it."""
+    """Yield simple fractions next to a float that may be its exact value, then dyadic ones safely above it."""
     seen = set()
     for limit in (1, 16, 64, 256, 1024, 4096, 2**14, 2**17):
         guess = Fraction(value).limit_denominator(limit)
@@ -199,12 +200,12 @@ def candidates(value: float) -> Iterable[Fraction]:
             yield guess
     for bits in (40, 30, 20):
         yield Fraction(ceil((value + 2.0 ** (2 - bits)) * 2**bits), 2**bits)
-    if value > 1:  # a float's error grows with its value
+    if value > 1:  # the error of a float grows with its value
         yield Fraction(ceil(Fraction(value) * (2**20 + 1)), 2**20)
 
 
 def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
-    """The least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, as its exact pivots say."""
+    """Return the least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, by exact pivots."""
     grams = [gram(matrix) for matrix in matrices]
     for squared in _guesses(matrices, grams):
         scaled = (ExactMatrix.identity(square.size).scaled(squared) - square for square in grams)
@@ -214,17 +215,17 @@ def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
 
 
 def _guesses(matrices: Sequence[ExactMatrix], grams: Sequence[ExactMatrix]) -> Iterable[Fraction]:
-    """What floats say, as far as they reach, and at last the trace, which is exact and always a bound."""
+    """Yield the values from floats, within their range, and finally the trace, which is exact and always a bound."""
     try:
         norms = [float(np.linalg.norm(matrix.floats(), 2)) for matrix in matrices if matrix.size]
         yield from candidates(max(norms, default=0.0) ** 2)
     except (OverflowError, np.linalg.LinAlgError):
-        pass  # entries beyond floats, as of a relaxation of 60 digits
+        pass  # entries beyond the range of floats, as with a relaxation of 60 digits
     yield max((square.trace() for square in grams if square.size), default=Fraction(0))
 
 
 def prove_exact(schedule: Schedule) -> Claim | None:
-    """Prove that one period is exactly the mean; None where it is not (that is no fault) or not shown."""
+    """Prove that one period is exactly the mean; None if it is not (which is no fault) or not shown."""
     rule = rule_view(schedule)
     if rule is not None:
         return _exact_by_classes(rule)
@@ -237,10 +238,10 @@ def prove_exact(schedule: Schedule) -> Claim | None:
 
 
 def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
-    """Whether a random vector comes out constant in floats: cheap, and saves the exact tests on most schedules."""
+    """Return whether a random vector becomes constant in floats: cheap, and avoids most exact tests."""
     values = np.random.default_rng(0).standard_normal(phases[0].num_workers)
     mean = values.mean()
-    with np.errstate(over="ignore", invalid="ignore"):  # factors beyond floats: not seen to be exact
+    with np.errstate(over="ignore", invalid="ignore"):  # factors beyond the range of floats: not detected as exact
         for phase in phases:
             values = phase.apply(values)
     return bool(np.abs(values - mean).max() < 1e-6)
@@ -286,7 +287,7 @@ def _by_labels(phases: tuple[Phase, ...]) -> Claim | None:
 
 
 def _uniform_size(phase: Phase) -> int:
-    """The common size of plain groups that hold every worker, 0 for any other phase."""
+    """Return the common size of plain groups that hold every worker, 0 for any other phase."""
     sizes = phase.sizes
     if phase.relaxation is not None or not len(phase) or len(phase.members) != phase.num_workers:
         return 0
@@ -294,9 +295,9 @@ def _uniform_size(phase: Phase) -> int:
 
 
 def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDArray[np.int64] | None:
-    """Labels in which phase l varies digit l alone, None if there are none. O(len(phases) · n).
+    """Return labels in which phase l varies only digit l, None if there are none. O(len(phases) · n).
 
-    Digit l must be the same throughout every group of the other phases, so it is the component of their union.
+    Digit l must be constant within every group of the other phases, so it is the component of their union.
     """
     n, count = phases[0].num_workers, len(phases)
     before = [np.arange(n)]
@@ -318,7 +319,7 @@ def _joined(component: npt.NDArray[np.int64], phase: Phase) -> npt.NDArray[np.in
 
 
 def _merge(one: npt.NDArray[np.int64], two: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Components of workers that share a value of either array, numbered by their first worker."""
+    """Return the components of workers that share a value of either array, numbered by their first worker."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -1,8 +1,8 @@
-"""Statements about schedules: what the checker computes from a file, and the sentences that say it.
+"""State facts about schedules: the checker computes them from a file, and tables hold their sentences.
 
-A statement is a row of a table: its name, how it is proved, the caveats of its sentence, and where a schedule should
-not be run without it. Sentences are data: texts with places for numbers, and clauses with a condition. No number of a
-fact is computed twice; the prover adds words, and the witnesses of what is refuted.
+A statement is a row of a table: its name, its prover, the caveats of its sentence, and the condition under which a
+schedule should not be run without it. Sentences are data: texts with placeholders for numbers, and conditional clauses.
+Only the checker computes the numbers of facts; the prover adds words, and the witnesses of refuted claims.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from partreduce.verify.checker.refusal import Work
 
 Numbers = dict[str, Any]
 Condition = Callable[[Schedule, Numbers], Any]
-"""Of a clause: whether the schedule, or the numbers of the fact, have it said."""
+"""The condition of a clause, given the schedule and the numbers of the fact."""
 Values = Callable[[Schedule, Numbers], Mapping[str, object]]
-"""What stands at the places of a sentence besides the numbers."""
+"""Values of placeholders in a sentence other than the numbers."""
 
 TOO_LONG = "computing its numbers would take over a second."
 NONE = -1
-"""There is no bound."""
+"""No bound."""
 
 
 class If(NamedTuple):
-    """A clause of a sentence: `then` where the condition holds, and else `otherwise`."""
+    """A clause of a sentence: `then` if the condition holds, else `otherwise`."""
 
     condition: Condition
     then: Sentence
@@ -48,7 +48,7 @@ Sentence = str | If | tuple["Sentence", ...]
 
 
 def format_sentence(sentence: Sentence, schedule: Schedule, numbers: Numbers, values: Values | None = None) -> str:
-    """The clauses of a sentence whose conditions hold, with numbers and values at their places."""
+    """Return the clauses of a sentence whose conditions hold, with numbers and values inserted."""
     known = {**numbers, **(values(schedule, numbers) if values else {}), "schedule": schedule}
 
     def clause(part: Sentence) -> str:
@@ -60,18 +60,18 @@ def format_sentence(sentence: Sentence, schedule: Schedule, numbers: Numbers, va
 
 
 def always(_: Schedule, __: Numbers) -> bool:
-    """Of every schedule."""
+    """Return True, for every schedule."""
     return True
 
 
 def never(_: Schedule, __: Numbers) -> bool:
-    """Of no schedule."""
+    """Return False, for every schedule."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A row of a table: `prove` finds the claim, None where there is nothing to say; `caveats` end what holds."""
+    """A row of a table: `prove` finds the claim, None if there is no statement; `caveats` follow a claim that holds."""
 
     name: str
     prove: Callable[[ScheduleFacts], Claim | None]
@@ -79,7 +79,7 @@ class Statement:
     essential: Condition = never
 
     def claim(self, facts: ScheduleFacts) -> Claim | None:
-        """The claim with its caveats, what it supposes of the program, and whether it ends with a failure."""
+        """Return the claim with its caveats, its assumptions about the program, and whether it ends with a failure."""
         found, schedule = self.prove(facts), facts.schedule
         if found is None or not found.holds:
             return found
@@ -98,7 +98,7 @@ def fact(
     without: Callable[[ScheduleFacts], str] | None = None,
     witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
-    """A statement whose numbers the checker computes; where it states none, `without` says why, or nobody does."""
+    """Return a statement with numbers from the checker; if it states none, `without` gives the reason."""
 
     def prove(facts: ScheduleFacts) -> Claim | None:
         found = facts.claim(name, sentence, values, witness)
@@ -108,7 +108,7 @@ def fact(
 
 
 class ScheduleFacts:
-    """The facts of one schedule, each computed by the checker when it is asked for."""
+    """The facts of one schedule, each computed by the checker on first use."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -116,7 +116,7 @@ class ScheduleFacts:
 
     @cached_property
     def read(self) -> Any:  # noqa: ANN401 - the checker's own schedule
-        """The document as the checker sees it, read at the first question: kinds decided at run time have none.
+        """The schedule as the checker reads it, read on first use: kinds decided at run time have none.
 
         Raises:
             ScheduleError: the checker does not read it.
@@ -128,9 +128,9 @@ class ScheduleFacts:
             raise ScheduleError(f"schedule {self.schedule.name!r}: {refusal.sentence}") from None
 
     def _fact(self, name: str) -> Fact | None:
-        """A fact by its name; without numbers where these take too long, None where there is nothing to state.
+        """Return a fact by its name; without numbers if these take too long, None if there is no statement.
 
-        What must be known of a gap before a run is computed however long it takes; it is near-linear in the edges.
+        Facts of a gap that are needed before a run are always computed; they are near-linear in the edges.
         """
         if name not in self._known:
             limit = sys.maxsize if self.read.gap and name in GAP else MAX_WORK
@@ -138,7 +138,7 @@ class ScheduleFacts:
         return self._known[name]
 
     def numbers(self, name: str) -> Numbers:
-        """The numbers of a fact; none where it is not stated, or takes too long."""
+        """Return the numbers of a fact; empty if it is not stated or takes too long."""
         found = self._fact(name)
         return {} if found is None else found.numbers or {}
 
@@ -149,7 +149,7 @@ class ScheduleFacts:
         values: Values | None = None,
         witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
     ) -> Claim | None:
-        """A fact with its sentence; None where there is nothing to state."""
+        """Return a fact with its sentence; None if there is no statement."""
         found = self._fact(name)
         if found is None:
             return None
@@ -160,12 +160,12 @@ class ScheduleFacts:
         return Claim(name, Status.FOLLOWS if found.follows else Status.FACT, words, seen, numbers=found.numbers)
 
     def conflict(self) -> tuple[int, int, list[Any]] | None:
-        """The first worker (or local rank) in two groups of a phase: the phase, the worker, the two groups."""
+        """Return the first worker (or local rank) in two groups of a phase: the phase, the worker, the two groups."""
         return conflict(self.read)
 
 
 def sets_that_close_themselves(
     sources: Sequence[Sequence[int]], spare: Sequence[int]
 ) -> tuple[set[int], set[int]] | None:
-    """Two disjoint sets of workers that can do without all others, as the checker's search finds them."""
+    """Return two disjoint sets of workers that need no other worker, as the checker's search finds them."""
     return two_closed_sets(sources, spare, Work("consensus", MAX_WORK))

@@ -1,7 +1,7 @@
-"""Failures that a plan covers: `survives`, that survivors agree; `mean-moved`, how far the mean moves.
+"""Prove claims about planned failures: `survives`, that survivors agree; `mean-moved`, how far the mean moves.
 
-One failure of each class is looked at, on the cells that the checker makes of what its survivors run
-(verify/checker/survives.py has the proof); here bounds are found that its pivots confirm.
+One failure of each class is examined, on the cells that the checker makes of the survivors' schedule
+(verify/checker/survives.py has the proof); this module finds bounds that the checker's pivots confirm.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from partreduce.verify.facts import ScheduleFacts, fact
 
 NAME = "survives"
 MAX_CELLS = 2 * 10**7
-"""Cells of all classes, in all phases, up to which they are looked at."""
+"""Most cells, of all classes in all phases, that are examined."""
 MAX_RATED, MAX_RATES = 48, 4 * 10**6
-"""Cells of a class whose rate is proved, and the sum of their cubes over all of them."""
+"""Most cells of a class whose rate is proved, and the limit on the sum of their cubes over all classes."""
 
 
 def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
-    """A failure of each class that the plan covers, smaller ones first.
+    """Return one failure of each class that the plan covers, smaller ones first.
 
     Raises:
-        TooLarge: there are over `failure_classes.MAX_CLASSES`, or too many workers.
+        TooLarge: more than `failure_classes.MAX_CLASSES` classes, or too many workers.
     """
     read = ScheduleFacts(schedule).read
     return classes_of_plan(read, read.failure_plan, Work(NAME))
 
 
 def prove_survives(schedule: Schedule) -> Claim:
-    """Prove that the survivors of every failure that the plan covers reach consensus, or refute it by a failure.
+    """Prove that the survivors of every planned failure reach consensus, or refute it by a failure.
 
     Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
     """
@@ -77,7 +77,7 @@ def prove_survives(schedule: Schedule) -> Claim:
 
 
 def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - the checker's own schedule
-    """Why survivors do not agree, as a clause; empty where they do."""
+    """Return, as a clause, why survivors do not agree; empty if they do."""
     if not lengthens_nothing(runs):
         return "a group has relaxation < 0 or relaxation >= 2, so that meeting is not enough"
     parts, digit = parts_left(runs, cells, known, Work(NAME))
@@ -87,7 +87,7 @@ def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - 
 
 
 def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction]) -> Fraction:  # noqa: ANN401
-    """The least simple bound c² ≤ 1 on what a period leaves of differences; `rates` are those along free digits."""
+    """Return the least simple bound c² ≤ 1 on a period's differences; `rates` are those along free digits."""
     free, sizes = tuple(cells.free), np.array(cells.sizes)
     if free not in rates:
         listed = [tuple(digits) for digits in classes(runs, NAME, free)] if free else []

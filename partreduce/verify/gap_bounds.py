@@ -1,12 +1,12 @@
-"""Exact bounds on iteration gaps: how far the workers of Hop can drift apart in steps, and the queues that this takes.
+"""Compute exact bounds on iteration gaps: the largest distance in steps between Hop's workers, and their queues.
 
 A worker is in step k from the instant it enters k; it enters step 0 at the start, so after e further entries it is in
-step e. Who waits for whom, why the distances between events bound how far one gets ahead of another, and why each bound
-is attained, stands in `verify/checker/events.py`, which computes them. A worker always has its own update, so a
-self-loop changes no bound; graphs here are kept without them.
+step e. `verify/checker/events.py` computes the bounds; it describes which worker waits for which, and proves that
+distances between events bound the lead of one worker over another and that each bound is attained. A worker always has
+its own update, so a self-loop changes no bound; graphs here have none.
 
-Both queues of an edge j → i stand at worker i. Its update queue holds j's updates of steps Step(i) … Step(j), at most
-bound[j][i] + 1 (older ones are thrown away, and under staleness a newer one replaces them). Its token queue for j holds
+Worker i holds both queues of an edge j → i. Its update queue holds j's updates of steps Step(i) … Step(j), at most
+bound[j][i] + 1 (older ones are discarded, and under staleness a newer one replaces them). Its token queue for j holds
 max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
 """
 
@@ -24,29 +24,29 @@ from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import Work
 
 Length = int | None
-"""A number of steps; None stands for unbounded."""
+"""A number of steps; None means unbounded."""
 
 Matrix = tuple[tuple[Length, ...], ...]
 
 
 def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
-    """What happens at all workers, and what it waits for. O(edges)."""
+    """Return the events at all workers, and their dependencies. O(edges)."""
     spare = gap.backups(graph.num_workers)
     return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
 
 
 def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> dict[int, Length]:
-    """For each end the most that Step(end) − Step(start) can be, None without a limit.
+    """Return for each end the maximum of Step(end) − Step(start), None without a limit.
 
-    A distance to a neighbor rests on events nearby only, so the search settles nearest events first and ends with the
-    last of the ends.
+    A distance to a neighbor depends only on nearby events, so the search settles nearest events first and stops with
+    the last of the ends.
     """
     near = events.leads(start, ends, Work("gap", sys.maxsize))
     return {end: near.get(end) for end in ends}
 
 
 def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
-    """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None without a largest. O(n·edges·log)."""
+    """Return entry [i][j]: the largest possible Step(i) − Step(j), None if unbounded. O(n·edges·log)."""
     events, everybody = events_of(graph, setting), range(graph.num_workers)
     columns = [distances_near(events, j, {*everybody}) for j in everybody]
     return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
@@ -54,12 +54,12 @@ def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """What waits at one worker at most, and what it has out at most.
+    """The most that may wait at one worker, and the most that it may have in flight.
 
-    `updates[u]`: updates of in-neighbor u from this worker's step on, in its queue or on their way. `slots[u]`: places
-    that their payloads need; under staleness 1, because a newer update replaces an older one. `tokens[v]`: tokens of
-    out-neighbor v, in hand or on their way; None if they have no bound (no path leads back from v to this worker).
-    `sent[v]`: this worker's updates that out-neighbor v may still have to reduce.
+    `updates[u]`: updates of in-neighbor u from this worker's step on, queued or in flight. `slots[u]`: places that
+    their payloads need; under staleness 1, because a newer update replaces an older one. `tokens[v]`: tokens of
+    out-neighbor v, held or in flight; None if they have no bound (no path leads back from v to this worker). `sent[v]`:
+    this worker's updates that out-neighbor v may still have to reduce.
     """
 
     updates: Mapping[int, int]
@@ -69,12 +69,12 @@ class Capacities:
 
 
 def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventGraph | None = None) -> Capacities:
-    """The proved capacities at `worker`, and those of its updates at its out-neighbors.
+    """Return the proved capacities at `worker`, and those of its updates at its out-neighbors.
 
     O(edges · log) at worst for each neighbor; with the `events` of the graph, in practice the edges near the worker.
 
     Raises:
-        ScheduleError: an update queue has no bound under this setting, with the edge and the way out.
+        ScheduleError: an update queue has no bound under this setting, with the edge and the remedy.
     """
     sources, targets = graph.sources[worker], graph.targets[worker]
     events = events or events_of(graph, gap)

@@ -1,9 +1,9 @@
-"""Neighbors that keep a gap (strategy `neighbor` with `sync.iteration_gap`): Hop's settings as they run.
+"""Prove claims about iteration gaps (strategy `neighbor` with `sync.iteration_gap`), with Hop's settings.
 
-Where every reduce takes all updates of its step, rounds are D-PSGD's recursion, and what holds of matrices holds. With
-staleness, backup workers or skips a reduce takes what is there, and these claims are all there is. In both cases who
-waits for whom is the event graph's matter. The theorems and numbers stand in `verify/checker/gaps.py`
-and `verify/checker/events.py`.
+If every reduce takes all updates of its step, rounds are D-PSGD's recursion, and the claims about matrices hold. With
+staleness, backup workers or skips a reduce takes the available updates, and only the claims of this module hold. In
+both cases the event graph determines which worker waits for which. The theorems and numbers are in
+`verify/checker/gaps.py` and `verify/checker/events.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXPLORED = (
 
 
 def gap_of(schedule: Schedule) -> IterationGap:
-    """The setting of a schedule that has one."""
+    """Return the setting of a schedule that has one."""
     assert isinstance(schedule.strategy.sync, IterationGap), "as its protocol says"
     return schedule.strategy.sync
 
@@ -98,7 +98,7 @@ BETWEEN_WORKERS = (
         lambda _, n: {"most": max(n["longest"])},
     ),
 )
-"""How far workers get apart, and what that takes, whatever a reduce averages."""
+"""The distance between workers, and its requirements, for any kind of reduce."""
 
 STALENESS_OF_UPDATES = fact(
     "staleness",
@@ -131,7 +131,7 @@ MEMORY_OF_QUEUES = fact(
 
 
 def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
-    """Why the mean of all parameters moves: a property that a lossy setting cannot have, unless nobody listens."""
+    """Prove why the mean of all parameters moves: a lossy setting preserves it only if no worker receives."""
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     spare = gap.backups(schedule.num_workers)
     listened = (edge for edge in schedule.strategy.graphs[0].edges() if edge[2] and (gap.staleness or spare[edge[1]]))
@@ -153,7 +153,7 @@ def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
 
 
 def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
-    """That all come to one value, by a tree of edges, or because no two sets can do without each other."""
+    """Prove that all workers reach one value, by a tree of edges, or because no two sets can do without each other."""
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     if gap.has_backup:
         return _prove_without_backup(facts, gap)
@@ -167,10 +167,10 @@ ALL_LISTEN = (
 
 
 def _prove_without_backup(facts: ScheduleFacts, gap: IterationGap) -> Claim:
-    """As the checker decides it; two sets that close themselves are the witness against it.
+    """Decide as the checker does; two self-sufficient sets are the witness against consensus.
 
-    It is a property of the worst case: which updates come late is up to the machines, and a fair run agrees although
-    two such sets exist.
+    It is a property of the worst case: the machines determine which updates are late, and a fair run agrees even if two
+    such sets exist.
     """
     schedule = facts.schedule
     n, spare = schedule.num_workers, gap.backups(schedule.num_workers)
@@ -203,7 +203,7 @@ def _prove_without_backup(facts: ScheduleFacts, gap: IterationGap) -> Claim:
 
 
 def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
-    """Two disjoint sets that can close themselves and are quickly found: a worker with those near it, and the rest."""
+    """Return two disjoint self-sufficient sets by a quick search: a worker with those near it, and the rest."""
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]
     for v, listed in enumerate(sources):
@@ -211,7 +211,7 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
             targets[u].append(v)
 
     def largest_in(allowed: set[int]) -> set[int]:
-        """The largest set inside `allowed` that can close itself; O(edges)."""
+        """Return the largest self-sufficient subset of `allowed`; O(edges)."""
         left, waiting = set(allowed), list(allowed)
         while waiting:
             v = waiting.pop()
@@ -236,7 +236,7 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
 
 
 def _needs_consensus(schedule: Schedule, _: Numbers) -> bool:
-    """Unless it depends on what comes late; where a reduce is no average a worker may run off all the same."""
+    """Return whether consensus is essential: unless it depends on late updates, or a reduce is no average."""
     gap = gap_of(schedule)
     is_average = gap.weights is not EdgeWeighting.GRAPH or schedule.strategy.graphs[0].keeps_something
     return not (gap.has_backup and is_average)
@@ -258,4 +258,4 @@ LOSSY_GAP = (
     STALENESS_OF_UPDATES,
     MEMORY_OF_QUEUES,
 )
-"""Where a reduce averages what is there."""
+"""Statements for a reduce that averages the available updates."""

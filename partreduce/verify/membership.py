@@ -1,12 +1,12 @@
-"""Who is in which group: `conflict-free`, in at most one of a phase; `membership`, every member finds the same one.
+"""Prove the membership of groups: `conflict-free`, at most one per phase; `membership`, equal for all members.
 
-Who stands in two groups, the checker says (`verify/checker/groups.py`, with the proof). For membership
-`Schedule.group_of` is asked, the function that a worker evaluates at run time. Where all answers of a period together
-are small enough, every worker is asked in every phase, and that proves the claim for this cluster. Beyond that workers
-drawn at random are asked, which proves nothing: the claim stays open, and says how many answered as their blocks do.
-The definition that answers are compared with shares no code with what is asked.
+The checker finds workers in two groups (`verify/checker/groups.py`, with the proof). For membership the prover calls
+`Schedule.group_of`, the function that a worker evaluates at run time. If all groups of a period together are small
+enough, it is called for every worker in every phase, which proves the claim for this cluster. Beyond that it is called
+for random workers, which is no proof: the claim stays open, with the number of results that matched their blocks. The
+definition used for the comparison shares no code with the function under test.
 
-A function that a user wrote is expanded over a declared period, and the expansion is what is proved and exported.
+A user's function is expanded over a declared period, and the expansion is proved and exported.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Expected = tuple[tuple[int, ...], Fraction] | None
 
 NAME = "membership"
 EVALUATED = 2**20
-"""Members in all answers of one period, up to which every worker is asked; the checker counts them in the same way."""
+"""Most members in all groups of one period for which every worker is evaluated; the checker counts them equally."""
 
 SAMPLED = 2**19
-"""Members in the answers of workers drawn at random."""
+"""Members in the groups of random workers."""
 
 RULE = "each worker is in at most one group of a phase"
 OF_RULES = (
@@ -68,7 +68,7 @@ def prove_conflict_free(facts: ScheduleFacts) -> Claim:
 
 
 def _members(rule: RuleView, block: Block) -> list[int]:
-    """Of the group of node 0. One across all digits of a huge cluster is cut: a few members confirm the conflict."""
+    """Return the members of node 0's group, truncated on a huge cluster: a few members confirm the conflict."""
     nodes = nodes_of_group(0, rule.radices, block.across)[:64]
     return sorted(node * rule.workers_per_node + rank for node in nodes for rank in block.local)
 
@@ -76,7 +76,7 @@ def _members(rule: RuleView, block: Block) -> list[int]:
 def prove_membership(schedule: Schedule) -> Claim | None:
     """Prove or refute that `Schedule.group_of` agrees with the blocks; None for explicit schedules (one list for all).
 
-    O(members in the answers), which is bounded whatever the number of nodes.
+    O(members in the groups), which is bounded for any number of nodes.
     """
     rule = rule_view(schedule)
     if rule is None:
@@ -111,12 +111,12 @@ def prove_membership(schedule: Schedule) -> Claim | None:
 
 
 def asks_everyone(rule: RuleView) -> bool:
-    """Whether all answers of a period hold so few members that every worker is asked."""
+    """Return whether the groups of a period have so few members that every worker is evaluated."""
     return answers_of(rule) <= EVALUATED
 
 
 def answers_of(rule: RuleView) -> int:
-    """Members in the answers of all workers in all phases of a period; a worker that skips counts as 1."""
+    """Count the members in the groups of all workers in all phases of a period; a worker that skips counts as 1."""
     total = 0
     for phase in rule.phases:
         inside = 0
@@ -129,7 +129,7 @@ def answers_of(rule: RuleView) -> int:
 
 
 def expected_group(rule: RuleView, phase: RulePhase, worker: int) -> Expected:
-    """The group of one worker by the definition of a block: digits from the last to the first, and every setting."""
+    """Return the group of one worker by the definition of a block: all settings of its digits, last digit first."""
     node, local = divmod(worker, rule.workers_per_node)
     block = next((block for block in phase if local in block.local), None)
     if block is None or not block.makes_groups:
@@ -152,13 +152,13 @@ def _answer(schedule: Schedule, worker: int, round_: int) -> Expected:
 
 
 def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | None, str]:
-    """Ask every worker in every phase: the first wrong answer, and the hash of all answers."""
+    """Evaluate every worker in every phase; return the first wrong result, and the hash of all results."""
     text = hashlib.sha256()
     for t, phase in enumerate(rule.phases):
         due: dict[int, Expected] = {}
         for worker in range(schedule.num_workers):
             if worker not in due:
-                # The definition is followed once for each group: its groups are the classes of an equivalence.
+                # The definition is evaluated once per group: its groups are the classes of an equivalence.
                 right = expected_group(rule, phase, worker)
                 due.update(dict.fromkeys(right[0] if right is not None else (worker,), right))
             answer = _answer(schedule, worker, schedule.prologue + t)
@@ -169,7 +169,7 @@ def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | 
 
 
 def _drawn(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expected]]:
-    """Workers and rounds drawn at random, with the right answer: of every block, on the last node, in the prologue."""
+    """Yield random workers and rounds with the right result: of every block, on the last node, in the prologue."""
     draw, budget = random.Random(schedule.name), SAMPLED
     places = [(t, block, local) for t, phase in enumerate(rule.phases) for block in phase for local in block.local]
     draw.shuffle(places)
@@ -204,12 +204,12 @@ MAX_EVALUATIONS = 20_000_000
 
 
 def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase] | Claim:
-    """The phases of a function over a period, or the refuted claim: of members that differ, or of a wrong period.
+    """Return the phases of a function over a period, or the refuted claim: members differ, or the period is wrong.
 
-    Every member is asked, in a second period as well, which must repeat the first.
+    The function is called for every member, and in a second period, which must repeat the first.
 
     Raises:
-        InputError: the function fails, answers with something else than ranks, or is asked too often.
+        InputError: the function fails, returns other values than ranks, or is called too often.
     """
     n = cluster.num_workers
     if period < 1:
@@ -229,7 +229,7 @@ def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase
 
 
 def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
-    """What the function answers, as a Group of ascending members; an InputError where it fails or ends the process."""
+    """Return the function's result as a Group of ascending members; raise InputError if it fails or exits."""
     place = f"group_of(worker={worker}, step={step})"
     try:
         answer = function(worker, step, cluster)

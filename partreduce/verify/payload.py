@@ -1,7 +1,7 @@
-"""What payload costs and how exactly it arrives: memory, bytes, errors of codecs, and tables that go their own way.
+"""Prove claims about the payload: memory, bytes, codec errors, and separately placed tables.
 
-The theorems and the numbers are the checker's (`verify/checker/`). That the code which says who owns a row says
-the same is shown here by asking it: for all rows, or for rows drawn at random where there are many.
+The theorems and the numbers are the checker's (`verify/checker/`). This module tests that the runtime's function for
+the owner of a row agrees: for all rows, or for random rows of large tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from partreduce.verify.rounds import has_codec
 
 SENT = ("of_worker", "of_node", "in_flight")
 ASKED = 2**12
-"""Rows of a table whose owner is asked for."""
+"""Rows of a table whose owner is tested."""
 
 CODEC_ERROR_SENTENCE = (
     (
@@ -57,7 +57,7 @@ CODEC_ERROR = fact("codec-error", CODEC_ERROR_SENTENCE, _of_codec, essential=has
 
 
 def _codec_error_of_server(facts: ScheduleFacts) -> Claim | None:
-    """Of sums that hosts decode, add and code again: the checker reads no schedule of servers."""
+    """Bound the error of sums that hosts decode, add and encode again: the checker reads no schedule of servers."""
     schedule, n = facts.schedule, facts.schedule.num_workers
     if not has_codec(schedule, {}):
         return None
@@ -93,7 +93,7 @@ ARRAYS = {
     If(lambda s, _: s.strategy.payload.outer.momentum > 0, ", and one for the momentum of outer steps"): 1,
     If(lambda s, _: s.strategy.transport.error_feedback, ", and at most two for what error feedback keeps"): 2,
 }
-"""Of the size of the parameters, that are kept besides those for sums, and how many each clause speaks of."""
+"""Clauses on arrays of the size of the parameters, other than those for sums, with the number of arrays of each."""
 
 
 def _of_memory(schedule: Schedule, numbers: Numbers) -> Mapping[str, object]:
@@ -157,14 +157,14 @@ SENT_BYTES = fact(
 
 
 def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
-    """The numbers of `sent-bytes` in bytes, rounded up, for a model of this size that is cut into equal fragments."""
+    """Return the numbers of `sent-bytes` in bytes, rounded up, for a model of this size with equal fragments."""
     return {name: ceil(Fraction(numbers[name]) * model_bytes / numbers["parts"]) for name in SENT}
 
 
 def as_tables_only(schedule: Schedule) -> Schedule:
-    """The schedule of its tables alone, which go their way in every step, whatever a strategy averages.
+    """Return the schedule of its tables alone, which are exchanged in every step with any strategy.
 
-    Those of servers are read as All-Reduce's, without the outer steps and fragments of everything else, which
+    Tables of servers are read as All-Reduce's, without the outer steps and fragments of other parameters, which
     All-Reduce may not have.
     """
     return replace(schedule, strategy=AllReduce(payload=replace(schedule.routes, outer=PLAIN, fragments=1)))
@@ -200,7 +200,7 @@ def _prove_one_owner(facts: ScheduleFacts) -> Claim | None:
 
 
 def _wrong_owner(schedule: Schedule, route: TablePlacement) -> dict[str, int] | None:
-    """A row of which `Schedule.owner_of` does not give the host of its part."""
+    """Return a row for which `Schedule.owner_of` is not the host of its part."""
     hosts = route.hosts or range(schedule.num_workers)
     parts = route.partitions or len(hosts)
     rows = range(route.rows) if route.rows <= ASKED else sorted(random.Random(0).sample(range(route.rows), ASKED))
@@ -248,4 +248,4 @@ TABLES = (
         essential=lambda s, _: _coded(s),
     ),
 )
-"""Of tables that go their own way, as `as_tables_only` has them."""
+"""Statements on separately placed tables, as in `as_tables_only`."""

@@ -1,4 +1,4 @@
-"""prove: every claim about one schedule, with its certificate, by a loop over the statements of its kind."""
+"""Prove every claim about one schedule, with its certificate, by a loop over the statements of its kind."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ OF_EXACT_AVERAGES = (
         "it.",
     ),
 )
-"""Caveats of claims about matrices, which take numbers to be averaged as they are."""
+"""Caveats of claims about matrices, which assume that numbers are averaged exactly."""
 
 
 def _where_means_stay(prover: Callable[[Schedule], Claim | None]) -> Callable[[ScheduleFacts], Claim | None]:
-    """Rates are looked for where every matrix keeps the mean."""
+    """Skip rates unless every matrix preserves the mean."""
     return lambda facts: (
         prover(facts.schedule) if facts.numbers("doubly-stochastic") or facts.numbers("unit-sums") else None
     )
@@ -86,7 +86,7 @@ OWN_OUTER_PARAMS = (
     MEMORY,
     SENT_BYTES,
 )
-"""Of groups whose rounds are no mixing matrices: what a round makes of models depends on outer parameters."""
+"""Statements on groups whose rounds are no mixing matrices: a round's result depends on outer parameters."""
 STATEMENTS: dict[str, tuple[Statement, ...]] = {
     "static": GROUPS,
     "allreduce": GROUPS,
@@ -95,15 +95,15 @@ STATEMENTS: dict[str, tuple[Statement, ...]] = {
     "pairwise": PAIRWISE,
     "server": SERVER,
 }
-"""What is proved of every kind. A new kind is one line here."""
+"""The statements of every kind. A new kind is one line here."""
 DECIDED_WHILE_IT_RUNS = ("dynamic_groups", "pairwise", "server")
-"""Kinds that have no certificate: the checker reads no groups of theirs."""
+"""Kinds without a certificate: the checker reads none of their groups."""
 OF_PROTOCOL: dict[str, tuple[Statement, ...]] = {
     "gap": (SUMS, OF_GRAPH, *RATES, *BETWEEN_WORKERS, MEMORY_OF_QUEUES, STALENESS, END),
     "lossy gap": LOSSY_GAP,
     "quorum": QUORUM,
 }
-"""The same where the *sync* axis says who waits for whom, by a protocol."""
+"""Statements by protocol of the *sync* axis, where a protocol determines which worker waits for which."""
 OF_FAILURE_PLAN = (
     Statement("survives", lambda facts: prove_survives(facts.schedule), OF_EXACT_AVERAGES, always),
     MEAN_MOVED,
@@ -111,10 +111,10 @@ OF_FAILURE_PLAN = (
 
 
 def statements_of(schedule: Schedule) -> tuple[Statement, ...]:
-    """The statements about what the strategy averages; those of tables and failure plans come besides.
+    """Return the statements on the strategy's averages; those on tables and failure plans are added separately.
 
     Raises:
-        ScheduleError: nothing is known to prove of this kind.
+        ScheduleError: there are no statements for this kind.
     """
     protocol, kind = schedule.strategy.protocol, schedule.strategy.kind
     if schedule.strategy.payload.outer.has_own_outer_params:
@@ -131,11 +131,11 @@ def prove(schedule: Schedule) -> Proof:
     """Prove or refute everything that docs/certificates.md lists for this kind of schedule.
 
     Rules: milliseconds at any number of nodes. Explicit schedules: near-linear in num_workers · period, rates only up
-    to the sizes that docs/certificates.md states. Strategies whose groups are decided while the job runs have no
-    certificate; their protocols are explored.
+    to the sizes that docs/certificates.md states. Strategies whose groups are chosen at run time have no certificate;
+    their protocols are explored.
 
     Raises:
-        ScheduleError: the strategy has neither phases nor conditions that could be checked.
+        ScheduleError: the strategy has neither phases nor conditions to check.
     """
     of_type(schedule, Schedule, "verify", "give a Schedule; partreduce.load_schedule(path) reads one")
     facts = ScheduleFacts(schedule)
@@ -149,7 +149,7 @@ def prove(schedule: Schedule) -> Proof:
     claims: list[Claim] = []
     is_clashing = False
     for statement, asked in rows:
-        if is_clashing:  # there is no mixing matrix to speak about
+        if is_clashing:  # there is no mixing matrix
             rests = statement.name in essential or statement is CONTRACTION
             claims += [not_proved(statement.name, ON_DISJOINT)] if rests else []
         elif (claim := statement.claim(asked)) is not None:
@@ -165,7 +165,7 @@ def prove(schedule: Schedule) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class FunctionProof:
-    """The proof about the expansion of a function, the schedule to export (None if members disagree), and the scope."""
+    """The proof of a function's expansion, the schedule to export (None if members disagree), and the scope."""
 
     proof: Proof
     schedule: Schedule | None
@@ -176,10 +176,10 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name:
     """Expand a function `group_of(worker, step, cluster)` over a period, and prove the expansion.
 
     The function returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a
-    relaxation), or None if the worker skips. Members that answer differently refute the claim `membership`.
+    relaxation), or None if the worker skips. Members with different results refute the claim `membership`.
 
     Raises:
-        InputError: the function fails, answers with something else than ranks, or is asked too often.
+        InputError: the function fails, returns other values than ranks, or is called too often.
     """
     n, found = cluster.num_workers, expand(function, cluster, period)
     scope = (

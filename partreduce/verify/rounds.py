@@ -1,7 +1,7 @@
-"""What a run of rounds can rely on: order, ages, queues, its end and equal workers, of fixed rounds and by quorum.
+"""Prove the guarantees of rounds, fixed or by quorum: order, ages, queues, termination and equal workers.
 
-The theorems and the numbers are the checker's (`verify/checker/`). What a round that a quorum starts takes along
-is decided while the job runs: theirs are theorems about the protocol, whose object is explored in small systems.
+The theorems and the numbers are the checker's (`verify/checker/`). The content of a round that a quorum starts is
+decided at run time: its claims are theorems about the protocol, whose object is explored in small systems.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ END_OF_ROUNDS = (
     "mode keeps a worker whose data ended in every round that anybody begins, and without it the others wait for a "
     "worker that ends early."
 )
-"""What `deadlock-free` assumes about the end of a job, and proves of it."""
+"""The assumption of `deadlock-free` about the end of a job, and its conclusion."""
 SAME_START = " Assumed: the same start, and a deterministic optimizer that is set up alike on all workers."
 EXPLORED = " That the protocol's code follows this was explored for small configurations (docs/internals/explorer.md)."
 
 
 def delays_gradients(schedule: Schedule, _: Numbers) -> bool:
-    """Whether gradients come late, in fixed rounds."""
+    """Return whether gradients are late, in fixed rounds."""
     return schedule.strategy.sync.delays_gradients and schedule.is_mixing
 
 
 def has_codec(schedule: Schedule, _: Numbers) -> bool:
-    """Whether what travels is rounded."""
+    """Return whether the payload is rounded."""
     return schedule.strategy.transport.codec is not Codec.NONE
 
 
@@ -277,4 +277,4 @@ QUORUM = (
         ),
     ),
 )
-"""Of rounds that a quorum starts, whichever workers come late."""
+"""Statements on rounds that a quorum starts, for any late workers."""

@@ -1,14 +1,14 @@
-"""Claims certified by a matrix in integers: `consensus-distance` by a covariance, `outer-consensus` by a norm.
+"""Certify claims by an integer matrix: `consensus-distance` by a covariance, `outer-consensus` by a norm.
 
-`consensus-distance`: at most so much in the steady state, for the noise of the steps that the schedule states, because
-a covariance X is listed that one period makes smaller: X ≻ F(X), where F is the period with its noise. The prover
-solves X = F(X) + ε·I in floats, with an ε that rounding X to integers does not use up, and costs the bound little.
+`consensus-distance`: a bound in the steady state, for the noise of the steps that the schedule states, because the
+entry lists a covariance X that one period makes smaller: X ≻ F(X), where F is the period with its noise. The prover
+solves X = F(X) + ε·I in floats, with an ε that exceeds the rounding of X to integers and hardly increases the bound.
 
-`outer-consensus`: workers with their own outer parameters agree at zero gradients, by so much a period, because of a P
-for each class of characters with c²·P − MᵀPM positive semidefinite, M being a period of models and outer momentum
-together (`topo.metrics.outer_steps`).
+`outer-consensus`: workers with separate outer parameters agree at zero gradients, with a factor c per period, because
+of a P for each class of characters with c²·P − MᵀPM positive semidefinite, where M is a period of models and outer
+momentum together (`topo.metrics.outer_steps`).
 
-What is computed here is not trusted: it is rounded to integers, which the checker puts through one period itself
+The results of this module are not trusted: they are rounded to integers, to which the checker itself applies one period
 (`verify/checker/`).
 """
 
@@ -40,29 +40,29 @@ Stack = npt.NDArray[np.float64]
 
 NAME, OUTER = "consensus-distance", "outer-consensus"
 MAX_WORKERS = 512
-"""Workers of explicit schedules, as for the contraction."""
+"""Most workers of explicit schedules, as for the contraction."""
 MAX_ENTRIES = 2**18
-"""Numbers in one claim's entry."""
+"""Most numbers in one claim's entry."""
 MAX_STEPS = 2**23
-"""Entries of matrices times phases times instants that the checker puts through a period: about ten seconds."""
+"""Most matrix entries times phases times instants for the checker's period: about ten seconds."""
 MAX_INSTANTS = 2**14
-"""Phases times instants of a round times classes, each of which prover and checker look at."""
+"""Most phases times instants of a round times classes, each of which prover and checker process."""
 MAX_FACTOR_BITS = 1024
-"""Bits of the number that makes integers of a phase's entries: such matrices fit into what the checker allows."""
+"""Most bits of the factor that makes a phase's entries integers: such matrices fit the checker's limits."""
 GUARD = 16
-"""Bits that the checker keeps below those of the entry's own numbers."""
+"""Extra bits that the checker keeps below those of the entry's numbers."""
 MAX_BITS = 48
-"""Covariances and norms are listed in whole numbers of up to so many bits: slower agreement has no certificate."""
+"""Most bits of the integers of covariances and norms: slower agreement has no certificate."""
 NEGLIGIBLE = 1e-18
 SMALL = 64
 LOOSE, TIGHT = 1e-3, 1e-6
-"""By which part of itself the bound may lie above the metric: with more than SMALL places, and with fewer."""
+"""Relative margin of the bound over the metric: with more than SMALL places, and with fewer."""
 FLOATS = 1e-9
-"""By which part a sum of floats may be wrong here."""
+"""Relative error of a float sum in this module."""
 
 
 def prove_consensus_distance(schedule: Schedule) -> Claim:
-    """Prove a bound a little above the metric `consensus_distance`."""
+    """Prove a bound slightly above the metric `consensus_distance`."""
     motion = motion_of(schedule)
     if isinstance(motion, str):
         return not_proved(NAME, motion)
@@ -103,13 +103,13 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
 
 
 def _bound(motion: Sectors, start: Stack) -> float:
-    """The mean over all instants of tr Σ / n that these covariances at the start of a period lead to."""
+    """Return the mean over all instants of tr Σ / n for these covariances at the start of a period."""
     (batch,) = motion.batches
     return noise_traces(batch, start, is_delayed=motion.is_delayed) / motion.num_workers
 
 
 def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
-    """Whether rows show X ≻ F(X), with room for what the checker adds in its rounding and floats lose here."""
+    """Return whether rows show X ≻ F(X), with a margin for the checker's rounding and for float errors here."""
     (batch,) = motion.batches
     start = np.ldexp(rounded, -bits)
     difference = start - after_period(batch, start, is_delayed=motion.is_delayed)
@@ -121,7 +121,7 @@ def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
 
 
 def motion_of(schedule: Schedule) -> Sectors | str:
-    """The schedule as one batch for this claim, of all workers or of a rule's classes; or why it is not made for it."""
+    """Return the schedule as one batch, of all workers or of a rule's classes, or why the claim is impossible."""
     rule = rule_view(schedule)
     worker_steps = None if rule is None else steps_of_ranks(schedule, rule)
     found = _by_workers(schedule) if rule is None or worker_steps is None else _by_classes(schedule, rule, worker_steps)
@@ -174,9 +174,9 @@ def _lengthens_nothing(step: MixingStep) -> bool:
 
 
 def prove_outer_consensus(schedule: Schedule) -> Claim:
-    """Prove or refute that workers with their own outer parameters come to agree where gradients are zero."""
+    """Prove or refute that workers with separate outer parameters reach agreement where gradients are zero."""
     agrees = prove_consensus(schedule.meetings)
-    if not agrees.holds:  # who never meets the others keeps its own outer parameters
+    if not agrees.holds:  # a worker that never meets the others keeps its outer parameters
         return replace(agrees, claim=OUTER)
     parts = outer_operators(schedule)
     if parts is None:
@@ -200,11 +200,11 @@ def prove_outer_consensus(schedule: Schedule) -> Claim:
 
 
 def _weights(matrix: npt.NDArray[np.float64], c: float) -> list[int] | None:
-    """Σ (Mᵏ/cᵏ)ᵀ(Mᵏ/cᵏ) in whole numbers, the lower triangle by rows; None where it is too long."""
+    """Return Σ (Mᵏ/cᵏ)ᵀ(Mᵏ/cᵏ) in integers, the lower triangle by rows; None if it is too long."""
     scaled = matrix.T / c
     found, remainder = lyapunov.steady_state(scaled, np.eye(len(matrix)), negligible=1e-18)
     size = np.abs(found).max()
-    # c²·P − MᵀPM is c²·I, from which rounding P by a half takes at most size · (‖M‖² + 1) / 2.
+    # c²·P − MᵀPM is c²·I, of which rounding P by a half uses at most size · (‖M‖² + 1) / 2.
     finer = ceil(log2(16 * len(matrix) * (np.linalg.norm(matrix, 2) ** 2 + 1) / c**2))
     if not (np.isfinite(size) and np.abs(remainder).max() <= 1e-18 and log2(size) + finer <= MAX_BITS):
         return None

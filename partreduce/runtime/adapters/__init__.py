@@ -1,1 +1,1 @@
-"""Adapters: schedules for people who already use DDP or torch's model averagers, and keep their training loop."""
+"""Run schedules in training loops that use DDP or torch's model averagers."""

@@ -1,4 +1,4 @@
-"""Schedules in loops that keep the optimizer: torch's model averagers, DDP's hook, accelerate's LocalSGD.
+"""Run a schedule through torch's model averagers, DDP's communication hook, or accelerate's LocalSGD.
 
 DDP takes the hook by `register_comm_hook(ScheduleHookState(...), schedule_hook)`.
 """

@@ -1,4 +1,4 @@
-"""A DistributedOptimizer inside a framework that owns the training loop, or keeps the optimizer that it was given."""
+"""Use a DistributedOptimizer inside a framework that owns the training loop or keeps its own optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScheduleStrategy: a schedule as a strategy of Lightning's Trainer."""
+"""Run a schedule as a strategy of Lightning's Trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchftSchedule: a schedule whose sums torchft's Manager carries out, among the replicas of its quorum."""
+"""Run a schedule whose sums torchft's Manager carries out among the replicas of its quorum."""
 
 from __future__ import annotations
 

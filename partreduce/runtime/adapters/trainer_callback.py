@@ -1,4 +1,4 @@
-"""ScheduleCallback: a schedule in the Hugging Face Trainer."""
+"""Run a schedule as a callback of the Hugging Face Trainer."""
 
 from __future__ import annotations
 

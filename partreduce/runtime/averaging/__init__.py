@@ -1,1 +1,1 @@
-"""What is averaged: buckets of the flat model, gradients, piggybacked tensors, the mean model; reducers, P-Reduce."""
+"""Average buckets of the flat model, gradients, piggybacked tensors and the mean model."""

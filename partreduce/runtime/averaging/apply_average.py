@@ -1,7 +1,7 @@
-"""Commit: how the sums of a finished reduction, in an array of its bucket, become parameters.
+"""Copy the sums of a finished reduction from its bucket's array into the parameters.
 
 Every function takes `ok`: None on CPU, where the tags were checked before, or a 0-d bool tensor on CUDA; with False
-nothing changes. So the device decides, and the host never waits inside a step.
+nothing changes. The check is made on the device, so the host never waits inside a step.
 """
 
 from __future__ import annotations

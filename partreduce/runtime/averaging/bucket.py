@@ -1,4 +1,4 @@
-"""Bucket: one flat array that a group operation moves and commits as a whole, and where everything in it lies."""
+"""Define a bucket: one flat array that a group operation sends and commits as a whole, with the layout of its parts."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Layers: a step's gradients sent in segments, each as soon as the backward pass has made it, hidden behind the rest.
+"""Send a step's gradients in segments during the backward pass, overlapped with the rest of it.
 
-Backward makes the gradients of the last layers first. A segment is a stretch of the flat array, from its end toward
+Backward computes the gradients of the last layers first. A segment is a stretch of the flat array, from its end toward
 its beginning; it is sent when all its parameters have their gradients and all segments before it were sent, so that the
-order is the same on all workers, whatever each of them computes when. What backward leaves out (parameters that it does
-not use), buffers that ride along, presence and tag follow at the end of the step.
+order is the same on all workers, independent of their timing. Unused parameters, piggybacked buffers, presence and tag
+follow at the end of the step.
 
-A gradient that has left cannot be called back. Whatever would change it afterwards is refused at the step, by what
-backward did and not by what had left, so that all workers raise; the operation is then sent to its end with a
-own tag, so that no worker can take its sums for gradients and the next operation finds all at the same place.
+A gradient that was sent cannot be recalled. A later change to it raises an error at the step, depending on the backward
+pass and not on the segments sent, so that all workers raise; the operation is then completed with a separate tag, so
+that no worker uses its sums as gradients and the next operation starts at the same place on all.
 """
 
 from __future__ import annotations

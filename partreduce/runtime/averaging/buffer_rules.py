@@ -1,8 +1,8 @@
-"""Buffer rules: what becomes of a model's buffers where workers average; one table, for all strategies and places.
+"""Define how a model's buffers are averaged: one table of rules for all strategies.
 
-A rule follows from what a buffer is: its type, its name, the class of its module. So all workers that run the same
-model have the same rules, which the handshake compares. One rule depends on values: a buffer of zeros and ones is a
-mask. It is applied where all workers have the same values, or have exchanged what theirs look like.
+A rule depends on the buffer's type, its name, and the class of its module. So all workers that run the same model have
+the same rules, which the handshake compares. One rule depends on values: a buffer of zeros and ones is a mask. It is
+applied where all workers have the same values, or have exchanged whether they are zeros and ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Piggybacked tensors: buffers and optimizer state that travel in a bucket's array, after the parameters."""
+"""Piggyback buffers and optimizer state on a bucket's array, after the parameters."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Coded operations: what a reducer does besides where the numbers of an operation travel coded.
+"""Extend a reducer to operations whose numbers are sent with a codec.
 
-Parameters or gradients go coded; what follows them in the array (piggybacked tensors, presence, the tag) goes as
-it is, in a second operation, together with one number: how many members gave something that was infinite or no number
-already. Where none did and the sum has such numbers all the same, they left the codec's range, and all members learn it
-from what they all have: the sum's bits and that number.
+Parameters or gradients are encoded; the rest of the array (piggybacked tensors, presence, the tag) is sent without a
+codec in a second operation, together with one number: how many members contributed infinite or NaN values. If none did
+and the sum still has such values, they exceeded the codec's range, and all members detect this from data that all have:
+the sum's bits and that number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Digest: a fingerprint of numbers, by which workers learn whether they hold the same without sending them."""
+"""Fingerprint numbers, so that workers can compare them without sending them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Flat model: a model's parameters as views of one flat array per (device, dtype), and what rides along with them.
+"""Store a model's parameters as views of one flat array per (device, dtype), with piggybacked tensors.
 
 After `FlatModel(...)` every trainable parameter is a view of a flat array: a group operation moves one array and
-commits it with one pass. Buffers (by their rules) and optimizer state, where a policy asks for it, ride in the same
+commits it with one pass. Buffers (by their rules) and optimizer state, if a policy asks for it, are part of the same
 operation.
 """
 

@@ -1,4 +1,4 @@
-"""Gradients: the one place that sends, replaces and scales a model's gradients and decides in whose memory they lie.
+"""Send, replace and scale a model's gradients, and decide which memory holds them.
 
 Gradients own their memory, as torch made it: an average is written into them, so that neither the mean model nor the
 next average can change them afterwards. That costs one pass over the gradients in each step and no array.

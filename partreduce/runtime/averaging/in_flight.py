@@ -1,9 +1,9 @@
-"""Operations in flight: each begins in one step, is waited for in a later one, and is committed there or dropped.
+"""Queue operations in flight: each begins in one step, and is awaited and committed or dropped in a later one.
 
-`begin → wait → commit`. What is sent may be gradients, parameters, or what parameters have become since a reference.
-The queue belongs to the run's membership, which says who takes part. Here no worker ever comes or goes; a run that
-continues after failures has the same queue (`elastic.member`), and each of its operations is committed by all
-members of its group or by none. What is in flight is part of a checkpoint.
+`begin → wait → commit`. The payload is gradients, parameters, or the change of parameters since a reference. The queue
+belongs to the run's membership, which lists the members. Here the members are fixed; a run that continues after
+failures has the same queue (`elastic.member`), and each of its operations is committed by all members of its group or
+by none. Operations in flight are part of a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mean model: what is evaluated, saved and kept at the end is the mean over all workers, never one worker's."""
+"""Compute the mean model over all workers, which is used for evaluation, saving and the end of the run."""
 
 from __future__ import annotations
 

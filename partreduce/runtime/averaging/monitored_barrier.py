@@ -1,8 +1,8 @@
-"""Roll call: all members have come to one place, by their notes in the store, before anything is sent there.
+"""Check by notes in the store that all members reached the same call, before anything is sent.
 
-A worker that came alone (it saves under `if rank == 0`, or loaded a state and the others did not) is then in no
-operation, so that those who wait for it in another one are not answered with arrays of another length, over which gloo
-would end the process; all of them give up with its name and with what all must do.
+A worker that makes the call alone (it saves under `if rank == 0`, or loads a state and the others do not) then starts
+no operation. Otherwise the members of another operation would receive arrays of another length from it, and gloo would
+end their processes; instead all raise an error that names the worker and the remedy.
 """
 
 from __future__ import annotations

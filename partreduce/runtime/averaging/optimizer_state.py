@@ -1,4 +1,4 @@
-"""What an optimizer keeps for a parameter (momentum, second moments), foreseen before its first step.
+"""Predict an optimizer's state for a parameter (momentum, second moments) before its first step.
 
 With `optimizer_state="average"` it rides along with the parameters, so all workers have to know beforehand what will
 be there: what was missed here would stay each worker's own, and no worker would be told.

@@ -1,9 +1,9 @@
-"""Applier: the wrapped optimizer, which takes a step where a mean gradient is there.
+"""Take a step of the wrapped optimizer when a mean gradient is available.
 
-The means of a step that all workers take come from a runner, late ones from the end of a pipeline; a
-strategy that gets means while no worker calls `step()` asks for the step itself. In all cases the same holds: a step
-whose gradients are not finite is taken by no worker where a GradScaler was at work, and one whose gradients turn out to
-be no means, which only a device knows, is undone.
+A runner gives the means of a step that all workers take, and a pipeline gives late ones at its end; a strategy that
+receives means while no worker calls `step()` requests the step itself. In all cases no worker takes a step with
+non-finite gradients if a GradScaler is used, and a step whose gradients were no means, which only a device knows, is
+undone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The outer optimizer (DiLoCo): takes what workers moved on average as its gradient."""
+"""Apply the outer optimizer (DiLoCo), whose gradient is the workers' mean change."""
 
 from __future__ import annotations
 

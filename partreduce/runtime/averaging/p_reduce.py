@@ -1,4 +1,4 @@
-"""P-Reduce, the primitive: a group of workers replaces its tensors by the group's mean (Prague, ASPLOS'20)."""
+"""Replace the tensors of a group of workers by the group's mean: the primitive P-Reduce (Prague, ASPLOS'20)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Reducer: one group operation in a scratch array, tagged, waited for with a deadline, and checked before any commit.
+"""Run one group operation in a scratch array, with a tag, a deadline, and a check before any commit.
 
-Nothing that a user sees changes until every sum has arrived and every tag agrees: a worker that is killed in
-mid-operation leaves partial sums in the scratch arrays of its peers, never in their parameters. On CUDA the host waits
-for nothing: the commit itself looks at the tag on the device, and a violation is reported a few rounds later, at the
-latest by `flush`. There the tag is always summed by itself, after the payload: an operation that is aborted half-way
-may have summed the end of an array and not its beginning.
+No user-visible state changes until every sum has arrived and every tag agrees: a worker that is killed during an
+operation leaves partial sums in the scratch arrays of its peers, never in their parameters. On CUDA the host does not
+wait: the commit itself checks the tag on the device, and a violation is reported a few rounds later, at the latest by
+`flush`. There the tag is always summed separately, after the payload: an aborted operation may have summed the end of
+an array and not its beginning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reduction: one group operation on its way, with the arrays that it borrowed from its buckets."""
+"""Hold one group operation in flight, with the arrays that it borrowed from its buckets."""
 
 from __future__ import annotations
 

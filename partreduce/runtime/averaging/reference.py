@@ -1,8 +1,8 @@
-"""Reference: parameters that all workers hold, equal bit for bit, from which each measures what it sends rounded.
+"""Keep reference parameters, bitwise equal on all workers, from which each encodes its change.
 
 Rounding parameters themselves loses each update that is smaller than their last digit, and adds noise of the size of
-the parameters. What a worker has added since all were together is as small as the updates, and so is what rounding
-takes from it.
+the parameters. A worker's change since the last common parameters is as small as the updates, and so is its rounding
+error.
 """
 
 from __future__ import annotations

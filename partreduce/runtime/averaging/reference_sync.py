@@ -1,7 +1,7 @@
-"""Common start: all workers take one reference, a copy of worker 0's parameters, as a round begins.
+"""Set one reference on all workers at the start of a round: a copy of worker 0's parameters.
 
-They meet in the store first, each with its own digest: where all are equal already, as after the broadcast at the
-start of a run, nothing is sent, which over slow links takes as long as many steps.
+They first compare digests through the store: if all are already equal, as after the broadcast at the start of a run,
+nothing is sent; over slow links a broadcast takes as long as many steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sketches: a few elements of the data that were dealt, which all workers should have had in one order.
+"""Compare a few elements of the dealt data, which all workers should have in the same order.
 
 Where each worker shuffles by its own seed before `shard_dataset()`, some elements come to several workers and
 others to none, and no loss would show it.

@@ -1,4 +1,4 @@
-"""RoundSampler: deals a data set so that all workers end an epoch at the same round, whatever their steps per round."""
+"""Deal a data set so that all workers end an epoch at the same round, for any steps per round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shard: the part of a data set that this worker trains on."""
+"""Select the shard of a data set that this worker trains on."""
 
 from __future__ import annotations
 

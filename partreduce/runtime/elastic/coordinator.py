@@ -1,8 +1,8 @@
-"""Coordinator: in the launcher it decides which workers of a run continue after a failure, and which join.
+"""Decide in the launcher which workers of a run continue after a failure, and which join.
 
-It drives the authority of `schedulers.protocols.membership` between two looks at the workers' processes. The store is
-the launcher's own: workers read a view only there, so none is ever told that was not written, and nothing of it is left
-once the launcher, and with it the run, has ended.
+It drives the authority of `schedulers.protocols.membership` between two polls of the workers' processes. The launcher
+owns the store: workers read views only there, so every view was written first, and nothing remains after the launcher,
+and with it the run, has ended.
 """
 
 from __future__ import annotations

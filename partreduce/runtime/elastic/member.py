@@ -1,9 +1,8 @@
-"""Member: one worker of a run that continues after failures; each of its operations is committed by all or by none.
+"""Run one worker that continues after failures; each of its operations is committed by all members or by none.
 
-Where an operation breaks a worker votes, reads the view that the launcher decides (`elastic.coordinator`), connects
-with the other survivors (`elastic.regroup`) and continues. A worker that was started again joins in the same way,
-from outside. The rules are those of `schedulers.protocols.membership`. Workers keep the ranks that they began with,
-in groups and in messages.
+If an operation breaks, a worker votes, reads the view that the launcher decides (`elastic.coordinator`), connects with
+the other survivors (`elastic.regroup`) and continues. A restarted worker joins in the same way. The rules are those of
+`schedulers.protocols.membership`. Workers keep their initial ranks, in groups and in messages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Regroup: all members of a new generation connect, and a worker that joins takes the state of one of the others.
+"""Connect all members of a new generation; a worker that joins takes the state of one of the others.
 
-They first compare what they continue with, then make the groups, and continue once all have a state.
+They first compare their states, then make the groups, and continue once all have a state.
 """
 
 from __future__ import annotations

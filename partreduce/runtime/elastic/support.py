@@ -1,7 +1,7 @@
-"""Support: whether a run continues after failures, and what follows the failure of whole nodes under torchrun.
+"""Decide whether a run can continue after failures, also of whole nodes under torchrun.
 
-torchrun starts the workers of the nodes that are left again, numbered from 0, and does not say which nodes failed. So
-its runs follow the file's failure plan where all nodes are equal, and what the others run is the same whichever failed.
+torchrun restarts the workers of the remaining nodes, numbered from 0, and does not say which nodes failed. So its runs
+follow the file's failure plan if all nodes are equal and the survivors' schedule is the same for every failed node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Survivors: the membership of groups on request, where others may fail at any moment and the rest continue.
+"""Track the members of groups on request; a worker may fail at any moment and the rest continue.
 
-No worker waits in a call of the transport for a worker that may not come: members first note in the store that they are
-there, and while they wait for those notes look whether it still makes sense.
+No worker waits in a transport call for a worker that may have failed: members first note their arrival in the store,
+and while they wait for those notes they check whether the group is still possible.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The group generator as a service: the explored state machine behind a socket, with a log, keys and leases."""
+"""Run the group generator as a service: the explored state machine behind a socket, with a log, keys and leases."""

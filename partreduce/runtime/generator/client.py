@@ -1,4 +1,4 @@
-"""A worker's side of the group generator: a thread that asks ahead, repeats what may be lost, and gives signs of life.
+"""Connect a worker to the group generator by a thread that requests ahead, resends, and sends heartbeats.
 
 The thread drives the explored `GroupWorker`; the training loop only begins and ends rounds.
 """

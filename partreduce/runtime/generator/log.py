@@ -1,4 +1,4 @@
-"""The group generator's write-ahead log: what it received, on disk before it answers."""
+"""Write the group generator's write-ahead log: each received message is on disk before the answer is sent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a job's workers and its group generator share: a key, and messages that are a kind and numbers, read strictly.
+"""Define the key and the strictly parsed messages between a job's workers and its group generator.
 
-The key is made for each job and is the secret of its `transport.endpoint`. It travels in a file that only its owner
-can read, or in the environment that the launcher gives its children; never through the store, which everybody can read
-that reaches its port.
+The key is made for each job and is the secret of its `transport.endpoint`. It travels in a file that only its owner can
+read, or in the environment that the launcher gives its children; never through the store, which any process that
+reaches its port can read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The group generator's process next to a launcher: one for a run, started again if it is killed.
+"""Start the group generator's process for a run, and restart it if it is killed.
 
-It ends with the launcher, however that ends: the kernel tells it. Through a pipe it gets its key, which is in no file,
-and hears which workers have failed; through another it says which ones it evicted. Its log lies in a temporary folder
+It always ends with the launcher, by a signal of the kernel. Through a pipe it receives its key, which is in no file,
+and the workers that failed; through another it sends the workers that it evicted. Its log lies in a temporary folder
 which the launcher removes, or the generator when the launcher was killed.
 """
 

@@ -1,7 +1,7 @@
-"""The group generator's service: one loop around the explored state machine, with a log, leases and an endpoint.
+"""Serve the group generator: one loop around the explored state machine, with a log, leases and an endpoint.
 
 Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk: a
-service that is killed at any instant and started again on its log continues where it was.
+service that is killed at any instant and restarted on its log continues at the same point.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The guard: checks for misuse that would train wrongly in silence; each is one row of `table.TABLE`."""
+"""Check for misuse that would silently train wrongly; each check is one row of `table.TABLE`."""

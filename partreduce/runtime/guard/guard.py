@@ -1,4 +1,4 @@
-"""Guard: watches one worker's run for misuse, from wrapping to its end.
+"""Watch one worker's run for misuse, from wrapping to its end.
 
 The engine calls it at the moments of a step; hooks call it where the script uses the model, loads it, or steps an
 optimizer. The checks are rows of the table (see `table`).

@@ -1,9 +1,9 @@
-"""The table of checks: what each looks at, at which moment, at what cost, and what it says.
+"""List all checks: what each inspects, when it runs, its cost, and its message.
 
-`@check(...)` registers a plain function. It gets what there is to look at and returns None where all is well, and
-otherwise the values that the message names. All checks run at wrapping and in the first steps. A later step runs only
-those that cost next to nothing, or that say why they must run (`why`); `PARTREDUCE_CHECK=always` runs all in each step.
-The tables of `docs/errors.md` are printed from it.
+`@check(...)` registers a plain function. It receives the inspected state and returns None if all is well, and otherwise
+the values for the message. All checks run at wrapping and in the first steps. A later step runs only checks that cost
+almost nothing, or that state why they must run (`why`); `PARTREDUCE_CHECK=always` runs all in each step. The tables of
+`docs/errors.md` are printed from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of what a script does while it trains, and what they need to remember of one run."""
+"""Check a script's actions while it trains, with the state of one run that these checks need."""
 
 from __future__ import annotations
 

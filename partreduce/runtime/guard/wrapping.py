@@ -1,4 +1,4 @@
-"""Checks at wrapping: optimizers, models and runs that cannot be averaged, or that something else averages already."""
+"""Reject at wrapping optimizers, models and runs that cannot be averaged, or that something else already averages."""
 
 from __future__ import annotations
 

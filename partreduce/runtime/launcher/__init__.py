@@ -1,1 +1,1 @@
-"""Starts local workers as torchrun would, watches over them, and leaves nothing behind: `partreduce run`."""
+"""Start local workers as torchrun would, watch over them, and clean up behind them: `partreduce run`."""

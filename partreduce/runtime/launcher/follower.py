@@ -1,4 +1,4 @@
-"""A launcher of another node than node 0: it forks its workers, forwards their lines, and does what node 0 says."""
+"""Launch workers on a node other than node 0: fork them, forward their output, and follow node 0's commands."""
 
 from __future__ import annotations
 

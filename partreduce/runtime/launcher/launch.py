@@ -1,12 +1,13 @@
-"""Launcher: worker processes of this machine, forked after torch was imported (seconds instead of tens of seconds).
+"""Launch the workers of this machine, forked after torch was imported (seconds instead of tens of seconds).
 
 The workers see the environment variables that torchrun sets, so an ordinary torch script works too. The store lives
 here, in the launcher: it outlives every worker, is notified at once when one fails, and only this machine reaches it,
-or the nodes of the run (see `nodes`). However the launcher ends, nothing that it started is left (see
+or the nodes of the run (see `nodes`). However the launcher ends, none of its child processes remains (see
 `process_cleanup`).
 
-torch's elastic agent would do for one node: to keep survivors takes 57 lines of override (torch 2.13). But it starts
-each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, forked ones 3 to 4.
+torch's elastic agent would suffice for one node: keeping survivors takes 57 lines of overrides (torch 2.13). But it
+starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, forked ones 3 to
+4.
 """
 
 from __future__ import annotations

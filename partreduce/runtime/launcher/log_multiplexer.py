@@ -1,4 +1,4 @@
-"""The one place that a launcher's output passes through; a mistake that all workers make is shown once."""
+"""Write all of a launcher's output; an error that all workers report is shown once."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""A run over several nodes: the launcher of node 0 decides, and those of the others follow it over one connection each.
+"""Launch a run over several nodes: node 0's launcher decides, and the others follow over one connection each.
 
-What a failure means, who is notified of it and when the rest is ended is decided in `supervision`, on node 0, which
-also serves the store and the group generator. The other launchers fork their workers, forward their lines to their own
-output, and obey. Records are JSON texts, one a line. The kernel asks a silent connection's other side whether it is
-there, so that a failed node, a cut link and a killed launcher are noticed on both sides; a stopped launcher is not.
+`supervision` on node 0 handles failures, notifies workers and ends the rest; node 0 also serves the store and the group
+generator. The other launchers fork their workers, forward their lines to their own output, and follow commands. Records
+are JSON texts, one per line. TCP keepalive probes a silent connection, so that a failed node, a cut link and a killed
+launcher are noticed on both sides; a stopped launcher is not.
 
-Both sides prove that they know the run's name and its secret, if it has one, and nothing secret is sent: what workers
-share is derived from both and from a random number of node 0's. Who can change packets on the way is trusted.
+Both sides prove that they know the run's name and its secret, if it has one, and nothing secret is sent: the workers'
+key is derived from both and from a random number of node 0. An attacker who can change packets is outside the threat
+model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Orphans: how nothing that a launcher started outlives it, whatever ended the launcher or one of its workers.
+"""End every process that a launcher started, however the launcher or one of its workers ended.
 
-Three means of Linux, each for what the others miss. A process dies with its parent where it asks the kernel to. What a
-worker starts stays in the worker's process group, and the group is ended with the worker; a small guardian process does
-so where the launcher itself was killed. What left its group is inherited by the launcher, which ends it at its own end.
-Everybody is first asked (SIGTERM), because Python's and torch's helpers remove shared memory only then.
+It uses three means of Linux, each for cases that the others miss. A process dies with its parent if it requests that
+from the kernel. A worker's children stay in the worker's process group, and the group is ended with the worker; a small
+guardian process does so if the launcher itself was killed. Processes that left their group are inherited by the
+launcher, which ends them at its end. Every process first receives SIGTERM, because Python's and torch's helpers remove
+shared memory only then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes of workers: forked after torch was imported, they find and end as their own process would.
+"""Run workers as processes forked after torch was imported, which start and end like independent processes.
 
 A fork copies the launcher's random generators, its standard input, and what it still has to clean up. None of these is
 a worker's: equal draws would be equal batches, a reader in the background of a terminal is stopped, and the first

@@ -1,4 +1,4 @@
-"""Signals that end a launcher: an exception where it waits, and nothing while it must not be torn in two."""
+"""Turn signals that end a launcher into exceptions where it waits, and defer them in critical sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervision: what the launcher does while its workers run: forward output, tell how one died, end the rest."""
+"""Supervise running workers: forward output, report how one died, end the rest."""
 
 from __future__ import annotations
 

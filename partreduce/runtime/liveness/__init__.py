@@ -1,1 +1,1 @@
-"""Who is there and agrees: handshake, heartbeat, survivors, uneven inputs."""
+"""Check which workers are alive and agree: handshake, heartbeat, survivors, uneven inputs."""

@@ -1,8 +1,8 @@
-"""Handshake: before any collective, all workers compare through the store what must be equal on all of them.
+"""Compare through the store, before any collective, the settings that must be equal on all workers.
 
 Bare `torch.distributed` answers different schedules, models or dtypes with wrong numbers, an abort or a hang. Here
-every worker writes its facts, reads everybody's, and all of them raise the same sentence, which names the differing
-rank and the field; a worker that never arrives is named by all others after the timeout.
+every worker writes its facts and reads those of all, and all raise the same sentence, which names the differing rank
+and the field; a worker that never arrives is named by all others after the timeout.
 """
 
 from __future__ import annotations

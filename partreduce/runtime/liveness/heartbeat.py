@@ -1,8 +1,8 @@
-"""Heartbeat: what workers leave in the store for one another, so that an error names a worker and not an address.
+"""Leave heartbeats and failure notes in the store, so that an error names a worker and not an address.
 
-Each worker notes now and then what it does (a heartbeat), where it stopped, and what went wrong first; the launcher
-notes which worker died of what. A worker that waits for others reads those notes and gives up early, with a reason,
-when a member of its group can no longer come.
+Each worker regularly notes its activity (a heartbeat), where it stopped, and its first error; the launcher notes which
+worker died and why. A worker that waits for others reads those notes and gives up early, with a reason, when a member
+of its group can no longer arrive.
 """
 
 from __future__ import annotations

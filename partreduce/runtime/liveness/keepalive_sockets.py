@@ -1,10 +1,10 @@
-"""Idle connections between workers: the machine of a dead worker closes them, which reports the death.
+"""Detect the death of a worker by idle connections, which the dead worker's machine closes.
 
 When a process dies, however it dies, its machine closes its connections in milliseconds and refuses new ones. Each
 worker keeps a listening socket for as long as it takes part in the run, and a connection to each of the next two
-workers. Where one of those is closed and refused again, the worker notes it for everybody: so a death is known within
-a second also where no launcher watches, whatever the strategy, and whichever worker waits for which. A process that is
-only stopped, or lies behind a broken link, keeps its connections; of those the heartbeats and the timeout tell.
+workers. If one of those is closed and refused again, the worker notes it in the store: so a death is known within a
+second, also without a launcher and for every strategy. A process that is only stopped, or behind a broken link, keeps
+its connections; heartbeats and the timeout detect these.
 """
 
 from __future__ import annotations

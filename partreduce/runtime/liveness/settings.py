@@ -1,4 +1,4 @@
-"""Hyperparameters of an optimizer, which must be equal on all workers where gradients are averaged."""
+"""Compare the hyperparameters of an optimizer, which must be equal on all workers if gradients are averaged."""
 
 from __future__ import annotations
 

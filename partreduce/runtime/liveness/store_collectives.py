@@ -1,4 +1,4 @@
-"""Awaited texts: what other workers are sure to leave in the store unless they die; and what worker 0 decides."""
+"""Wait for texts that other workers leave in the store unless they die, and share worker 0's decisions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Uneven inputs: how workers with unequal amounts of data all end at the same round.
+"""Let workers with unequal amounts of data end at the same round.
 
 A worker in join mode declares each round in the store when it begins it. A worker whose data ended takes part in every
-round that anybody declares, with its parameters as they are (or a zero gradient), until all have ended.
+round that any worker declares, with its parameters unchanged (or a zero gradient), until all have ended.
 """
 
 from __future__ import annotations

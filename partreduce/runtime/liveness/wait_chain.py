@@ -1,8 +1,8 @@
-"""Culprit: for whom a worker really waits.
+"""Find the worker that is the actual cause of a wait.
 
 A worker that waits for a healthy one, which itself waits for a stopped one, must name the stopped one. Each heartbeat
-says for whom its worker waits; from worker to worker that makes chains, and at their ends stands the worker that holds
-up the rest: a worker that gives no sign of life, or else one that lives and waits for no worker.
+names the worker that its worker waits for. These form chains, and the end of a chain is the worker that blocks the
+rest: one without heartbeats, or else a live one that waits for no worker.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A pilot: a few dozen steps of the user's own job under a few schedules, to learn what averaging less costs it."""
+"""Run a pilot: a few dozen steps of the user's job under a few schedules, to measure the price of averaging less."""

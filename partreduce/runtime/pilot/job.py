@@ -1,4 +1,4 @@
-"""What the user's function hands to a pilot, the schedules that it compares, and what its runs bring back. No torch."""
+"""Define a pilot's input from the user's function, its schedules, and the results of its runs, without torch."""
 
 from __future__ import annotations
 

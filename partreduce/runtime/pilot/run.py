@@ -1,4 +1,4 @@
-"""Runs a pilot on the running workers: every schedule from the same start over the same batches, once per seed."""
+"""Run a pilot on the running workers: every schedule from the same start over the same batches, once per seed."""
 
 from __future__ import annotations
 

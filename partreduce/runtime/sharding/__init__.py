@@ -1,1 +1,1 @@
-"""Separately placed tables: embeddings whose rows lie on one worker each, or whose touched rows are gathered."""
+"""Place tables separately: embeddings with rows sharded over the workers, or with gathered touched rows."""

@@ -1,13 +1,13 @@
-"""Exchange: what all workers do with their tables together: look rows up, bring gradients to owners, meet.
+"""Exchange table rows between all workers: look rows up, send gradients to owners, synchronize.
 
-Each operation is one message from all to all (see `Wire.meet`) and then the rows; where rows are coalesced per node,
-the same is done inside the node first: there the collector of a row asks, or sums, for all of its node. Nothing is
-changed before everything has arrived.
+Each operation is one message from all to all (see `Wire.meet`) and then the rows; if rows are coalesced per node, the
+same is done inside the node first, where the collector of a row requests, or sums, for all of its node. No state
+changes before everything has arrived.
 
-Where a table has a codec, an owner codes the rows that it hands out, and a collector hands their codes on as they came;
-who brings gradients across codes them, which is after they were summed in the node. Everybody decodes, the owner its
-own, too. Who has numbers that do not fit says so to all: next to the rows that it hands out, in four bytes that
-collectors pass on; of gradients before the next operation, which comes before a row changes.
+If a table has a codec, an owner encodes the rows that it sends, and a collector forwards the codes unchanged; gradients
+are encoded by their sender after they were summed in the node. Every worker decodes, the owner its own rows, too. A
+worker with numbers outside the codec's range reports it to all: with the rows that it sends, in four bytes that
+collectors forward; for gradients before the next operation, which precedes any change of a row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embeddings of which the rows lie elsewhere: `nn.Embedding` and `nn.EmbeddingBag` that look them up over the workers.
+"""Implement `nn.Embedding` and `nn.EmbeddingBag` with rows that are looked up on other workers.
 
 The module of the user's model stays the same object, and so do its parameter and the optimizer's hold on it; only the
 module's class becomes one of these (as torch's `fully_shard` does it). What torch computes from rows, it computes here,

@@ -1,4 +1,4 @@
-"""Placement: find the tables that a schedule names, check that they can go their route, and spread their rows."""
+"""Find the tables that a schedule names, check that they can be placed as it says, and distribute their rows."""
 
 from __future__ import annotations
 

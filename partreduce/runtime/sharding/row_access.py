@@ -1,6 +1,6 @@
-"""Touched rows: which share of a table a step looks up, on a worker, on a node and on all, by sample batches.
+"""Measure from sample batches the fraction of a table that a step looks up, on a worker, on a node and on all.
 
-And what a forward pass does with a table's weight besides looking rows up, which needs all rows in one place.
+Also detect other uses of a table's weight in a forward pass, which need all rows in one place.
 """
 
 from __future__ import annotations

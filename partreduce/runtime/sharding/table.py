@@ -1,9 +1,9 @@
-"""Table: one embedding's parameter on its own route: who has which row, and how rows reach the host and the wire.
+"""Define one embedding's separately placed parameter: the owners of its rows, and their path to host and wire.
 
 Wherever a table lies, its rows and their numbers are exchanged in host memory (over gloo), since only the host knows
-who asked for which. From a CUDA device a copy into pinned memory is queued in the current stream, and the host waits
-for a mark behind it before it looks at the numbers; back, a copy from pinned memory is queued in the current stream, so
-that what this one does next has them. Nothing else in tables orders streams.
+which worker requested which row. From a CUDA device a copy into pinned memory is queued in the current stream, and the
+host waits for a mark behind it before it looks at the numbers; back, a copy from pinned memory is queued in the current
+stream, so that what this one does next has them. Nothing else in tables orders streams.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The collectives of tables, on separate communicators and with deadlines, and the bytes that they send.
+"""Run the collectives of tables, on separate communicators and with deadlines, and count the bytes that they send.
 
 Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
 tables begins with one small message from every worker to every other one, of a length that all know: what it does, for

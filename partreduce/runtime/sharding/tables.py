@@ -1,4 +1,4 @@
-"""Tables: all parameters of a run that go their own way, on one worker, from wrapping to the end."""
+"""Manage all separately placed parameters of a run on one worker, from wrapping to the end."""
 
 from __future__ import annotations
 

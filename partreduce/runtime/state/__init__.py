@@ -1,1 +1,1 @@
-"""What outlives a run: checkpoints and saved state."""
+"""Save state that outlives a run: checkpoints and saved state."""

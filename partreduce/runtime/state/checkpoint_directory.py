@@ -1,8 +1,8 @@
-"""Checkpoint directory: which checkpoints are whole, which is the newest, which are one run's to delete.
+"""Find the complete checkpoints of a directory, the newest one, and those that a run may delete.
 
 A checkpoint's manifest carries a number, one more than the highest that any worker saw in the directory, and a lineage:
-the run that wrote it together with the runs that it resumed from and that resumed from it. Numbers tell what is newest,
-also where a run that started afresh counts its rounds from zero; a run deletes only checkpoints of its lineage.
+the run that wrote it together with the runs that it resumed from and that resumed from it. The highest number is the
+newest, even if a new run counts its rounds from zero; a run deletes only checkpoints of its lineage.
 """
 
 from __future__ import annotations

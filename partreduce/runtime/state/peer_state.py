@@ -1,4 +1,4 @@
-"""Handover: a worker's whole state for one that joins the run: what a checkpoint holds, and what it has counted."""
+"""Send a worker's whole state to a worker that joins the run: the checkpoint's content and its counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved state: one worker's part of a run as named tensors and JSON, in the safetensors format (no pickle).
+"""Save one worker's part of a run as named tensors and JSON, in the safetensors format (no pickle).
 
 Tensors: `model/NAME`, `buffer/NAME`, `optimizer/INDEX/KEY`, `group/INDEX/KEY`, `random/…`, `strategy/NAME`.
 """

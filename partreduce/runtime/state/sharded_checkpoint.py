@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models, by torch.distributed.checkpoint: each replica's in its own folder.
+"""Save checkpoints of sharded models by torch.distributed.checkpoint, with one folder per replica.
 
 The tensors of a parameter (its numbers, the optimizer's and the strategy's) are DTensors there, so a run may continue
 with another number of shards. What only one rank has, such as its buffers and random states, lies under `shard-INDEX/`.

@@ -1,4 +1,4 @@
-"""Runners of strategies: which one carries out a schedule, by its kind, what it averages, and when.
+"""Choose the runner that carries out a schedule, by its kind, its payload and its timing.
 
 The table names kinds (virtual time has its own, in `simulate.py`). A new kind is a runner and one line there.
 """

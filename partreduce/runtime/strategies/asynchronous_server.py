@@ -1,4 +1,4 @@
-"""Strategy `server`, asynchronous: hosts add a worker's progress to their shards as it arrives."""
+"""Run strategy `server`, asynchronous: hosts add a worker's progress to their shards as it arrives."""
 
 from __future__ import annotations
 

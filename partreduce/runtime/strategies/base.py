@@ -1,4 +1,4 @@
-"""Runner: how one worker averages as its schedule's strategy says, and the run that it belongs to."""
+"""Define the interface of runners, which average for one worker as its schedule's strategy says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategy `generated`: each round ends with the mean over the group that the group generator hands out (Prague)."""
+"""Run strategy `generated`: each round ends with the mean over a group from the group generator (Prague)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runner without common operations: its mailbox, its watch on peers, and its progress since the start."""
+"""Define a runner without collective operations: its mailbox, its watch on peers, and its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strategy `pairwise`: AD-PSGD (Lian et al., ICML 2018): two workers at a time take the mean of their models."""
+"""Run strategy `pairwise`: AD-PSGD (Lian et al., ICML 2018): two workers at a time average their models."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rounds that end with a mean of parameters: `static`, `allreduce`, `neighbor`, outer steps, fragments in turn.
+"""Run rounds that end with a mean of parameters: `static`, `allreduce`, `neighbor`, outer steps, fragments in turn.
 
-What all of these do to a fragment of the model, or to the whole of it, is a `Part`: its operation begins and is merged
-after steps of the round that follow from the schedule alone. So all workers run the same operations in the same order,
-also where several are in flight: what was sent first is merged first.
+A `Part` is their operation on a fragment of the model, or on the whole: it begins and is merged after steps of the
+round that depend only on the schedule. So all workers run the same operations in the same order, also with several in
+flight: the first one sent is merged first.
 """
 
 from __future__ import annotations

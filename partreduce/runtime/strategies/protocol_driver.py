@@ -1,8 +1,8 @@
-"""Protocol driver: one process of a protocol's machine between real ones, what it waits for, and what it logs.
+"""Drive one process of a protocol's machine between real processes, with its waits and its log.
 
-The training raises the worker's own events, other threads bring what it is sent. One lock orders both, and whatever
-goes with an event (arrays, numbers, a line of a log) changes under it together with the state, so that what the machine
-counts is there.
+The training thread raises the worker's own events, other threads deliver received ones. One lock orders both, and the
+data of an event (arrays, numbers, a line of a log) changes under it together with the state, so that everything that
+the machine counts is present.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Traits: what engine, checkpoints and checks have to know of a schedule's kind, as one table."""
+"""List the traits of a schedule's kind that engine, checkpoints and checks need, as one table."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How bytes and notes reach other workers: worlds and their groups, forms of a sum, messages, notes in the store."""
+"""Send bytes and notes to other workers: worlds and their groups, all-reduce algorithms, messages, store."""

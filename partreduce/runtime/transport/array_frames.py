@@ -1,8 +1,8 @@
-"""Arrays as messages carry them: views of memory that is there already, and snapshots in memory that is used again.
+"""Hold arrays for messages: views of existing memory, and snapshots in reused memory.
 
-A message leads from a tensor to a tensor of another process. What cannot be avoided is the kernel's copy out of the one
-and into the other. Everything else is a view: libzmq sends from the array's own memory and receives into memory of its
-own, which no other worker has and which the receiver may therefore use and overwrite.
+A message moves data from a tensor to a tensor of another process. Only the kernel's copies out of the one and into the
+other are unavoidable. Everything else is a view: libzmq sends from the array's memory and receives into memory that it
+allocates, which is not shared and which the receiver may therefore use and overwrite.
 """
 
 from __future__ import annotations

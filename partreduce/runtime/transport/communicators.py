@@ -1,4 +1,4 @@
-"""Communicator: one group of workers that can reduce, broadcast and exchange, over gloo or NCCL."""
+"""Reduce, broadcast and exchange within one group of workers, over gloo or NCCL."""
 
 from __future__ import annotations
 

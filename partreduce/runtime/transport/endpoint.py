@@ -1,10 +1,10 @@
-"""Endpoint: the authenticated ZeroMQ sockets of one process, for mailboxes, servers and the group generator.
+"""Provide the authenticated ZeroMQ sockets of one process, for mailboxes, servers and the group generator.
 
-Everybody who may speak knows one secret. Two things that are derived from it travel: a password, without which libzmq
-closes a connection before it takes a message (so a stranger cannot make a process hold memory either), and a seal on
-the header of each message, so that reading the password off the wire is not enough to write one. A seal is for one
-receiver and counts, so that a message that somebody repeats or redirects is dropped. Payloads travel as gloo's do:
-neither encrypted nor authenticated. CURVE would do both, at a sixth of the speed.
+All participants share one secret. Two values that are derived from it are sent: a password, without which libzmq closes
+a connection before it takes a message (so a stranger cannot make a process hold memory either), and a seal on the
+header of each message, so that reading the password off the wire is not enough to write one. A seal is for one receiver
+and has a counter, so that a repeated or redirected message is dropped. Payloads are sent as gloo's are: neither
+encrypted nor authenticated. CURVE would do both, at a sixth of the speed.
 
 A message is a header, the JSON list [source, kind, numbers], and arrays. An inbox that answers is a ROUTER; one that
 does not, and every connection, is a DEALER. One thread polls and reads; a connection is written to by one at a time.

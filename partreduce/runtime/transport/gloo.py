@@ -1,4 +1,4 @@
-"""GlooWorld: workers that meet in a store and reduce over gloo, each group made by its members only."""
+"""Connect workers through a store and reduce over gloo; each group is made by its members only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form `hierarchical` of a group's sum: shards are added inside each node, then across nodes, then handed back.
+"""Sum a group by the algorithm `hierarchical`: reduce shards inside each node, then across nodes, then distribute.
 
 It applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes; any other group keeps its ring. Every
 worker sends 2(m−1)/m of its l-th of the tensor out of its node, and 2(l−1)/l of the tensor inside; a ring sends
@@ -12,7 +12,7 @@ Shards are exchanged by all_to_all. gloo's own reduce-scatter (torch 2.13) sends
 that it has ended; with it and all_gather inside the nodes, sums of 4x4 workers took 1.04 to 1.17 times as long, over
 links of 80 Mbit/s to 1 Gbit/s.
 
-A codec is for everything, or for what crosses the nodes only; what came across as codes is handed out as codes.
+A codec applies to everything, or only to messages between nodes; codes from other nodes are distributed as codes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Mailbox: one-sided messages between workers, for strategies in which no worker waits for a common operation.
+"""Exchange one-sided messages between workers, for strategies without collective operations.
 
 pyzmq carries them and not gloo: a gloo send blocks until its receive is posted, cannot be polled, and one receive that
 times out destroys the group. Every worker has an inbox (see `endpoint`) and connects to a peer when it first writes to
-it. A side thread reads the inbox and hands what arrives to the strategy. A thread that sends gives its message to
-libzmq itself, one at a time: to wake another thread for that would take longer than a small message does.
+it. A side thread reads the inbox and passes messages to the strategy. A thread that sends gives its message to libzmq
+itself, one at a time: to wake another thread for that would take longer than a small message does.
 
-What may be on its way from one worker to another is bounded, in messages and in bytes, as in HTTP/2 (RFC 9113, section
-5.2): a sender counts what it ever sent, the receiver says what it has ever dealt with, and what is between them never
-passes a bound that both know. Such grants are totals, so one that comes late or twice does no harm; they ride on
-messages that travel anyway, and go by themselves when half the bound is dealt with. A slow or stopped worker so makes
-its senders wait, until it continues, is known to be gone, or the timeout has passed. The side thread itself never waits
-for room, or two workers could wait for each other: what `deliver` sends is held back, and as much as the bound again
-may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped. (libzmq's
-high-water marks count messages and not bytes, hold on both sides besides what TCP's buffers take, and a socket that has
-reached one blocks or drops whatever comes next, the answers behind which the others wait included.)
+Messages in flight from one worker to another are bounded, in messages and in bytes, as in HTTP/2 (RFC 9113, section
+5.2): a sender counts what it ever sent, the receiver reports what it has ever processed, and the difference never
+exceeds a bound that both know. Such grants are totals, so a late or duplicate one does no harm; they are piggybacked on
+other messages, and sent separately when half the bound is processed. A slow or stopped worker so makes its senders
+wait, until it continues, is known to be gone, or the timeout has passed. The side thread itself never waits for room,
+or two workers could wait for each other: what `deliver` sends is held back, and as much as the bound again may be,
+which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped. (libzmq's high-water
+marks count messages and not bytes, hold on both sides besides what TCP's buffers take, and a socket that has reached
+one blocks or drops whatever comes next, the answers behind which the others wait included.)
 
 A small message that is urgent takes its own connection, or it would wait until all arrays that were sent before it
 have traveled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.

@@ -1,13 +1,13 @@
-"""Staged sums: sums of several stages, carried out one after the other by a thread of their group, or by a stream.
+"""Carry out sums of several stages, one after the other, by a thread of their group or by a stream.
 
-A stage begins when the one before it has ended, so somebody has to wait between them. On the CPU it is a thread, which
-has its own groups for it, so that nothing else comes between its operations. On a device it is a stream: the host
-queues all stages and continues.
+A stage begins when the one before it has ended, so a thread or stream has to wait between them. On the CPU it is a
+thread with its own groups, so that no other operation comes between. On a device it is a stream: the host queues all
+stages and continues.
 
-Sums of codes go so: encode, all-to-all, add in float32, encode again, all-gather. Each member adds up one shard, in
-order of places, and hands out its code; it takes the decoded numbers itself, too, so that all members end with the same
-bits. Two roundings at any number of members; a ring would round at every hop. Each member sends (k-1)/k of the code of
-its whole tensor twice.
+Sums with a codec have these stages: encode, all-to-all, add in float32, encode again, all-gather. Each member adds up
+one shard, in order of places, and hands out its code; it takes the decoded numbers itself, too, so that all members end
+with the same bits. Two roundings at any number of members; a ring would round at every hop. Each member sends (k-1)/k
+of the code of its whole tensor twice.
 
 A tensor goes in parts, each through its stages one after the other. While a stage of one part is on its way, others are
 encoded, added and decoded, as in Pipe-SGD's pipelined sum (Li et al., NeurIPS 2018, Figure 3).

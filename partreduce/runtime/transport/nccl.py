@@ -1,4 +1,4 @@
-"""NcclWorld: workers with one CUDA device each that meet in a store and reduce over NCCL."""
+"""Connect workers with one CUDA device each through a store and reduce over NCCL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker finds the others: from an initialized process group, or from the environment that launchers set.
+"""Find the other workers from an initialized process group, or from the environment that launchers set.
 
 A script that runs as one process, without a launcher, as in a debugger or a notebook, has its own world.
 """

@@ -1,8 +1,8 @@
-"""Sums over all workers through parameter servers: every host adds up one shard and sends the sum back to everybody.
+"""Sum over all workers through parameter servers: every host adds up one shard and sends the sum to all.
 
-It has the face of a communicator, so that a synchronous server reuses tags, deadlines and commits of group operations.
-A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in every run.
-Coded pieces are decoded, added in float32 and coded once more; the host's own worker takes the code, too.
+It has the interface of a communicator, so that a synchronous server reuses tags, deadlines and commits of group
+operations. A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in
+every run. Coded pieces are decoded, added in float32 and coded once more; the host's own worker takes the code, too.
 
 Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Nothing is copied besides
 that: uncoded parts travel from the array that is summed, which holds still until its sum is there, and are added up

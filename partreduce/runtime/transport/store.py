@@ -1,6 +1,6 @@
-"""The run's store: this process's connection to it, the notes that workers leave there, and the address that faces it.
+"""Access the run's store: this process's connection, the workers' notes, and the address for its clients.
 
-The run-time calls the store here and nowhere else; only torch itself does, too, when groups connect. Every call has a
+The runtime calls the store only in this module; torch itself also uses it when groups connect. Every call has a
 deadline, and a store that is gone raises StoreLostError.
 """
 

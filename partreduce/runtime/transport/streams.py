@@ -1,7 +1,7 @@
-"""Streams: where the copies and sums of group operations run, and how the host learns that they have ended.
+"""Run the copies and sums of group operations on streams, and notify the host of their end.
 
 On CPU that is the calling thread itself. On a CUDA device it is a stream next to the user's: the host only queues work
-there and runs ahead. What is read by either stream must be waited for by the other; `side` and `rejoin` do that, and
+there and runs ahead. Each stream must wait for data of the other before it reads it; `side` and `rejoin` do that, and
 nothing else in the run-time orders streams. A world gives its own streams (`World.streams`), so that tests may stand in
 for a device.
 """

@@ -1,4 +1,4 @@
-"""Tags: four small numbers that ride along with every reduction and tell whether all members meant the same one.
+"""Compute tags: four small numbers in every reduction that show whether all members ran the same operation.
 
 `torch.distributed` returns success with wrong numbers when two members swap the order of two operations, or mix dtypes
 or reduce-ops. A tag is the CRC-32 of everything that must agree, as four numbers in 1..256: their sum over a group of k

@@ -1,4 +1,4 @@
-"""The few names of torch.distributed that its type stubs do not export, gathered so that the exceptions stand here."""
+"""Import the few names of torch.distributed that its type stubs do not export, in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates: a worker's parameters as they were at one step, on their way to its out-neighbors and at their receivers.
+"""Send a worker's parameters of one step to its out-neighbors, and store received ones.
 
 They are copied once a step for all neighbors, into memory that is used again (`arrays.Snapshots`): what travels never
 changes, and training continues at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that

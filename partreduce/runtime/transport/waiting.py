@@ -1,4 +1,4 @@
-"""Waiting for others: a clock and deadlines of this process's own time, and what ends a wait early."""
+"""Wait for other workers, with deadlines on this process's clock and conditions that end a wait early."""
 
 from __future__ import annotations
 

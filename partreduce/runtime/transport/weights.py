@@ -1,4 +1,4 @@
-"""Weights of an average in the numbers that an array is added up in: rounded ones that still sum to 1.
+"""Round the weights of an average to the dtype of its sum, so that they still sum to 1.
 
 A third in 32 bits is too large by 1e-8, and three of them are more than 1: averaged with those, all parameters grow, by
 3e-8 in each step, which makes 3 % in a million steps. So the others' weights are rounded to multiples of the last digit

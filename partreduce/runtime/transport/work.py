@@ -1,10 +1,10 @@
-"""Work: what runs meanwhile, in a library, on a device or in a thread of ours, and the one way to wait for it.
+"""Wait for work in a library, on a device or in a thread of this package, by one interface.
 
 A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
-ends it: neither a note that somebody died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
+ends it: neither a note that a worker died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
 while another thread that is in C++ frames then aborts the process (see `Background`), and so would the operation's own
 thread if it called us. Other threads look, with pauses between, but for that of staged sums, which waits for a moment
-at a time and is ended before. So does everybody at operations whose wait has no limit: point to point over gloo, where
+at a time and is ended before. So do all threads at operations whose wait has no limit: point to point over gloo, where
 a limit breaks the connection, and everything over NCCL.
 """
 

@@ -1,4 +1,4 @@
-"""World: all workers of a run as one of them sees it, with the table of the groups that were made.
+"""Define a world: all workers of a run as one of them sees it, with the table of its groups.
 
 Two worlds offer groups: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) and
 `NcclWorld` (CUDA). Both make one raw group per distinct set of members, by its members only, in one order. Everything

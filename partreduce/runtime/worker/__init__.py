@@ -1,1 +1,1 @@
-"""One worker's part of a run: what it agrees on with the others, its steps and rounds, its meetings, its end."""
+"""Run one worker: its agreement with the others, its steps and rounds, its collective points, its end."""

@@ -1,4 +1,4 @@
-"""The codec that a run uses: the schedule's, or the one that the user asks for instead."""
+"""Choose the codec of a run: the schedule's, or the one that the user asks for instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meeting: what all workers do together between steps: wait for one another, exchange facts, start from one model."""
+"""Synchronize all workers between steps: wait for one another, exchange facts, start from one model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreement: what the user asks for, checked on this worker, then compared over all before anything is sent."""
+"""Check the user's settings on this worker, then compare them over all workers before anything is sent."""
 
 from __future__ import annotations
 

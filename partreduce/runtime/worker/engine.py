@@ -1,8 +1,8 @@
-"""Engine: takes one worker's steps, counts them and its rounds, and refuses what a schedule cannot bear.
+"""Take one worker's steps, count steps and rounds, and reject what a schedule does not support.
 
 Where gradients are averaged, that is before the wrapped optimizer's step, and a round is a step. Where parameters are,
-that is after the last step of a round. How the schedule's strategy averages is the runner's business (see
-`strategies.base`); what is in flight between steps lies in the queue of the run's membership.
+that is after the last step of a round. The runner averages as the schedule's strategy says (see `strategies.base`);
+operations in flight between steps are in the queue of the run's membership.
 """
 
 from __future__ import annotations

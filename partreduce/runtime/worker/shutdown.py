@@ -1,4 +1,4 @@
-"""Ending: whether a run may continue, and the one place where everything is closed, whatever ended it."""
+"""Decide whether a run may continue, and close everything in one place, whatever ended the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's statistics so far, for monitoring while the job runs."""
+"""Report a worker's statistics so far, for monitoring while the job runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixed graphs: one round that repeats. The functions that draw them are in `topo.graphs`, their weights too."""
+"""List fixed graphs, one round that repeats; `topo.graphs` has their functions and weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outer steps: what workers moved together becomes the next model by an outer optimizer (DiLoCo)."""
+"""List schedules with outer steps: an outer optimizer applies the workers' mean change (DiLoCo)."""
 
 from __future__ import annotations
 

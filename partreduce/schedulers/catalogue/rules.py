@@ -1,4 +1,4 @@
-"""Rules: phases for any number of nodes, one page long for a million workers. All-reduce is one of them."""
+"""List rules: phases for any number of nodes, one page long for a million workers. All-reduce is one of them."""
 
 from __future__ import annotations
 

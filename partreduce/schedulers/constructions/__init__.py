@@ -1,1 +1,1 @@
-"""Constructions from the literature grouped by topic; `schedulers.catalogue` lists them."""
+"""Build constructions from the literature, grouped by topic; `schedulers.catalogue` lists them."""

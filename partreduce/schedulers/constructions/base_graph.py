@@ -1,4 +1,4 @@
-"""Simple Base-(k+1) and Base-(k+1): exact consensus for any number of workers with at most k partners a round.
+"""Build Simple Base-(k+1) and Base-(k+1): exact consensus of any number of workers, at most k partners a round.
 
 Workers are split into parts of a_l·(k+1)^{p_l}, the digits of n in base k+1. Every part averages along a hyper-cuboid
 alone; then each part in turn exchanges with all smaller ones, one worker to one worker of each of its a_l blocks,

@@ -1,4 +1,4 @@
-"""Fixed graphs on a cluster: from its size and the entry's parameters to a weighed graph, or to why there is none."""
+"""Build weighted fixed graphs from a cluster's size and the entry's parameters, or state why there is none."""
 
 from __future__ import annotations
 

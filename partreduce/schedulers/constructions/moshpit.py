@@ -1,4 +1,4 @@
-"""Moshpit SGD's groups: along the axes of a grid that need not be full, and drawn at random.
+"""Build Moshpit SGD's groups: along the axes of a grid that need not be full, and drawn at random.
 
 Source: Ryabinin, Gorbunov, Plokhotnyuk, Pekhimenko, Moshpit SGD: communication-efficient decentralized training on
 heterogeneous unreliable devices, NeurIPS 2021. Prague draws random groups as well (ASPLOS 2020), but on request.

@@ -1,4 +1,4 @@
-"""NoLoCo: outer steps of random pairs, from outer parameters of each worker's own.
+"""Build NoLoCo: outer steps of random pairs, with separate outer parameters on each worker.
 
 Source: Kolehmainen et al., NoLoCo: no-all-reduce low communication training of large models, 2025 (arXiv 2506.10911).
 Pairs are drawn here before the run, so that it can be proved; with the period they repeat.

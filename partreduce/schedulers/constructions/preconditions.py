@@ -1,4 +1,4 @@
-"""Conditions on a cluster that several entries of the catalogue share, and the nearest cluster that meets them.
+"""Check conditions on a cluster that several catalogue entries share, and find the nearest cluster that meets them.
 
 An `UnsupportedReason` is an `Entry.unsupported_reason`: it returns one sentence, or None where the family exists.
 """

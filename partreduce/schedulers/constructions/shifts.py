@@ -1,4 +1,4 @@
-"""The one-peer exponential graph: rounds in which everybody sends a fixed distance further on.
+"""Build the one-peer exponential graph: rounds in which every worker sends a fixed distance ahead.
 
 S is the cyclic shift by one worker, so S^a x has at place i what worker i − a held.
 """

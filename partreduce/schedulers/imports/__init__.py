@@ -1,4 +1,4 @@
-"""Schedules from other tools' files and from networkx graphs, verified like any others."""
+"""Import schedules from other tools' files and from networkx graphs; they are verified like any others."""
 
 from partreduce.schedulers.imports.load import formats as formats
 from partreduce.schedulers.imports.load import import_schedule as import_schedule

@@ -1,4 +1,4 @@
-"""What all formats share: a graph file's edges as they stand, what they mean, and the schedule made of them."""
+"""Share the parts of all import formats: the edges of a graph file, their meaning, and the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DiLoCo settings of torchft, torchtitan and MaxText: what they do step by step, what is proved of it, the schedule.
+"""Import DiLoCo settings of torchft, torchtitan and MaxText: their steps, their proofs, and the schedule.
 
 Sources: torchft's `local_sgd.py` (0.2.0), torchtitan's `experiments/ft/config/job_config.py`, MaxText's
 `trainers/diloco` and `configs/types.py` (August 2026). Streaming DiLoCo (Douillard et al., arXiv 2501.18512) cuts the

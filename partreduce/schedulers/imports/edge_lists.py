@@ -1,4 +1,4 @@
-"""Edges as lines of text.
+"""Read edges from lines of text.
 
 `#` starts a comment. What networkx writes by itself is read too: `0 1 {}` and `0 1 {'weight': 0.25}`.
 """

@@ -1,6 +1,6 @@
-"""Exact weights from decimal ones: the fraction that a number stands for, and weights balanced up to the last digit.
+"""Recover exact weights from decimal ones: the fraction of a number, and weights balanced up to the last digit.
 
-Whatever is not taken as it stands is noted (`notes`), once for all weights of a kind.
+Every changed weight is noted (`notes`), once for all weights of a kind.
 """
 
 from __future__ import annotations

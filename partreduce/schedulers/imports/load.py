@@ -1,4 +1,4 @@
-"""`import_schedule`: reads another tool's file, recognizing the format by name and content."""
+"""Import another tool's file (`import_schedule`), recognizing the format by name and content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stacks of mixing matrices, one a round: the format in which any program can write its schedule."""
+"""Import stacks of mixing matrices, one per round: a format in which any program can write its schedule."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Protocols as pure state machines: driven by verify, by virtual time and by the run-time."""
+"""Define protocols as pure state machines, driven by verify, by virtual time and by the runtime."""

@@ -1,4 +1,4 @@
-"""AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbor at a time, whenever it likes.
+"""Define AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbor at a time, at any time.
 
 An *active* worker picks a passive neighbor, asks it, and waits for the answer; a *passive* worker answers at once.
 When the graph is bipartite the two sides play these parts and no worker who is asked is ever waiting. Without such a

@@ -1,8 +1,9 @@
-"""What a protocol is here: a pure state machine that three drivers share.
+"""Define a protocol: a pure state machine that three drivers share.
 
 A machine says how each of its processes (workers, services) reacts to events; it holds no clock, socket, thread or
 tensor. The explorer (`benchmarks/explore/`) runs it through every interleaving, a virtual-time engine runs it for
-thousands of workers, and the runtime runs the same object between real processes. What runs is what was explored.
+thousands of workers, and the runtime runs the same object between real processes. The explored code is the code that
+runs.
 
 A driver keeps one state per process and does three things, in any order that it likes:
 

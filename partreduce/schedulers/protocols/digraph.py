@@ -1,4 +1,4 @@
-"""Digraph: who sends to whom, as the frozen value that protocols over a fixed graph are built on."""
+"""Define a directed graph as the frozen value that protocols over a fixed graph are built on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hop's worker (Luo et al., ASPLOS 2019) under all its settings: when it may send, reduce and continue.
+"""Define Hop's worker (Luo et al., ASPLOS 2019) under all its settings: when it may send, reduce and continue.
 
 A worker is *in* step k from the instant it enters k; it enters step 0 at the start. In step k it sends its update k to
 its out-neighbors, waits for the updates that its setting asks for, reduces, and enters k+1 if the token queues let it,

@@ -1,4 +1,4 @@
-"""What each update counts in an average of a worker that keeps a gap; pure numbers, one file for all who average.
+"""Compute the weight of each update in an average of a worker that keeps a gap, for runtime and simulator.
 
 Hop's paper (Luo et al., ASPLOS 2019) has equation 1, uniform, and equation 2, by iteration; the weights of the graph
 are those of D-PSGD, so that without staleness, backup workers and skips the averages are exactly D-PSGD's.

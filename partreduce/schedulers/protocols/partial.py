@@ -1,7 +1,7 @@
-"""Partial collectives: who starts a round, what it sums, who takes which result; no tensors.
+"""Define partial collectives without tensors: which worker starts a round, its sum, and the use of its results.
 
-A round is a sum of gradients over all workers (partial all-reduce). It starts when some workers have come, and takes
-all of them along.
+A round is a sum of gradients over all workers (partial all-reduce). It starts when some workers have arrived, and
+includes all of them.
 
 A worker has two sides. Its *training* computes a gradient; it *calls*, which hands the gradient over, and takes
 results. Its *thread* takes part in the rounds, strictly 0, 1, 2, …: it enters a round once that may start, with what

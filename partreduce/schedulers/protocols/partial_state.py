@@ -1,4 +1,4 @@
-"""What one worker of a partial collective knows, and its events and messages (`partial.py` says what follows)."""
+"""Define the state, events and messages of one worker of a partial collective (`partial.py` has the transitions)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An asynchronous parameter server: who adds what to a shard of the model, who is answered when; no tensors.
+"""Define an asynchronous parameter server without tensors: pushes to shards of the model, and their answers.
 
 Worker w is process w, the shard at `hosts[k]` process n + k. After each round a worker pushes its progress to all
 shards and takes the model that they answer with: at once, or with `is_delayed` when its next round is over. A shard

@@ -1,4 +1,4 @@
-"""Rule algebra: compose, repeat and interleave rules; make strategies of them for any cluster."""
+"""Compose, repeat and interleave rules; make strategies of them for any cluster."""
 
 from __future__ import annotations
 

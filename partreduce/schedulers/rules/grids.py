@@ -1,4 +1,4 @@
-"""Workers or whole nodes on a mixed-radix grid average along one axis a phase, which is exact after the last axis.
+"""Average workers or whole nodes on a mixed-radix grid along one axis per phase, exact after the last axis.
 
 Hyper-cuboid, its pairs (one-peer hypercube) and the same over whole nodes (node digits).
 """

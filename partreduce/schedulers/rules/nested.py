@@ -1,4 +1,4 @@
-"""Nested averages: often inside nodes (or pairs of a node), now and then inside racks, rarely over everybody.
+"""Build nested averages: often inside nodes (or pairs of a node), sometimes inside racks, rarely over all workers.
 
 Source: hierarchical local SGD of Lin, Stich, Patel, Jaggi, Don't use large mini-batches, use local SGD, ICLR 2020.
 """

@@ -1,4 +1,4 @@
-"""Outer steps: everybody trains alone, or with its region, and now and then an outer optimizer applies what all moved.
+"""Build outer steps: workers or regions train alone, and sometimes an outer optimizer applies their mean change.
 
 Sources: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023 (arXiv 2311.08105),
 and Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).

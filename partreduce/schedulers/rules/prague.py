@@ -1,4 +1,4 @@
-"""Prague's fixed schedules: its Figure 10, and inter-intra synchronization with fixed or rotating heads.
+"""Build Prague's fixed schedules: its Figure 10, and inter-intra synchronization with fixed or rotating heads.
 
 Source: Luo, He, Zhuo, Qian, Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020.
 """

@@ -1,1 +1,1 @@
-"""Virtual time: the same schedules and protocols without torch, threads or waiting."""
+"""Run the same schedules and protocols in virtual time, without torch, threads or waiting."""

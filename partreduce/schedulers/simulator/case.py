@@ -1,4 +1,4 @@
-"""What every run in virtual time is given, whatever the schedule's protocol."""
+"""Define the inputs of every run in virtual time, for any protocol of the schedule."""
 
 from __future__ import annotations
 

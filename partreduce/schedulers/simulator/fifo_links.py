@@ -1,4 +1,4 @@
-"""Messages between single workers in virtual time that stand in line: every place on the way serves them in turn.
+"""Queue messages between single workers in virtual time: every link on the path serves them in order.
 
 Where `network` shares a link among all messages that are on it, which takes O(messages) for each, a message here waits
 at every place (NIC, uplink, bus) for what was sent through it before, and is there when the last of them is done with

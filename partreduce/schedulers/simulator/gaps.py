@@ -1,9 +1,9 @@
-"""Hop in virtual time: the protocol object that runs between real workers, with seconds for computing and for updates.
+"""Run Hop in virtual time: the runtime's protocol object, with seconds for computing and for updates.
 
 A worker begins to compute when it enters a step, in both orders. In the serial order it sends when that is done and
 then waits; in the parallel order it sends at once and reduces when the updates are there and the computing is done. An
-update carries the model and stands in line on the links (`in_turn`); a token or an acknowledgement takes the latency
-of its way only.
+update carries the model and queues on the links (`in_turn`); a token or an acknowledgement takes only the latency of
+its path.
 
 Rounds are steps: a run of `num_rounds` lets every worker go until it has entered step num_rounds. A step that is
 skipped counts, since the worker is as far as the others then; its row is empty: begun, computed and finished at the

@@ -1,4 +1,4 @@
-"""The group generator in virtual time: the system of service and workers that is explored, with seconds for its events.
+"""Run the group generator in virtual time: the explored system of service and workers, with seconds for its events.
 
 A worker's request and its answer take no time, since the real request leaves a round ahead. A group begins when its
 last member has computed and is out of older groups, and shares the links with the groups that run then (`network`).

@@ -1,7 +1,7 @@
-"""Virtual time for protocols: the machines of `schedulers.protocols`, driven by an event queue instead of a clock.
+"""Run protocols in virtual time: the machines of `schedulers.protocols`, with an event queue instead of a clock.
 
 The same objects run between real processes and under the exhaustive explorer; here the driver decides only *when*
-things happen, and a `Timing` tells it how long they take.
+things happen, and a `Timing` gives the durations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Messages and sums of groups in virtual time: those that are on the same link at the same time share it evenly.
+"""Model messages and group sums in virtual time: transfers on the same link at the same time share it evenly.
 
-Groups of a phase share links by closed equations (`topo.timing.loads`). Where each message and each group goes at its
-own time, shares change whenever one begins or is through, as those of TCP's streams do: it goes as fast as the place on
-its way allows that has the least for each (not what one place leaves over, so a little slower than max-min fairness). A
-NIC, and an uplink, works in both directions at once; a message uses one of a node's NICs.
+Groups of a phase share links by closed equations (`topo.timing.loads`). If each message and each group has its own
+start time, shares change whenever one begins or ends, as with TCP streams: its rate is the smallest even share along
+its path (without redistributing unused shares, so slightly slower than max-min fairness). A NIC, and an uplink, works
+in both directions at once; a message uses one of a node's NICs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AD-PSGD in virtual time: the pairing that is explored, with seconds for computing and for models on the links.
+"""Run AD-PSGD in virtual time: the explored pairing, with seconds for computing and for models on the links.
 
 A passive worker only computes: it answers during its computing and never waits. A question and its answer carry the
 model, and share the links with all others that are under way (`network`).

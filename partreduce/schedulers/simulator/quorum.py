@@ -1,9 +1,9 @@
-"""Quorums in virtual time: the protocol objects, with seconds for what they do.
+"""Run quorums in virtual time: the protocol objects, with seconds for their operations.
 
-A call is ready when its worker has computed a gradient. Word of a round that starts takes the latency of its way; a sum
-begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that may enter
-a round waits up to `grace` for its own call. The mean of all models, every `synchronize_every` rounds, is one more
-sum, for which trainings wait. Adding up, and applying results, take no time.
+A call is ready when its worker has computed a gradient. The notice of a round's start takes the latency of its path; a
+sum begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that may
+enter a round waits up to `grace` for its own call. The mean of all models, every `synchronize_every` rounds, is one
+more sum, for which trainings wait. Adding up, and applying results, take no time.
 
 A run of `num_rounds` lets every worker go until it has taken the results of so many rounds. A call may take several
 results at once; its computing stands in the row of the first, and the other rows are empty.

@@ -1,4 +1,4 @@
-"""What a run in virtual time shows apart from its times: bytes, ages, gaps between workers, and a quorum's rounds."""
+"""Record a run in virtual time apart from its times: bytes, ages, gaps between workers, and a quorum's rounds."""
 
 from __future__ import annotations
 

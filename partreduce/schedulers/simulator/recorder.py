@@ -1,4 +1,4 @@
-"""The record of a run without fixed phases: what every kind of protocol writes down while it runs in virtual time."""
+"""Record a run without fixed phases in virtual time, in the same form for every kind of protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a gap's reduces do to training, measured by carrying them out on vectors of which the outcome is known.
+"""Measure the effect of a gap's reduces on training, by applying them to vectors with a known result.
 
 Where a gap lets workers do without updates, or takes old ones, no mixing matrix says beforehand what is averaged. A run
 in virtual time says it. So the same reduces are carried out here with

@@ -1,8 +1,8 @@
-"""Fixed phases in virtual time: a schedule's rounds one after another in max-plus arithmetic, for thousands of workers.
+"""Run fixed phases in virtual time: one round after another in max-plus arithmetic, for thousands of workers.
 
 Every worker computes the steps of its round, arrives, waits for its group and takes part in the group's operation,
-exactly in the order in which the real runtime does; only the clock is virtual. The equations, late and in a pipeline
-too, stand in `topo.timing.rounds`.
+exactly in the order in which the real runtime does; only the clock is virtual. The equations, also for late rounds and
+pipelines, are in `topo.timing.rounds`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Parameter servers in virtual time: the protocol object, with seconds for computing and for shards on shared links.
+"""Run parameter servers in virtual time: the protocol object, with seconds for computing and for shards on links.
 
-A push and an answer carry a shard of the model. What goes at the same time shares the links (`network`), so the NIC of
-a single host is what all share; adding up takes no time. A synchronous server is one without staleness, whose answers
-come when a round is complete. With `is_delayed` it sums what a round began with, so the push leaves then; an
-asynchronous one pushes what the round before has brought.
+A push and an answer carry a shard of the model. Concurrent transfers share the links (`network`), so all share the NIC
+of a single host; adding up takes no time. A synchronous server is one without staleness, whose answers come when a
+round is complete. With `is_delayed` it sums what a round began with, so the push leaves then; an asynchronous one
+pushes what the round before has brought.
 """
 
 from __future__ import annotations

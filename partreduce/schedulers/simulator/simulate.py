@@ -1,4 +1,4 @@
-"""`partreduce.simulate`: a schedule in virtual time, by its rounds or, where it has none, by its protocol."""
+"""Simulate a schedule in virtual time (`partreduce.simulate`), by its rounds or else by its protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How old what a worker uses is, measured during a run in virtual time."""
+"""Measure the age of the values that a worker uses, during a run in virtual time."""
 
 from __future__ import annotations
 

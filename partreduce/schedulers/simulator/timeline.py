@@ -1,4 +1,4 @@
-"""What a run in virtual time shows: when every worker computed, waited and communicated."""
+"""Hold the timeline of a run in virtual time: when every worker computed, waited and communicated."""
 
 from __future__ import annotations
 

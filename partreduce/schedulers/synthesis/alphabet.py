@@ -1,7 +1,7 @@
-"""Alphabet: the phases among which a search chooses, with their small matrices and their costs.
+"""Define the phases among which a search chooses, with their small matrices and their costs.
 
 A search never holds a phase itself: it holds the phase's index in the alphabet, and a period is a tuple of such indices
-(`Indices`). Everything that is known of phase a stands at place a of the arrays below.
+(`Indices`). Index a of the arrays below holds the data of phase a.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Archive: the best consensus distance seen at every communication cost, in bins whose edges include the budgets asked.
+"""Keep the best consensus distance at every communication cost, in bins whose edges include the requested budgets.
 
-Arrays have one entry per bin; a *value* is the metric that is kept low, consensus distance mostly.
+Arrays have one entry per bin; a *value* is the minimized metric, mostly consensus distance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Archive:
     """One schedule per cost bin: the one with the least value there. Bin edges are upper limits, budgets included."""
 
     def __init__(self, most: float, budgets: tuple[float, ...] = ()) -> None:
-        """`most` is the greatest cost worth keeping; each of `budgets` becomes an edge of its own."""
+        """Make bins up to the greatest cost to keep, `most`, with an edge at each of `budgets`."""
         even, growing = np.linspace(0.0, most, NUM_BINS), most * np.geomspace(FINEST, 1.0, NUM_BINS)
         edges = np.concatenate([even, growing, [up_to(b) for b in budgets]])
         self.edges: Floats = np.unique(edges)

@@ -1,7 +1,7 @@
-"""Clock: what a search may still spend, as seconds on the wall or as counted work.
+"""Measure the remaining budget of a search, as wall-clock seconds or as counted work.
 
-Under load a second holds less work, so an answer that depends on seconds depends on what else the machine does. Counted
-work does not: every stage charges what its operations take on one quiet core (*nominal seconds*, from the sizes of its
+Under load a second allows less work, so an answer that depends on seconds depends on the machine's load. Counted work
+does not: every stage charges what its operations take on one quiet core (*nominal seconds*, from the sizes of its
 arrays, CP-SAT's own deterministic time), and stops where its share of the *effort* is used up. Seconds then are a cap
 only, and `capped` says whether they ever decided anything: if they did not, the same question gets the same answer.
 """

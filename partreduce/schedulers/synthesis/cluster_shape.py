@@ -1,4 +1,4 @@
-"""What the cluster's shape and speeds imply before any search: evenness, radices, steps, the crossing bound."""
+"""Derive from the cluster's shape and speeds, before any search: evenness, radices, steps, the crossing bound."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def crossing_bound(problem: Problem) -> float:
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
-    """For each cut, the seconds of the pairs across it, with two nodes for every kind: equal NIC, equal switches."""
+    """Yield, for each cut, the seconds of the pairs across it, with two nodes of each kind (NIC, switches)."""
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
     kinds: dict[object, list[int]] = {}
-    # Without switches nodes that have no NIC of their own are equal, and the first two of them stand for all.
+    # Without switches, nodes with the default NIC are equal, and the first two of them represent all.
     some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
     levels = above(switches, num_nodes)
     for node in some:

@@ -1,4 +1,4 @@
-"""One way to call CP-SAT: a time limit that is kept, a seed, nothing printed."""
+"""Call CP-SAT with a time limit that is kept, a seed, and no output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The explicit phases of any cluster: all partitions for up to 8 workers, patterns beyond."""
+"""List the explicit phases of any cluster: all partitions for up to 8 workers, patterns beyond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Entry: from a problem to a Pareto front of schedules."""
+"""Search the Pareto front of schedules for a problem; this is the entry point."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hints: known schedules of the cluster, spelled in the phases of an alphabet.
+"""Write known schedules of the cluster in the phases of an alphabet, as hints for the search.
 
-They are where the search starts and what it has to beat: their phases join alphabets that are not complete, and their
-costs are budgets at which the search is asked for more.
+They are the start of the search and its baseline: their phases join alphabets that are not complete, and their costs
+are budgets at which the search is asked for more.
 """
 
 from __future__ import annotations

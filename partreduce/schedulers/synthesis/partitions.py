@@ -1,4 +1,4 @@
-"""Partitions as rows of labels: the costs of thousands of phases at once.
+"""Compute the costs of thousands of phases at once, with partitions as rows of labels.
 
 The label of a worker is the smallest worker of its group, its own number where it skips. Shapes: N partitions of n
 workers.

@@ -1,10 +1,10 @@
-"""The search over one alphabet: periods of its phases, put together and taken apart again until the time is up.
+"""Search over one alphabet: compose periods of its phases and rebuild them until the time is up.
 
 It starts from the hints and from compositions of all phases between full averages (`segments`). That finds the phases
 that are worth using, a few dozen of hundreds, long before the best orders of them are found. So rounds of two steps
 follow, which fill the same archive:
 
-* the phases in use on the front alone, combined by a beam search that is the wider the fewer they are;
+* only the phases in use on the front, combined by a beam search that is wider for fewer phases;
 * windows of the periods on the front rebuilt (`windows`), from the phases in use and some others.
 
 Where no phase averages over all, nothing can be composed, and random periods are the start.

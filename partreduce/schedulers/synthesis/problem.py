@@ -1,4 +1,4 @@
-"""Schema: what is asked of the synthesizer, within which limits, and what it answers."""
+"""Define the request to the synthesizer, its limits, and its answer."""
 
 from __future__ import annotations
 

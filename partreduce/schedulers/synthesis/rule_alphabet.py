@@ -1,4 +1,4 @@
-"""The rule phases of a regular cluster: every way to put the local ranks into blocks with digit sets."""
+"""List the rule phases of a regular cluster: every way to put the local ranks into blocks with digit sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules decided by CP-SAT: one model of groups × phases, for clusters whose phases cannot all be listed.
+"""Choose schedules by CP-SAT: one model of groups × phases, for clusters whose phases cannot all be listed.
 
 Boolean x[k, g] says that group g stands in phase k of a period of K phases. A worker is in at most one group of a
 phase; a phase lasts at least as long as each of its groups alone and as what they put together on each NIC, uplink and

@@ -1,4 +1,4 @@
-"""Scoring thousands of candidate schedules at once: consensus distance from small matrices.
+"""Score thousands of candidate schedules at once: consensus distance from small matrices.
 
 All phases of one search act on the same few invariant subspaces ("classes"; one for explicit groups, 2^k for a rule of
 k digits). What some consecutive phases do is summed up by how they map the covariance Σ of the workers' distance to

@@ -1,4 +1,4 @@
-"""Segments: periods that return to consensus are cut after every full average, and the pieces simply add up.
+"""Compose periods from segments between full averages, whose costs and consensus distances add up.
 
 After a full average the past is forgotten, so costs and consensus distances of the segments between full averages are
 sums: how often each stands in a period of given length is a knapsack with an exact objective (a renewal argument, as
@@ -30,9 +30,9 @@ PER_TRIAL, PER_ENTRY = 6e-6, 1.4e-9
 
 
 class Beam(NamedTuple):
-    """Beginnings that a beam search continues with, about, and how many of them for each cost at the least.
+    """The approximate width of a beam search, and the minimum number of prefixes that it keeps per cost.
 
-    `bins` of cost are what the dearest segment spans in the dynamic program.
+    `bins` is the number of cost bins that the most expensive segment spans in the dynamic program.
     """
 
     width: int

@@ -1,4 +1,4 @@
-"""Windows: a few phases of a period rebuilt, the rest of it as it was.
+"""Rebuild a few phases of a period (a window) and keep the rest.
 
 The rest stays, so the covariance that enters the window and the weight of every later phase on what leaves it are known
 matrices, and a window costs a sum of terms, one a phase, and one linear term at its end. A beam search over the phases

@@ -1,4 +1,4 @@
-"""Metric: a number together with how sure it is and how it was found."""
+"""Define a metric: a number with its accuracy and its method."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """How much a metric promises."""
+    """The accuracy of a metric."""
 
     EXACT = "exact"
-    """Found by a direct method: right up to floating-point rounding."""
+    """Computed by a direct method: exact up to floating-point rounding."""
 
     ESTIMATE = "estimate"
-    """Found by an iteration or by a simulation; `transport` says what is known about the error."""
+    """Computed by an iteration or a simulation; `transport` states the known error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `value` is None where it is not defined or not found, and infinite where it is infinite."""
+    """One metric. `value` is None if it is undefined or was not computed, and may be infinite."""
 
     value: float | None
     kind: Kind = Kind.EXACT
     how: str = ""
 
     def json_value(self) -> float | None:
-        """The value as JSON can hold it: infinity and absence become null (`transport` tells them apart)."""
+        """Return the value for JSON: infinite and missing values become null (`transport` distinguishes them)."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
 
     def note(self) -> dict[str, Any]:
-        """Kind and method, JSON-able."""
+        """Return kind and method, JSON-able."""
         return {"kind": str(self.kind), "how": self.how}
 
     def __float__(self) -> float:
-        """The value; NaN where there is none."""
+        """Return the value; NaN if there is none."""
         return math.nan if self.value is None else self.value
 
 
 def absent(how: str) -> Metric:
-    """A metric that is not defined here, or was not found, and why."""
+    """Return a metric that is undefined or was not computed, with the reason."""
     return Metric(None, Kind.EXACT, how)
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift for pushes that differ per worker and for pushes shared inside a node."""
+    """Drift under pushes that differ per worker, and under pushes shared by a node."""
 
     worker: Metric
     node: Metric
@@ -54,7 +54,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class PipelineMetrics:
-    """What the delay of gradients costs, for plain SGD on a quadratic loss (`topo.metrics.pipeline`)."""
+    """The cost of late gradients, for plain SGD on a quadratic loss (`topo.metrics.pipeline`)."""
 
     stability_limit: Metric
     noise_factor: Metric
@@ -70,7 +70,7 @@ METRICS = ("contraction", "radius", "consensus_distance", "drift", "hop_gap", "p
 class ScheduleMetrics:
     """All metrics of one schedule. `radius` is the spectral radius of the period product off the mean.
 
-    `pipeline` is there where gradients are late.
+    `pipeline` is set if gradients are late.
     """
 
     period: int | None
@@ -85,7 +85,7 @@ class ScheduleMetrics:
     pipeline: PipelineMetrics | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As `partreduce verify --json` prints them, with the method of each under `transport`."""
+        """Return the output of `partreduce verify --json`, with each method under `transport`."""
         result: dict[str, Any] = {}
         how: dict[str, Any] = {}
         for name in ("period", "num_workers", "num_distinct_phases", *METRICS):

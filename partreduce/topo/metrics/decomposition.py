@@ -1,13 +1,13 @@
-"""Which sectors a schedule is split into: the cheapest direct decomposition, within limits on what metrics may cost.
+"""Decompose a schedule into sectors by the cheapest direct method, within limits on the cost of metrics.
 
-All-reduce with equal steps_per_round has two, a rule one per character class, a round that looks the same from every
-worker one per frequency. What has no such structure is a single sector of size n, as long as that is not too large.
+All-reduce with equal steps_per_round has two, a rule one per character class, a round that is invariant under shifts
+one per frequency. A schedule without such structure is a single sector of size n, if n is not too large.
 
 A rule splits over characters of its nodes' digits (docs/theory/character-classes.md): on those that vary along exactly
 the digits c, a block (L, D) with factor t acts on the local ranks as (1−t)I + t·(averaging over L) if c and D are
-disjoint, else as (1−t)I on L. Classes c that meet the same digit sets of the rule are merged, Π (radix − 1) over the
-digits of c counts their members. Local ranks that are always in the same block at the same steps_per_round are merged
-too: on what sums to zero over them a block acts as the number 1−t.
+disjoint, else as (1−t)I on L. Classes c that intersect the same digit sets of the rule are merged, Π (radix − 1) over
+the digits of c counts their members. Local ranks that are always in the same block at the same steps_per_round are
+merged too: on vectors that sum to zero over them a block acts as the number 1−t.
 
 A matrix that commutes with the shifts of Z_n has the eigenvalues Σ_δ w_δ exp(−2πi k δ / n): the Fourier transform of
 its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d the d-dimensional (Walsh–Hadamard).
@@ -32,7 +32,7 @@ from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 
 MAX_PAIRS = 2 * 10**7
-"""Pairs of workers on one node that are listed."""
+"""Most pairs of workers on one node that are listed."""
 MAX_GAP_WORKERS = 4_000
 MAX_CLASSES = 2**14
 MAX_CLASS_ENTRIES = 2**26
@@ -40,7 +40,7 @@ MAX_CLASS_ENTRIES = 2**26
 
 @dataclass(frozen=True, slots=True)
 class MetricLimits:
-    """Up to which size schedules without structure are solved directly: their workers, and numbers of all matrices."""
+    """Largest unstructured schedules that are solved directly: workers, and numbers in all matrices."""
 
     dense_workers: int = 512
     dense_entries: int = 2**27
@@ -50,7 +50,7 @@ DEFAULT = MetricLimits()
 
 
 def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | None:
-    """The cheapest direct decomposition, None if the schedule is too large for each: classes, Fourier, dense."""
+    """Return the cheapest direct decomposition (classes, Fourier, dense); None if the schedule is too large."""
     period = schedule.period
     structured = uniform_sectors(schedule) or rule_sectors(schedule) or circulant_sectors(schedule)
     if structured is not None:
@@ -62,11 +62,11 @@ def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | N
 
 
 def dense_sectors(schedule: Schedule) -> Sectors:
-    """All workers as one sector. O(T n²) memory; every metric then costs O((T + 30) n³)."""
+    """Return all workers as one sector. O(T n²) memory; every metric then costs O((T + 30) n³)."""
     n, steps = schedule.num_workers, schedule.steps()
     strategy, worker_steps = schedule.mixing, schedule.worker_steps()
     matrices = Operators(steps).matrices()
-    # Π W instead of W − J: the same for doubly stochastic W, and for others still what moves distances to the mean.
+    # Π W instead of W − J: equal for doubly stochastic W, and otherwise the map of distances to the mean.
     matrices -= matrices.mean(axis=2, keepdims=True)
     group = group_worker_steps(steps, worker_steps)
     round_steps = RoundSteps.of(worker_steps, group, strategy.averaging, int(worker_steps.max()))
@@ -76,9 +76,9 @@ def dense_sectors(schedule: Schedule) -> Sectors:
 
 
 def uniform_sectors(schedule: Schedule) -> Sectors | None:
-    """The sectors of an all-reduce with the same steps_per_round for all workers, None for anything else. O(num_nodes).
+    """Return the sectors of an all-reduce with equal steps_per_round, None for other schedules. O(num_nodes).
 
-    Off the mean W is 0 and steps a multiple of the identity, so of the node covariance C only its trace counts
+    Off the mean W is 0 and steps are a multiple of the identity, so only the trace of the node covariance C counts
     there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
     """
     strategy = schedule.strategy
@@ -93,10 +93,10 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
 
 
 class MergedClass(NamedTuple):
-    """Characters on which all blocks act in the same way: `met` holds the digit sets that they meet.
+    """Characters on which all blocks act in the same way: `met` holds the digit sets that they intersect.
 
-    `digits` is one set c of digits for which this class stands, `multiplicity` its number of characters.
-    `holds_mean` marks the trivial character, which stands alone.
+    `digits` is one representative set c of digits, `multiplicity` the number of characters. `holds_mean` marks the
+    trivial character, which is a class by itself.
     """
 
     digits: tuple[int, ...]
@@ -106,10 +106,10 @@ class MergedClass(NamedTuple):
 
 
 def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
-    """The schedule as a rule, with the steps per round of each local rank.
+    """Return the schedule as a rule, with the steps per round of each local rank.
 
-    None if the schedule is no rule, or if steps per round differ between nodes. Blocks of one phase that share a local
-    rank are refused.
+    None if the schedule is no rule, or if steps per round differ between nodes. Raises for blocks of one phase that
+    share a local rank.
     """
     rule = schedule.rule(by_node=True)
     if rule is None or (of_rank := steps_of_ranks(schedule, rule)) is None:
@@ -120,7 +120,7 @@ def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]
 
 
 def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None:
-    """The steps per round of every local rank of a rule; None if they differ between nodes."""
+    """Return the steps per round of every local rank of a rule; None if they differ between nodes."""
     steps = schedule.strategy.steps_per_round
     if isinstance(steps, int):  # a table of all workers would cost more than all metrics of a rule
         return (steps,) * rule.workers_per_node
@@ -129,7 +129,7 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """The classes of a rule, the trivial character first. O(digits · classes); at most 2^min(digits, digit sets) + 1.
+    """Return the classes of a rule, trivial first. O(digits · classes); at most 2^min(digits, digit sets) + 1.
 
     Raises:
         UndecidedError: more than 16,384 classes.
@@ -140,7 +140,7 @@ def merged_classes(rule: RuleView) -> list[MergedClass]:
         meets = frozenset(s for s in sets if digit in s)
         for met, (count, digits) in list(counts.items()):
             key = met | meets
-            # A digit that no block uses is merged into the class itself: it changes nothing but the count.
+            # A digit that no block uses is merged into the class itself: it changes only the count.
             old, shown = counts.get(key, (0, (*digits, digit)))
             counts[key] = (old + count * (radix - 1), shown)
         if len(counts) > MAX_CLASSES:
@@ -154,7 +154,7 @@ def merged_classes(rule: RuleView) -> list[MergedClass]:
 
 
 def rule_sectors(schedule: Schedule) -> Sectors | None:
-    """The sectors of a rule schedule, or None if the schedule is no rule or its classes are too large."""
+    """Return the sectors of a rule schedule; None if the schedule is no rule or its classes are too large."""
     if (known := rule_and_worker_steps(schedule)) is None:
         return None
     rule, worker_steps = known
@@ -163,7 +163,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
         return None
     how = f"character classes: {len(classes)} of size {len(lumps)}, any number of nodes"
     batches = [batch_of_classes(schedule, rule, worker_steps, classes, lumps)]
-    if len(lumps) < rule.workers_per_node:  # what sums to zero within a lump: blocks act as 1 − t, on every character
+    if len(lumps) < rule.workers_per_node:  # zero sum within a lump: blocks act as 1 − t, on every character
         alive = Operators.of_rule(rule, [()], lumps)
         odd = replace(alive, survives=tuple(map(np.zeros_like, alive.survives or ())))
         kept = np.array([odd.apply(t, np.ones((len(lumps), 1))) for t in range(len(rule.phases))])
@@ -177,7 +177,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """The g³ of all classes of size g together, which every metric of a rule costs some times; 0 of no rule."""
+    """Return the sum of g³ over classes of size g, which scales the cost of every metric of a rule; 0 without one."""
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0
     rule, worker_steps = known
@@ -185,7 +185,7 @@ def num_entries(schedule: Schedule) -> int:
 
 
 def _lumps(rule: RuleView, worker_steps: Sequence[int]) -> list[tuple[int, ...]]:
-    """Local ranks that share all blocks and the steps_per_round."""
+    """Return the sets of local ranks that share all blocks and the steps_per_round."""
     keys: dict[tuple[int, ...], list[int]] = {}
     homes = [{rank: index for index, block in enumerate(phase) for rank in block.local} for phase in rule.phases]
     for rank in range(rule.workers_per_node):
@@ -201,7 +201,7 @@ def batch_of_classes(
     classes: Sequence[MergedClass],
     lumps: Sequence[tuple[int, ...]],
 ) -> Batch:
-    """The classes, the trivial one first, on vectors that are constant in each lump, in the basis 1_lump / √size."""
+    """Return the classes, the trivial one first, on vectors constant in each lump, in the basis 1_lump / √size."""
     roots = np.sqrt([len(lump) for lump in lumps])
     matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
     mean = np.zeros((len(classes), len(lumps)))
@@ -219,7 +219,7 @@ def batch_of_classes(
 def _steps_of_ranks(
     schedule: Schedule, rule: RuleView, of_rank: Sequence[int]
 ) -> Callable[[Sequence[int]], RoundSteps]:
-    """The steps of some local ranks, given those of all per round."""
+    """Return a function from the steps per round of all local ranks to the round steps of some."""
     worker_steps = np.array(of_rank, dtype=np.int64)
     group = np.tile(worker_steps.astype(np.float64), (len(rule.phases), 1))
     if len(set(of_rank)) > 1:
@@ -230,9 +230,9 @@ def _steps_of_ranks(
 
 
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
-    """One sector per frequency if all rounds commute with shifts (or xors) of ranks of equal steps; else None.
+    """Return one sector per frequency if all rounds commute with shifts (or xors) of ranks of equal steps; else None.
 
-    O(T n log n) once the shifts are found, O(T n) for each kind of them that is tried.
+    O(T n log n) once the shifts are found, O(T n) for each kind of shift that is tried.
     """
     rounds, steps_per_round = schedule.strategy.graphs, schedule.strategy.steps_per_round
     if not rounds or not isinstance(steps_per_round, int) or (found := _shifts_of(rounds)) is None:
@@ -256,11 +256,11 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], npt.NDArray[np.float64]] | None:
-    """The group whose shifts all rounds commute with, and their first columns (T, n); None if none is found.
+    """Return the group whose shifts commute with all rounds, and their first columns (T, n); None if none is found.
 
     A group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and shifted
-    digit by digit. Tried are the cyclic group (n,), xors (2, 2, …), and each a×b = n: tori, and two copies of a cyclic
-    graph that are joined worker to worker. O(T n) for each.
+    digit by digit. The candidates are the cyclic group (n,), xors (2, 2, …), and each a×b = n: tori, and two copies of
+    a cyclic graph that are joined worker to worker. O(T n) for each.
     """
     n = rounds[0].num_workers
     xors = [(2,) * (n.bit_length() - 1)] if n & (n - 1) == 0 else []
@@ -273,14 +273,14 @@ def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], npt.NDArray[np
 
 
 def _commutes(listed: Round, radices: Sequence[int]) -> bool:
-    """Whether weights depend on the difference target − source in a group alone. O(edges)."""
+    """Return whether weights depend only on the difference target − source in a group. O(edges)."""
     n, kinds = listed.num_workers, len(listed.weights)
     if len(listed) % n:
         return False
     sources, targets, weight_of = (
         array.reshape(n, -1).astype(np.int64) for array in (listed.sources, listed.targets, listed.weight_of)
-    )  # edges are sorted by target: one row for each, if all have as many
-    for rows in (np.array([0, 1, n // 2, n - 1]) % n, np.arange(n)):  # a few say no at once
+    )  # edges are sorted by target: one row for each, if all have equally many
+    for rows in (np.array([0, 1, n // 2, n - 1]) % n, np.arange(n)):  # a few rows reject early
         edges = np.sort(_difference(targets[rows], sources[rows], radices) * kinds + weight_of[rows], axis=1)
         if (targets[rows] != rows[:, None]).any() or (edges != edges[0]).any():
             return False
@@ -288,7 +288,7 @@ def _commutes(listed: Round, radices: Sequence[int]) -> bool:
 
 
 def _transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt.NDArray[Any]:
-    """The characters' values of functions on a group, (…, n)."""
+    """Return the character transform of functions on a group, (…, n)."""
     grid = columns.reshape(*columns.shape[:-1], *radices)
     return np.fft.fftn(grid, axes=range(-len(radices), 0)).reshape(columns.shape)
 
@@ -296,7 +296,7 @@ def _transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> np
 def _difference(
     ranks: npt.NDArray[np.int64], others: npt.NDArray[np.int64], radices: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    """The differences of ranks in a group, digit by digit."""
+    """Return the differences of ranks in a group, digit by digit."""
     result, place = np.zeros_like(ranks - others), 1
     for radix in reversed(radices):
         result += (ranks // place - others // place) % radix * place
@@ -305,7 +305,7 @@ def _difference(
 
 
 def _node_column(cluster: Cluster, radices: Sequence[int]) -> npt.NDArray[np.float64] | None:
-    """Average over shifts of "i and j share a node", by difference i − j; None if there are too many pairs."""
+    """Return the average over shifts of "i and j share a node", by difference i − j; None if too many pairs."""
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:
         return None
@@ -321,13 +321,13 @@ def _node_column(cluster: Cluster, radices: Sequence[int]) -> npt.NDArray[np.flo
 
 
 def hop_gap(graph: Round) -> float:
-    """1 − λ₂ of D⁻¹A, A the adjacency without self-loops and D its degrees. O(n³), with shifts O(n log n).
+    """Return 1 − λ₂ of D⁻¹A, A the adjacency without self-loops and D its degrees. O(n³), with shifts O(n log n).
 
-    Hop's spectral gap, that of the bare graph, with eigenvalues in the order of real numbers (ASPLOS'19): weights do
-    not count, only which edges there are. The gap of W itself, by modulus, is 1 − radius.
+    This is Hop's spectral gap, of the graph without weights and with eigenvalues ordered as real numbers (ASPLOS'19).
+    The gap of W itself, by modulus, is 1 − radius.
 
     Raises:
-        InputError: a worker without neighbors, or more than 4,000 workers in a graph that no shifts describe.
+        InputError: a worker without neighbors, or more than 4,000 workers in a graph without shift symmetry.
     """
     found = _shifts_of([graph]) if len(graph) else None
     if found is not None:

@@ -1,11 +1,11 @@
-"""The metrics of a schedule, each by the cheapest method that fits its form and size.
+"""Compute the metrics of a schedule, each by the cheapest method for its form and size.
 
-All of them raise ScheduleError for overlapping groups and for a strategy without fixed phases, and UndecidedError where
-a rule has too many character classes or differences grow too much in a period; `metrics` says so instead.
+All of them raise ScheduleError for overlapping groups and for a strategy without fixed phases, and UndecidedError if a
+rule has too many character classes or differences grow too much in a period; `metrics` reports the reason instead.
 
 Group means with 0 ≤ relaxation ≤ 2 and rounds without negative weights never enlarge differences between workers.
-Others do, by a factor in each phase, and what is left at the end may be far smaller than what was rounded in between: a
-relaxation of 10¹⁵ and an all-reduce after it are exact consensus, of which floats see a contraction of a hundredth.
+Others do, by a factor in each phase, and the final difference may be far smaller than the rounding errors before it: a
+relaxation of 10¹⁵ followed by an all-reduce is exact consensus, but floats give a contraction of a hundredth.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.schedule import Schedule
 
 MOST_BITS = 24.0
-"""Powers of two by which differences may grow on the way: floats then still have eight digits of what they were."""
+"""Most powers of two by which differences may grow within a period: floats then keep eight digits."""
 
 LARGEST_NORM = 512
-"""Up to so many workers the norm of a round with negative weights is computed; beyond, it is bounded by sums."""
+"""Most workers for which the norm of a round with negative weights is computed; beyond, it is bounded by sums."""
 
 ACCURACY = 1e-4
-"""The relative residual, of the square of the singular value, at which `svds` stops."""
+"""Relative residual, of the square of the singular value, at which `svds` stops."""
 MAX_RESTARTS = 200
 SOLVED = f"scipy's svds on sparse factors, to a relative residual of {ACCURACY:g}; the contraction is at least that"
 
 MAX_START_WORK = 2**30
-"""Up to this many multiplications `metrics` also lists the contraction from every start."""
+"""Most multiplications for which `metrics` also lists the contraction from every start."""
 LARGE = absent(
     f"not found: explicit schedules have this metric up to {DEFAULT.dense_workers} workers; write the schedule as a "
     "rule"
@@ -65,25 +65,25 @@ LARGE = absent(
 
 
 def contraction(schedule: Schedule, *, start: int = 0, limit: MetricLimits = DEFAULT) -> Metric:
-    """‖W_T … W_1 − J‖₂ over the period that starts at phase `start`: 0 is exact consensus, below 1 converges."""
+    """Return ‖W_T … W_1 − J‖₂ over the period from phase `start`: 0 is exact consensus, below 1 converges."""
     return _contraction(schedule, _prepare(schedule, limit), start)
 
 
 def radius(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
-    """The spectral radius of the period product off the mean; the same for every start, at most the contraction."""
+    """Return the spectral radius of the period product off the mean; equal for all starts, at most the contraction."""
     return _exact(lambda found: found.radius, _prepare(schedule, limit))
 
 
 def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
-    """Steady-state mean squared distance to the mean under unit noise in every step; infinite if never converging."""
+    """Return the steady-state mean squared distance to the mean under unit noise per step; infinite if divergent."""
     return _exact(consensus_distance_of, _prepare(schedule, limit))
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
-    """The same under a constant random push: one per worker, or one shared by the workers of each node.
+    """Return the same under a constant random push: one per worker, or one shared by the workers of each node.
 
     Raises:
-        InputError: another word than worker or node.
+        InputError: `push` is neither worker nor node.
     """
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
@@ -91,9 +91,9 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricL
 
 
 def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float:
-    """How far apart averagings that come late leave workers in a curved direction; 0 where none are late.
+    """Return the distance of workers in a curved direction under late averages; 0 if none are late.
 
-    At unequal steps per round estimated from the consensus distance; infinite where that is not found.
+    With unequal steps per round it is estimated from the consensus distance; infinite if that was not found.
     """
     if not schedule.strategy.mixes_late:
         return 0.0
@@ -105,10 +105,10 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
 
 
 def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Retimed:
-    """What the metrics with 1 step per round, synchronous, say about any other steps_per_round and late averages.
+    """Return the metrics at 1 synchronous step per round, which give those at any steps_per_round and delay.
 
     Raises:
-        InputError: steps_per_round is not 1, or it is late already.
+        InputError: steps_per_round is not 1, or averages are already late.
     """
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
@@ -129,17 +129,17 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Metri
 
 @check_arguments
 def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMetrics:
-    """All metrics. What cannot be computed has value None and says why; nothing is refused.
+    """Return all metrics; a metric that cannot be computed has value None and a reason.
 
     Rules cost the same for any number of nodes; explicit schedules have all metrics up to `limit.dense_workers`
-    workers, and above an estimate of their contraction.
+    workers, and beyond that an estimate of their contraction.
 
     Args:
         schedule: any Schedule.
         limit: numbers of workers up to which metrics are exact or estimated.
 
     Returns:
-        ScheduleMetrics, in which each Metric has a value or a reason why it has none.
+        ScheduleMetrics, in which each Metric has a value or the reason for its absence.
     """
     period, distinct = _if_defined(lambda: schedule.period), _if_defined(schedule.num_distinct_phases)
     try:
@@ -163,7 +163,7 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
 
 
 def growth_bits(schedule: Schedule) -> float:
-    """By how many powers of two differences may grow on the way through a period, at most. O(size), norms besides."""
+    """Bound the powers of two by which differences may grow within a period. O(size), plus norms."""
     if (rule := schedule.rule()) is not None:
         return sum(_of_groups(block.relaxation for block in phase if block.makes_groups) for phase in rule.phases)
     steps = schedule.steps()
@@ -172,7 +172,7 @@ def growth_bits(schedule: Schedule) -> float:
 
 
 def check_growth(schedule: Schedule) -> None:
-    """Refuse a period on whose way differences may grow beyond what floats can follow. O(size), norms besides."""
+    """Raise for a period in which differences may grow beyond float accuracy. O(size), plus norms."""
     if (bits := growth_bits(schedule)) > MOST_BITS:
         raise UndecidedError(
             f"differences may grow by 2^{bits:.0f} in a period (a relaxation outside 0..2, or negative weights), where "
@@ -181,12 +181,12 @@ def check_growth(schedule: Schedule) -> None:
 
 
 def _of_groups(factors: Iterable[Fraction]) -> float:
-    """A group's mean has the eigenvalues 1 and 1 − relaxation, so this is the norm."""
+    """Return the norm: a group's mean has the eigenvalues 1 and 1 − relaxation."""
     return max((math.log2(abs(1 - factor)) for factor in set(factors) if not 0 <= factor <= 2), default=0.0)
 
 
 def _of_step(step: MixingStep) -> float:
-    """Of a graph the lesser of two norms: of distances to the mean, and of the largest difference, as rows bound it."""
+    """Return the lesser of two norms of a graph: of distances to the mean, and of the largest difference, from rows."""
     if isinstance(step, Phase):
         return _of_groups(step.relaxation or ())
     if not has_negative_entries(step):
@@ -225,7 +225,7 @@ def _contraction(schedule: Schedule, sectors: Sectors | None, start: int) -> Met
 
 
 def _large_contraction(schedule: Schedule, start: int) -> Metric:
-    """‖P − J‖₂ as an estimate from below, by Lanczos on factors that are never multiplied out. O(steps · T · n)."""
+    """Estimate ‖P − J‖₂ from below, by Lanczos on factors that are never multiplied out. O(steps · T · n)."""
     from scipy.sparse.linalg import ArpackNoConvergence, aslinearoperator, svds
 
     n = schedule.num_workers
@@ -242,7 +242,7 @@ def _large_contraction(schedule: Schedule, start: int) -> Metric:
 
 
 def _exact(find: Callable[[Sectors], float], sectors: Sectors | None) -> Metric:
-    """A metric of all sectors together, absent where there are none."""
+    """Return a metric of all sectors together, absent if there are none."""
     if sectors is None:
         return LARGE
     value, how = find(sectors), sectors.how
@@ -258,7 +258,7 @@ def _drift(sectors: Sectors | None, push: Push) -> Metric:
 
 
 def _hop(schedule: Schedule) -> Metric:
-    """Hop defines its gap for one fixed graph; a schedule whose partners change has none."""
+    """Return Hop's gap, which is defined for one fixed graph; a schedule whose partners change has none."""
     graphs = schedule.strategy.graphs
     if len(graphs) != 1:
         return absent("not defined: the hop gap belongs to a fixed graph, and here the partners change with the phase")

@@ -1,37 +1,37 @@
-"""How far apart averagings that come a round late leave workers, in a direction in which the loss is curved.
+"""Compute how far apart late averages leave workers, in a direction in which the loss is curved.
 
-Along an eigenvector of a quadratic loss let h be the learning rate times the curvature: k steps of a worker's own
-multiply its deviation from the mean by c = (1 − h)^k. In a direction in which the averaging W has the eigenvalue λ a
-round synchronously multiplies it by λc. Late, W acts on what the round began with, x ← Wx + (c − 1)x, so that a round
-multiplies it by
+Along an eigenvector of a quadratic loss let h be the learning rate times the curvature: k local steps multiply a
+worker's deviation from the mean by c = (1 − h)^k. In a direction in which the averaging W has the eigenvalue λ, a
+synchronous round multiplies it by λc. If the average is late, W acts on the parameters at the start of the round, x ←
+Wx + (c − 1)x, so that a round multiplies it by
 
     λ − 1 + c = λ − 1 + (1 − h)^k.
 
-Perfect averaging, λ = 0, is the worst case: the factor nears −1 as h·k grows, so that deviations hardly die and change
-sign from round to round, and from h = 1 on an odd k makes them grow. Flat directions (h = 0) do not see any of that:
-there a late deviation is multiplied by λ as any other, which the consensus distance already holds.
+Perfect averaging, λ = 0, is the worst case: the factor nears −1 as h·k grows, so that deviations hardly decay and
+change sign from round to round, and from h = 1 on an odd k makes them grow. Flat directions (h = 0) are unaffected:
+there a late deviation is multiplied by λ as any other, which the consensus distance already includes.
 
-The *late distance* is the consensus distance at a given h of a schedule whose averagings come late: fresh unit noise in
+The *late distance* is the consensus distance at a given h of a schedule with late averages: independent unit noise in
 every step, a mean square over all instants of a period, after as many periods as a training has (a factor near −1
-needs long to reach its steady state, one beyond it has none). Derived here; the tests compare it with the recursion
-carried out on noise.
+reaches its steady state slowly, one beyond it has none). Derived here; the tests compare it with the recursion run on
+noise.
 
 `Retimed` has the metrics of the same phases with another steps_per_round, by formula from those of 1 step per round,
 synchronous.
 
-With the same steps_per_round k for all workers and every gradient weighed equally, a round adds the noise kI and the
-push kb, so with synchronous averages the covariance after a round is k times, and the state k times, what they are at
-steps_per_round 1. Within a round s of its k steps have been added to what the round began with. A late averaging acts
-on what the round began with, x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule
-holds after a round is what the synchronous one holds after a round *and* the steps of the next. Averaged over the k
-instants of a round, with d and D the consensus distance and drift at steps_per_round 1 synchronously, D' the drift at
+With the same steps_per_round k for all workers and equal weights of all gradients, a round adds the noise kI and the
+push kb, so with synchronous averages the covariance and the state after a round are k times those at steps_per_round 1.
+Within a round, s of its k steps have been added to the parameters at its start. A late average acts on the parameters
+at the start of the round, x ← Wx + u, and (W x) + u with x = x' + u' is W(x' + u') + u: the state of a late schedule
+after a round is that of the synchronous one after a round *and* the steps of the next. Averaged over the k instants of
+a round, with d and D the consensus distance and drift at steps_per_round 1 synchronously, D' the drift at
 steps_per_round 1 late, e the mean square of one worker's noise off the mean and b that of its push:
 
     consensus distance   k·d + e·(k−1)/2                       late: + k·e
     drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
 
-where c = (D' − D − b)/2 is how the state leans along the push. Derived here; the tests compare each with the solution
-of the steady state for that steps_per_round.
+where c = (D' − D − b)/2 is the correlation of the state with the push. Derived here; the tests compare each with the
+solution of the steady state for that steps_per_round.
 """
 
 from __future__ import annotations
@@ -50,20 +50,21 @@ from partreduce.topo.metrics.sectors import Sectors, adjoint, traces
 from partreduce.topo.metrics.steady_state import after_noise
 
 CURVATURE = 0.25
-"""The h that the steps model prices: fitted over five kinds of tasks (benchmarks/results/steps_to_loss_lateness.md)."""
+"""The h for which the steps model has prices: fitted over five kinds of tasks
+(benchmarks/results/steps_to_loss_lateness.md)."""
 HORIZON = 256
-"""Steps after which the distance is taken."""
+"""Steps after which the distance is evaluated."""
 ASKED = 24
-"""Steps per round up to which all are found together."""
+"""Steps per round up to which all distances are computed together."""
 MOST = 64
-"""Directions of a sector; of larger ones the late distance is estimated."""
+"""Most directions of a sector; for larger ones the late distance is estimated."""
 
 
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
-    """The late distance, from synchronous averages with 1 step per round. O(Σ C g³ log(HORIZON / period)).
+    """Return the late distance, from synchronous averages with 1 step per round. O(Σ C g³ log(HORIZON / period)).
 
     Args:
-        sectors: of the schedule.
+        sectors: sectors of the schedule.
         steps_per_round: steps of a round, the same for all workers.
         curvature: learning rate times curvature; 0 gives the consensus distance of the late schedule.
     """
@@ -71,50 +72,50 @@ def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = 
 
 
 def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) -> dict[int, float]:
-    """By the steps per round, which have equal `_doublings`."""
+    """Return late distances by steps per round, all with equal `_doublings`."""
     total = np.zeros(len(steps))
     for batch in sectors.batches:
         off_mean = batch.off_mean_diagonal(np.ones(batch.size))
         found = _traces(batch.matrices, off_mean, steps, curvature)
-        total += [batch.multiplicity @ row for row in found]  # one by one, so that rounding is that of one alone
+        total += [batch.multiplicity @ row for row in found]  # one at a time, for reproducible rounding
     return dict(zip(steps, (total / sectors.num_workers).tolist(), strict=True))
 
 
 def late_distance_like(
     consensus_distance: float, steps_per_round: float, share: float, curvature: float = CURVATURE
 ) -> float:
-    """The late distance where all directions mix equally, from the late consensus distance. O(steps_per_round).
+    """Return the late distance if all directions mix equally, from the late consensus distance. O(steps_per_round).
 
-    It stands for averagings of which no more is known, or which are decided while the job runs: their one eigenvalue
-    is that which gives this consensus distance at h = 0. `share` is that of a worker's noise off the mean, 1 − 1/n.
+    It is used for averages without further known structure, or chosen while the job runs: their single eigenvalue is
+    the one that gives this consensus distance at h = 0. `share` is that of a worker's noise off the mean, 1 − 1/n.
     """
     if not isfinite(consensus_distance):
         return inf
     steps = max(1, round(steps_per_round))
-    ends = max(float(steps), consensus_distance / share - (steps - 1) / 2)  # what a round ends with, for each direction
+    ends = max(float(steps), consensus_distance / share - (steps - 1) / 2)  # state at the end of a round, per direction
     root = np.full((1, 1, 1, 1), (1 - steps / ends) ** 0.5)
     return share * float(_traces(root, np.ones((1, 1, 1)), (steps,), curvature)[0, 0])
 
 
 def is_small(sectors: Sectors) -> bool:
-    """Whether the late distance at many steps per round costs less than it says: sectors of at most 64."""
+    """Return whether late distances at many steps per round are cheap: sectors of at most 64."""
     return all(batch.size <= MOST for batch in sectors.batches)
 
 
 def _doublings(steps_per_round: int, period: int) -> int:
-    """How often the periods are doubled until a training of `HORIZON` steps is over."""
+    """Return how often the period is doubled to cover a training of `HORIZON` steps."""
     return ceil(log2(max(1.0, HORIZON / (steps_per_round * period))))
 
 
 def _traces(
     mixing: npt.NDArray[Any], off_mean: npt.NDArray[Any], steps: Sequence[int], curvature: float
 ) -> npt.NDArray[np.float64]:
-    """The traces of Σ, averaged over the instants of a period, for several steps per round of equal `_doublings`.
+    """Return the traces of Σ, averaged over the instants of a period, for steps per round of equal `_doublings`.
 
     `mixing` is (T, C, g, g) and `off_mean` (C, g, g); the result is (len(steps), C).
     """
     most, period = max(steps), len(mixing)
-    kept = (1 - curvature) ** (2 * np.arange(most + 1))  # variance that is left after s steps of one's own
+    kept = (1 - curvature) ** (2 * np.arange(most + 1))  # variance that remains after s local steps
     added = np.concatenate([[0.0], np.cumsum(kept[:-1])])  # variance that s steps add
     moved = np.array([1 - (1 - curvature) ** k for k in steps])[:, None, None, None]
     noise = added[list(steps)][:, None, None, None] * off_mean
@@ -146,16 +147,16 @@ class Retimed:
     noise: float
     push: float
     sectors: Sectors | None = None
-    """None where the late distance is estimated."""
+    """None if the late distance is estimated."""
     _late_distances: dict[int, float] = field(default_factory=dict, compare=False)
 
     def consensus_distance_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """With another steps_per_round, synchronous or late. O(1)."""
+        """Return the consensus distance with another steps_per_round, synchronous or late. O(1)."""
         added = self.noise * ((steps_per_round - 1) / 2 + (steps_per_round if late else 0))
         return _mapped(self.consensus_distance, float(steps_per_round), added)
 
     def late_distance_at(self, steps_per_round: int) -> float:
-        """How far apart late averagings leave workers in a curved direction (`topo.metrics.late_distance`); kept."""
+        """Return the distance of workers in a curved direction under late averages (module docstring); cached."""
         if steps_per_round not in self._late_distances:
             if self.sectors is None:
                 flat = self.consensus_distance_at(steps_per_round, late=True).value
@@ -170,7 +171,7 @@ class Retimed:
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """With another steps_per_round, synchronous or late; absent unless both drifts at 1 are known. O(1)."""
+        """Return the drift with another steps_per_round, synchronous or late; absent without both drifts at 1. O(1)."""
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:
             return start
@@ -182,5 +183,5 @@ class Retimed:
 
 
 def _mapped(metric: Metric, factor: float, added: float) -> Metric:
-    """A metric times factor plus added."""
+    """Return a metric times factor plus added."""
     return metric if metric.value is None else replace(metric, value=factor * metric.value + added)

@@ -1,24 +1,24 @@
-"""Outer steps from each worker's own outer parameters: do workers agree, and how fast?
+"""Test whether workers with separate outer parameters reach agreement under outer steps, and how fast.
 
 Where gradients are zero a worker's model is its outer parameters a, and a round of its group maps (a, b), b being its
-outer momentum: with m the group's mean of a less its own, b <- momentum * b + m, a <- a + lr * b (with nesterov
-lr * (m + momentum * b)); who stands in no group keeps both. One period is a linear map M that leaves equal outer
-parameters without momentum alone. Off them its spectral radius says how fast everything else dies out: below 1 workers
-agree and rest, at 1 or above they do not. So rate and momentum that one worker bears may be too much for groups.
+outer momentum: with m the group's mean of a less its own, b <- momentum * b + m, a <- a + lr * b (with nesterov lr * (m
++ momentum * b)); a worker without a group keeps both. One period is a linear map M that fixes equal outer parameters
+without momentum. On the complement its spectral radius is the rate of decay: below 1 the workers agree and come to
+rest, at 1 or above they do not. So rate and momentum that are stable for one worker may be unstable for groups.
 
 For a rule M splits into a matrix of size 2G for each class of characters (G workers on a node), for any number of
 nodes: on a class a block averages over its local ranks, or its mean is zero.
 
-`largest_rate` asks the same of workers with momentum of their own that average over a graph. Along an eigenvector of W
-with eigenvalue λ and a direction of curvature h, with learning rate r and momentum β (heavy ball, m ← β m + h x,
-u = −r m), what differs between workers goes
+`largest_rate` tests the same for workers with local momentum that average over a graph. Along an eigenvector of W with
+eigenvalue λ and a direction of curvature h, with learning rate r and momentum β (heavy ball, m ← β m + h x, u = −r m),
+the difference between workers evolves as
 
     serial order    x ← λ (x − r m)      parallel order    x ← λ x − r m
 
-Both have determinant β λ, and Jury's conditions (E. I. Jury, 1964) give the rates below which they shrink: in the
-serial order r h < (1 − β)(1 − λ) / −λ for λ < 0 besides r h < (1 + β)(1 + λ) / λ for λ > 0, in the parallel order
-r h < (1 + β)(1 + λ). The mean of all workers (λ = 1) bears 2 (1 + β) in both. So a graph whose matrix has a negative
-eigenvalue bears, in the serial order, far less momentum than All-Reduce does.
+Both have determinant β λ, and Jury's conditions (E. I. Jury, 1964) give the rates below which it decays: in the serial
+order r h < (1 − β)(1 − λ) / −λ for λ < 0 and r h < (1 + β)(1 + λ) / λ for λ > 0, in the parallel order r h < (1 + β)(1
++ λ). The mean of all workers (λ = 1) is stable below 2 (1 + β) in both. So a graph whose matrix has a negative
+eigenvalue allows, in the serial order, far less momentum than All-Reduce.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ Matrix = npt.NDArray[np.float64]
 Parts = list[tuple[tuple[int, ...], Matrix]]
 
 MAX_SIZE = 64
-"""Workers of an explicit schedule, or on a node of a rule, up to which operators are made."""
+"""Most workers of an explicit schedule, or on a node of a rule, for which operators are computed."""
 MAX_DIGITS = 12
 EDGE = 1e-9
-"""A radius that is nearer to 1 may be 1: groups that do not connect all workers have just that."""
+"""A radius nearer to 1 may be 1: groups that do not connect all workers have exactly 1."""
 
 
 def outer_radius(schedule: Schedule) -> float | None:
-    """Spectral radius of one period off equal outer parameters without momentum; None if the matrix is too large."""
+    """Return the spectral radius of one period off equal outer parameters without momentum; None if too large."""
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)
 
 
 def radius_of(parts: Parts) -> float:
-    """The spectral radius of what `outer_operators` returns."""
+    """Return the spectral radius of the result of `outer_operators`."""
     matrices = [part for _, part in parts]
     if not np.isfinite(matrices).all():
         return inf
@@ -61,7 +61,7 @@ def radius_of(parts: Parts) -> float:
 
 
 def check_unstable(schedule: Schedule) -> None:
-    """Refuse outer steps from own outer parameters with which workers do not come to agree.
+    """Raise for separate outer parameters under which the workers do not reach agreement.
 
     Raises:
         InputError: the radius is 1 or more.
@@ -76,10 +76,10 @@ def check_unstable(schedule: Schedule) -> None:
 
 
 def outer_operators(schedule: Schedule) -> Parts | None:
-    """(class, off·M·off) for every class of digits with matrices of its own; one without digits for explicit groups.
+    """Return (class, off·M·off) for every class of digits with a matrix; explicit groups have one without digits.
 
-    O(2^k · period · G³) for rules with k digits and G workers on a node, O(period · n³) for explicit groups. None where
-    there are too many of either.
+    O(2^k · period · G³) for rules with k digits and G workers on a node, O(period · n³) for explicit groups. None if
+    either is too large.
     """
     rule, outer = schedule.rule(), schedule.strategy.payload.outer
     if rule is None:
@@ -100,7 +100,7 @@ def outer_operators(schedule: Schedule) -> Parts | None:
 
 
 def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
-    """M on every class, shape (C, 2·size, 2·size), for (a, b)."""
+    """Return M on every class, shape (C, 2·size, 2·size), for (a, b)."""
     lr, factor, size = float(outer.lr), float(outer.momentum), operators.size
     units = np.broadcast_to(np.eye(2 * size).reshape(2, size, 1, 2 * size), (2, size, num_classes, 2 * size))
     a, b = units
@@ -115,11 +115,11 @@ def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
 
 
 def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:
-    """The largest learning rate times curvature under which no difference between workers grows. O(n³).
+    """Return the largest learning rate times curvature at which no difference between workers grows. O(n³).
 
-    For symmetric weights, which have real eigenvalues; of others the symmetric part is taken, which is no bound.
-    `momentum` is β, 0 <= β < 1; `parallel` says that parameters are averaged while they are computed with (x ← Wx + u),
-    not afterwards (x ← W(x + u)).
+    For symmetric weights, which have real eigenvalues; for others the symmetric part is used, which gives no bound.
+    `momentum` is β, 0 <= β < 1; `parallel` means that parameters are averaged during computing (x ← Wx + u), not
+    afterwards (x ← W(x + u)).
     """
     matrix = mixing_matrix(graph)
     eigenvalues = np.linalg.eigvalsh((matrix + matrix.T) / 2)

@@ -1,21 +1,21 @@
-"""What late gradients cost: how large a step a pipeline bears, how much more its noise weighs, how fast it forgets.
+"""Compute the cost of late gradients: the stability limit of a pipeline, its noise, and its rate of decay.
 
-A pipeline of width K applies each gradient K − 1 steps late, the same for all workers, so replicas stay equal and what
-is left to ask is what one model does. Along one eigenvector of a quadratic loss of curvature λ, with rate γ and
-h = γλ, the distance to the minimum follows
+A pipeline of width K applies each gradient K − 1 steps late, the same for all workers, so replicas stay equal and it
+suffices to study one model. Along one eigenvector of a quadratic loss of curvature λ, with rate γ and h = γλ, the
+distance to the minimum follows
 
     e[t] = e[t−1] − h·e[t−K] + noise,       whose roots solve  z^(K−1)·(z − 1) = −h.
 
 *Stability.* For small h > 0 one root is near 1 − h and the others are near 0, so all lie inside the unit circle. A root
 z = e^(iθ), 0 < θ ≤ π, has |z − 1| = 2·sin(θ/2) = h and arg(z − 1) = (π + θ)/2, so (K − 1)·θ + (π + θ)/2 is an odd
-multiple of π: the smallest θ is π/(2K − 1), and the first root arrives on the circle at
+multiple of π: the smallest θ is π/(2K − 1), and the first root reaches the circle at
 
     h = 2·sin(π/(2·(2K − 1))):   2 synchronously (K = 1), 1 for K = 2, 0.618 for K = 3.
 
-From then on it stays outside: d log z / d log h = 1/(K − 1 + z/(z − 1)), and Re z/(z − 1) = 1/2 on the circle, so every
+Beyond that it stays outside: d log z / d log h = 1/(K − 1 + z/(z − 1)), and Re z/(z − 1) = 1/2 on the circle, so every
 root that crosses it goes outwards. (Known: Levin and May, Theor. Popul. Biol. 9, 1976.)
 
-*Noise.* With fresh noise of variance σ² in every step the covariances r_k of e[t] and e[t−k] obey
+*Noise.* With independent noise of variance σ² in every step the covariances r_k of e[t] and e[t−k] obey
 
     r_k = r_(k−1) − h·r_(K−k)   for k = 1 … K,        r_0 = r_1 − h·r_K + σ².
 
@@ -24,13 +24,13 @@ With h = 2·sin φ and ψ = (2K − 1)·φ the first K are solved by r_k = c·co
 
     r_0 = σ²·(1 + sin ψ)/(2h·cos φ·cos ψ),
 
-infinite where ψ = π/2, the limit above. Synchronous has σ²/(h·(2 − h)); the quotient of the two is the noise factor,
-for K = 2 (1 + h)(2 − h)/((1 − h)(2 + h)). It is 1 + (K − 1)·h + O(h²).
+infinite where ψ = π/2, the limit above. The synchronous value is σ²/(h·(2 − h)); the quotient of the two is the noise
+factor, for K = 2 (1 + h)(2 − h)/((1 − h)(2 + h)). It is 1 + (K − 1)·h + O(h²).
 
-*Momentum* μ (heavy ball; PyTorch's `momentum` without dampening, not Nesterov's): e[t] = (1 + μ)·e[t−1] − μ·e[t−2]
-− h·e[t−K], so z^(K−2)·(z − 1)·(z − μ) = −h. On the circle the argument of the left side grows with θ, from π/2 to Kπ,
-and its modulus too, so the limit is its modulus where the argument is π: 2·(1 + μ) synchronously and 1 − μ for K = 2.
-In units of the rate that momentum makes of γ in the long run, γ/(1 − μ), the limit of K = 2 is 1 whatever μ.
+*Momentum* μ (heavy ball; PyTorch's `momentum` without dampening, not Nesterov's): e[t] = (1 + μ)·e[t−1] − μ·e[t−2] −
+h·e[t−K], so z^(K−2)·(z − 1)·(z − μ) = −h. On the circle the argument of the left side grows with θ, from π/2 to Kπ, and
+its modulus too, so the limit is its modulus where the argument is π: 2·(1 + μ) synchronously and 1 − μ for K = 2. In
+units of the effective rate γ/(1 − μ), the limit of K = 2 is 1 for every μ.
 
 Derived here; the tests compare each with eigenvalues of the recursion and with its Lyapunov equation.
 """
@@ -47,14 +47,14 @@ from partreduce.topo.metrics.base import Metric, PipelineMetrics
 from partreduce.topo.schedule import Schedule
 
 BISECTIONS = 60
-"""Halvings of an angle below π: what is left is below its rounding."""
+"""Halvings of an angle below π: the remaining interval is below its rounding."""
 
 
 def stability_limit(width: int, *, momentum: float = 0.0) -> float:
-    """The h = rate · curvature from which on a pipeline of that width diverges; a width of 1 is synchronous. O(1).
+    """Return h = rate · curvature from which a pipeline of that width diverges; a width of 1 is synchronous. O(1).
 
-    It is the largest curvature that counts, so `stability_limit(K) / stability_limit(1)` is by how much a rate that was
-    just stable in synchronous steps has to shrink.
+    The largest curvature decides, so a rate that was just stable in synchronous steps has to shrink by the factor
+    `stability_limit(K) / stability_limit(1)`.
 
     Raises:
         InputError: a width below 1, or a momentum outside 0 <= momentum < 1.
@@ -73,12 +73,12 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
 
 
 def noise_factor(h: float, width: int, *, momentum: float = 0.0) -> float:
-    """The stationary variance under fresh gradient noise, divided by that of synchronous steps with the same h. O(1).
+    """Return the stationary variance under gradient noise, divided by that of synchronous steps with the same h. O(1).
 
-    Infinite from the stability limit on. With momentum by the linear equations of the covariances, O(width³).
+    Infinite from the stability limit on. With momentum from the linear equations of the covariances, O(width³).
 
     Raises:
-        InputError: an h that synchronous does not bear either, or as `stability_limit`.
+        InputError: an h that is unstable even if synchronous; see also `stability_limit`.
     """
     bound = stability_limit(1, momentum=momentum)
     if not 0 <= h < bound:
@@ -95,13 +95,13 @@ def noise_factor(h: float, width: int, *, momentum: float = 0.0) -> float:
 
 
 def decay(h: float, width: int, *, momentum: float = 0.0) -> float:
-    """The factor by which a step shrinks the distance to the minimum in the long run: the largest root. O(width³).
+    """Return the asymptotic factor of a step on the distance to the minimum: the largest root. O(width³).
 
-    Synchronously |1 − h|. A pipeline of width 2 has √h from h = 1/4 on, and less than synchronous up to h = (3 − √5)/2,
-    as a late gradient of a shrinking distance is a larger one.
+    Synchronous steps have |1 − h|. A pipeline of width 2 has √h from h = 1/4 on, and less than synchronous steps up to
+    h = (3 − √5)/2, as a late gradient of a shrinking distance is a larger one.
 
     Raises:
-        InputError: a negative h, or as `stability_limit`.
+        InputError: a negative h; see also `stability_limit`.
     """
     _check(width, momentum)
     if not h >= 0:
@@ -110,7 +110,7 @@ def decay(h: float, width: int, *, momentum: float = 0.0) -> float:
 
 
 def companion(h: float, width: int, *, momentum: float = 0.0) -> npt.NDArray[np.float64]:
-    """The matrix that takes (e[t−1], e[t−2], …) to (e[t], e[t−1], …), of max(width, 2) rows (1 synchronously)."""
+    """Return the matrix from (e[t−1], e[t−2], …) to (e[t], e[t−1], …), of max(width, 2) rows (1 if synchronous)."""
     size = max(width, 2 if momentum else 1)
     matrix = np.eye(size, k=-1)
     matrix[0, 0] += 1 + momentum
@@ -121,7 +121,7 @@ def companion(h: float, width: int, *, momentum: float = 0.0) -> npt.NDArray[np.
 
 
 def _variance(h: float, width: int, momentum: float) -> float:
-    """r_0 for noise of variance 1: r_k = Σ_j a_j r_|k−j| for k = 1 … size, and the same plus 1 for k = 0."""
+    """Return r_0 for noise of variance 1: r_k = Σ_j a_j r_|k−j| for k = 1 … size, and the same plus 1 for k = 0."""
     coefficients = companion(h, width, momentum=momentum)[0]
     size = len(coefficients)
     equations = np.eye(size + 1)
@@ -144,7 +144,7 @@ USUAL = 0.1
 
 
 def pipeline_metrics(schedule: Schedule) -> PipelineMetrics | None:
-    """The metrics of a schedule whose gradients are all late by the same, None for every other. O(1)."""
+    """Return the metrics of a schedule whose gradients are all equally late, None for other schedules. O(1)."""
     sync = schedule.strategy.sync
     if not (sync.delays_gradients and sync.takes_all):
         return None

@@ -1,12 +1,12 @@
-"""Sectors: invariant subspaces of all phases at once, on which every metric is computed by the same code.
+"""Define sectors, the invariant subspaces of all phases, on which one implementation computes every metric.
 
 A phase acts on each sector as a small g×g matrix. A rule has one sector per character class, a circulant graph one per
 frequency, and an unstructured schedule a single one of size n. A batch holds the sectors of one size; the mean's
 direction is projected out, so that J acts as zero everywhere.
 
-What workers add between two averagings is noise and push. With P = max steps_per_round a round has P equal instants. At
-instant s = 1 … P−1 worker i has made floor(s · pace_i / P) of its steps; at instant P it has made all pace_i and the
-round's averaging is applied.
+Between two averages workers add noise and a push. With P = max steps_per_round a round has P equal instants. At instant
+s = 1 … P−1 worker i has made floor(s · pace_i / P) of its steps; at instant P it has made all pace_i and the round's
+averaging is applied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.strategies.base import Averaging
 
 ZERO = 1e-14
-"""Norms below this are rounding: they are reported as 0."""
+"""Norms below this are rounding errors and are reported as 0."""
 
 NEVER = 1 - 1e-12
 """A radius from here on is 1 up to rounding: such a schedule never converges."""
@@ -32,7 +32,7 @@ NEVER = 1 - 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundSteps:
-    """Steps of g places (workers, or classes of workers) in one round, and sums of them over the inner instants.
+    """Steps of g workers (or classes of workers) in one round, and sums of them over the inner instants.
 
     `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance: steps_per_round and
     steps_per_round, or with step-normalized averaging steps_per_round·c and steps_per_round·c² with c = (mean
@@ -54,7 +54,7 @@ class RoundSteps:
         averaging: Averaging,
         instants: int,
     ) -> RoundSteps:
-        """From the steps per round of every place (g,), their mean in its group in every phase (T, g), and the most.
+        """Create from the steps per round (g,), their group means in every phase (T, g), and the maximum.
 
         O(P·d² + g²) for d distinct steps per round.
         """
@@ -62,7 +62,7 @@ class RoundSteps:
         if averaging is Averaging.STEP_NORMALIZED:
             scale = group_worker_steps / worker_steps
         distinct, place = np.unique(worker_steps, return_inverse=True)
-        if len(distinct) == 1 and distinct[0] == instants:  # closed sums: a million steps must not make a table
+        if len(distinct) == 1 and distinct[0] == instants:  # closed sums: a million steps must not need a table
             sums = np.array([instants * (instants - 1) / 2])
             grams = np.array([[(instants - 1) * instants * (2 * instants - 1) / 6]])
         else:
@@ -71,13 +71,13 @@ class RoundSteps:
 
     @classmethod
     def equal(cls, steps_per_round: int, period: int) -> RoundSteps:
-        """Of one place that stands for all workers, with the same steps in every round."""
+        """Return the steps of one worker that represents all, with the same steps in every round."""
         group = np.full((period, 1), float(steps_per_round))
         return cls.of(np.array([steps_per_round]), group, Averaging.MEAN, steps_per_round)
 
 
 def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1 for the distinct steps per round, in slices that bound the memory."""
+    """Return Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1 for the distinct steps per round, in slices to bound memory."""
     sums = np.zeros(len(distinct))
     grams = np.zeros((len(distinct), len(distinct)))
     width = max(1, 2**20 // len(distinct))
@@ -90,10 +90,10 @@ def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[n
 
 
 def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The mean steps per round of each worker's group in each phase, shape (T, n); who skips is its own group.
+    """Return the mean steps per round of each worker's group in each phase, (T, n); a skip is a group of one.
 
-    Rounds of weighted averaging have no groups: there the mean steps_per_round of all workers stands for each that has
-    an edge. Fractions stay fractions.
+    Rounds of weighted averaging have no groups: there each worker with an edge has the mean steps_per_round of all
+    workers. Fractions stay fractions.
     """
     result = np.tile(worker_steps / 1, (len(steps), 1))
     for t, step in enumerate(steps):
@@ -107,11 +107,11 @@ def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[An
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """C sectors of size g, each standing `multiplicity` times in the space of all workers.
+    """C sectors of size g, each with `multiplicity` copies in the space of all workers.
 
-    `matrices` (T, C, g, g), real or complex, with the mean projected out; `mean` (C, g), the unit vector of the mean
-    in each sector or zeros; `round_steps`, what the g places add in a round; `node_columns` (C, g, k), columns U with
-    U Uᴴ = the sector's part of the covariance that is all ones inside each node (None where that is not available).
+    `matrices` (T, C, g, g), real or complex, with the mean projected out; `mean` (C, g), the unit vector of the mean in
+    each sector or zeros; `round_steps`, the steps of the g workers in a round; `node_columns` (C, g, k), columns U with
+    U Uᴴ = the sector's part of the covariance that is all ones inside each node (None if unavailable).
     """
 
     multiplicity: npt.NDArray[np.float64]
@@ -129,20 +129,20 @@ class Batch:
         return int(self.matrices.shape[0])
 
     def product(self, start: int = 0) -> npt.NDArray[Any]:
-        """The period product from phase `start` in every sector, shape (C, g, g)."""
+        """Return the period product from phase `start` in every sector, shape (C, g, g)."""
         result: npt.NDArray[Any] = self.matrices[start % self.period]
         for t in range(1, self.period):
             result = self.matrices[(start + t) % self.period] @ result
         return result
 
     def off_mean(self, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """`columns` (C, g, k) with the mean's direction taken out."""
+        """Return `columns` (C, g, k) without their component along the mean."""
         along = self.mean.conj()[:, None, :] @ columns
         result: npt.NDArray[Any] = columns - self.mean[:, :, None] * along
         return result
 
     def off_mean_diagonal(self, diagonal: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
-        """Π diag(d) Π for d of shape (g,), in every sector: shape (C, g, g)."""
+        """Return Π diag(d) Π for d of shape (g,), in every sector: shape (C, g, g)."""
         full = np.broadcast_to(np.diag(diagonal), (len(self.multiplicity), self.size, self.size))
         half = self.off_mean(full)
         return adjoint(self.off_mean(adjoint(half)))
@@ -159,33 +159,33 @@ class Sectors:
 
     @cached_property
     def radius(self) -> float:
-        """The spectral radius of the period product off the mean, which does not depend on the start; computed once."""
+        """Return the spectral radius of the period product off the mean, equal for all starts; computed once."""
         return _clean(max(float(spectral_radii(batch.product()).max()) for batch in self.batches))
 
 
 def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Conjugate transpose of the last two axes."""
+    """Return the conjugate transpose of the last two axes."""
     result: npt.NDArray[Any] = matrices.conj().swapaxes(-1, -2)
     return result
 
 
 def traces(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The trace of every matrix in a stack (..., g, g)."""
+    """Return the trace of every matrix in a stack (..., g, g)."""
     return np.asarray(np.trace(stack, axis1=-2, axis2=-1).real, dtype=np.float64)
 
 
 def spectral_norms(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """‖A‖₂ of every matrix in a stack, shape (C,)."""
+    """Return ‖A‖₂ of every matrix in a stack, shape (C,)."""
     if matrices.shape[-1] == 1:
         return np.asarray(np.abs(matrices[:, 0, 0]), dtype=np.float64)
     return np.asarray(np.linalg.svd(matrices, compute_uv=False)[:, 0], dtype=np.float64)
 
 
 def spectral_radii(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """The largest modulus of an eigenvalue of every matrix in a stack, shape (C,).
+    """Return the largest modulus of an eigenvalue of every matrix in a stack, shape (C,).
 
-    Eigenvalue solvers answer ε^(1/g) instead of 0 for nilpotent matrices (de Bruijn graphs); a power that vanishes to
-    rounding is therefore looked for first.
+    Eigenvalue solvers return ε^(1/g) instead of 0 for nilpotent matrices (de Bruijn graphs); the function therefore
+    first looks for a power that vanishes up to rounding.
     """
     if matrices.shape[-1] == 1:
         return np.asarray(np.abs(matrices[:, 0, 0]), dtype=np.float64)
@@ -203,7 +203,7 @@ def _nilpotent(matrices: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     exponent = 1
     while exponent < 2 * size:
         norms = np.linalg.norm(power, axis=(-2, -1))
-        # A power far below the square of the one before has been canceled, not merely contracted.
+        # A power far below the square of the previous one is due to cancellation, not only to contraction.
         vanished |= norms <= 4 * size * np.finfo(np.float64).eps
         power = power / np.where(vanished, 1.0, norms)[:, None, None]
         power = power @ power
@@ -212,12 +212,12 @@ def _nilpotent(matrices: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def contraction_of(sectors: Sectors, start: int = 0) -> float:
-    """‖W_{s+T−1} … W_s − J‖₂. O(Σ C g³)."""
+    """Return ‖W_{s+T−1} … W_s − J‖₂. O(Σ C g³)."""
     return _clean(max(float(spectral_norms(batch.product(start)).max()) for batch in sectors.batches))
 
 
 def contraction_per_start(sectors: Sectors) -> tuple[float, ...]:
-    """The contraction of the period that starts at each phase. O(T Σ C g³ T)."""
+    """Return the contraction of the period from each phase. O(T Σ C g³ T)."""
     return tuple(contraction_of(sectors, start) for start in range(sectors.batches[0].period))
 
 

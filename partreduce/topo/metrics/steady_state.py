@@ -1,6 +1,6 @@
-"""Metrics of the steady state while workers step: consensus distance, in floats or as a fraction, and drift.
+"""Compute the steady state of working schedules: consensus distance, in floats or as a fraction, and drift.
 
-All instants of a period count equally. `off the mean`, as everywhere in this package: the mean's direction is projected
+All instants of a period count equally. `off the mean` means, in the whole package, with the mean's direction projected
 out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of one batch.
 """
 
@@ -26,15 +26,15 @@ from partreduce.topo.strategies.base import Averaging
 Push = Literal["worker", "node"]
 
 NEGLIGIBLE = 1e-18
-"""Entries of a power of the period below this add nothing to a covariance any more."""
+"""Entries of a power of the period below this no longer change a covariance."""
 MAX_LOCAL = 8
-"""Local ranks up to which the exact consensus distance is solved: its system has g(g+1)/2 unknown fractions."""
+"""Most local ranks for which the exact consensus distance is solved: its system has g(g+1)/2 unknown fractions."""
 
 
 def consensus_distance_of(sectors: Sectors) -> float:
-    """The average over all instants of tr Σ / n, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
+    """Return the average over all instants of tr Σ / n, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
 
-    Every worker adds fresh unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ (with
+    Every worker adds independent unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ (with
     overlap Σ ← WΣWᵀ + D) off the mean.
     """
     if sectors.radius >= NEVER:
@@ -45,11 +45,11 @@ def consensus_distance_of(sectors: Sectors) -> float:
         steady = lyapunov.steady_state(batch.product(), made, negligible=NEGLIGIBLE)
         assert np.abs(steady.remainder).max() <= NEGLIGIBLE, "the radius was checked to be below 1"
         total += noise_traces(batch, steady.covariance, is_delayed=sectors.is_delayed)
-    return max(0.0, total) / sectors.num_workers  # rounding may leave a mean square a hair below 0
+    return max(0.0, total) / sectors.num_workers  # rounding may leave a slightly negative mean square
 
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
-    """The mean over a period's instants of tr Σ, over all sectors, from a Σ before phase 0, (C, g, g), off the mean."""
+    """Return the mean of tr Σ over instants and all sectors, from Σ before phase 0, (C, g, g), off the mean."""
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
     total, before = np.zeros(len(batch.multiplicity)), traces(covariance)
@@ -61,35 +61,35 @@ def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool
 
 
 def after_period(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> npt.NDArray[Any]:
-    """What one period with its noise makes of a covariance (C, g, g) before phase 0."""
+    """Return a covariance (C, g, g) before phase 0 after one period with its noise."""
     for after in _covariances(batch, covariance, is_delayed=is_delayed):
         covariance = after
     return covariance
 
 
 def _covariances(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> Iterator[npt.NDArray[Any]]:
-    """What each round of a period makes of a covariance before phase 0, with the noise that it adds off the mean."""
+    """Yield the covariance after each round of a period, from that before phase 0, with noise off the mean."""
     for matrix, noise in zip(batch.matrices, map(batch.off_mean_diagonal, batch.round_steps.noise), strict=True):
         covariance = after_noise(covariance, matrix, adjoint(matrix), noise, is_delayed=is_delayed)
         yield covariance
 
 
 def after_noise(covariance: Any, matrix: Any, turned: Any, noise: Any, *, is_delayed: bool) -> Any:  # noqa: ANN401
-    """Σ after a round, of stacks of floats or of an ExactMatrix; `turned` is the adjoint of the round's matrix."""
+    """Return Σ after a round, for float stacks or an ExactMatrix; `turned` is the adjoint of the round's matrix."""
     return matrix @ covariance @ turned + noise if is_delayed else matrix @ (covariance + noise) @ turned
 
 
 def drift_of(sectors: Sectors, push: Push) -> float:
-    """The average over all instants of E‖z − mean‖²/n, infinite if the workers never converge. O(Σ C g³).
+    """Return the average over all instants of E‖z − mean‖²/n, infinite if the workers never converge. O(Σ C g³).
 
-    Data that differ between workers push each one constantly:
-    z ← W(z + steps_per_round·b) (with overlap z ← Wz + steps_per_round·b) for a constant random b of mean zero and unit
-    variance, independent per worker, or one b for all workers of a node.
+    Data that differ between workers push each one constantly: z ← W(z + steps_per_round·b) (with overlap z ← Wz +
+    steps_per_round·b) for a constant random b of mean zero and unit variance, independent per worker, or one b for all
+    workers of a node.
     """
     if sectors.radius >= NEVER:
         return math.inf
     total = sum(_push_squares(batch, push, is_delayed=sectors.is_delayed) for batch in sectors.batches)
-    return max(0.0, total) / sectors.num_workers  # as above
+    return max(0.0, total) / sectors.num_workers  # rounding, see `consensus_distance_of`
 
 
 def _push_squares(batch: Batch, push: Push, *, is_delayed: bool) -> float:
@@ -121,7 +121,7 @@ def _push_squares(batch: Batch, push: Push, *, is_delayed: bool) -> float:
 
 
 def _inner_squares(batch: Batch, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Σ_s ‖Π F_s U‖² over the inner instants, F_s = diag(steps made so far), from Σ_s of products of steps alone."""
+    """Return Σ_s ‖Π F_s U‖² over the inner instants, F_s = diag(steps made so far), from sums of step products."""
     gram = batch.round_steps.gram
     whole = (np.abs(columns) ** 2).sum(axis=-1) @ np.diag(gram)
     along = batch.mean.conj()[:, :, None] * columns
@@ -133,7 +133,7 @@ def _squares(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
-    """The consensus distance of a rule schedule as a fraction, None if the workers never converge.
+    """Return the consensus distance of a rule schedule as a fraction, None if the workers never converge.
 
     O(classes · G⁶) fraction operations, so for at most 8 local ranks; `consensus_distance` has no such limit.
 
@@ -153,7 +153,7 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
             "fractions; use consensus distance"
         )
     if any(not 0 <= block.relaxation <= 2 for phase in rule.phases for block in phase):
-        # Only such factors can make a norm exceed 1; then the linear system alone would not notice divergence.
+        # Only such factors can make a norm exceed 1; then the linear system alone would not detect divergence.
         sectors = rule_sectors(schedule)
         if sectors is None or sectors.radius >= NEVER:
             return None
@@ -180,7 +180,7 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
 def _exact_traces(
     matrices: list[ExactMatrix], noises: list[ExactMatrix], inner: Fraction, instants: int, schedule: Schedule
 ) -> Fraction | None:
-    """The sum over a period's instants of tr Σ on one class; None if Σ ← PΣPᵀ has a fixed point besides 0."""
+    """Return the sum of tr Σ over a period's instants on one class; None if Σ ← PΣPᵀ has a nonzero fixed point."""
     is_delayed, size = schedule.mixing.mixes_late, matrices[0].size
     product, covariance = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))
     for matrix, noise in zip(matrices, noises, strict=True):

@@ -1,1 +1,1 @@
-"""Strategy `neighbor` with a gap: the worker of Hop (Luo et al., ASPLOS 2019) at run time; `means` puts it together."""
+"""Run strategy `neighbor` with a gap: the worker of Hop (Luo et al., ASPLOS 2019); `means` is the entry point."""

@@ -1,7 +1,7 @@
-"""Gap driver: one worker's side of Hop's protocol between real processes, with the updates' arrays, and its waits.
+"""Drive one worker's side of Hop's protocol between real processes, with the updates' arrays and its waits.
 
-What the protocol object decides and the arrays that go with it change under one lock together, so that an update which
-the object counts is there, and one that it takes cannot be replaced by a newer one meanwhile.
+The protocol object and the arrays change together under one lock, so that every update that the object counts is
+present, and one that it takes cannot be replaced by a newer one at the same time.
 """
 
 from __future__ import annotations

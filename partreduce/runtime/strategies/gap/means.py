@@ -1,4 +1,4 @@
-"""Strategy `neighbor` with a gap: Hop's worker (Luo et al., ASPLOS 2019), which continues by itself within bounds."""
+"""Average with neighbors under a gap: Hop's worker (Luo et al., ASPLOS 2019), which runs ahead within bounds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Spread: how a word that is meant for many workers travels: to each of them, or, to very many, down a tree.
+"""Broadcast a notice to many workers: directly, or, to very many, down a tree.
 
-All words here say the most that is true so far (round r may start, and so may all before it), so a later one replaces
-an earlier one that still waits for room, nothing ever waits to be sent, and their order does not matter.
+All notices are cumulative (round r may start, and so may all before it), so a later one replaces an earlier one that
+still waits for room, no sender ever waits, and their order does not matter.
 """
 
 from __future__ import annotations

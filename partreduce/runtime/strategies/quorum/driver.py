@@ -1,12 +1,12 @@
-"""Quorum driver: one worker's side of a partial collective between real processes, with the arrays.
+"""Drive one worker's side of a partial collective between real processes, with the arrays.
 
 Three threads work here: the training raises `Call`, `Take` and `End`, the collective thread `Begin` and `Finish`, and
-the mailbox's gives messages to the protocol object as they come. One lock orders them. What the object decides and the
-arrays that go with it change under that lock together: a round takes along exactly the gradients that the object
-counts.
+the mailbox's thread passes messages to the protocol object as they arrive. One lock orders them. The object and the
+arrays change together under that lock: a round includes exactly the gradients that the object counts.
 
-The run is cut into *segments*: where all workers meet (a mean model, a checkpoint, the end), each ends as one without
-data does, all take the results up to the same last round, and nothing is on its way. The next segment begins afresh.
+The run is cut into *segments*: where all workers synchronize (a mean model, a checkpoint, the end), each ends like a
+worker without data, all take the results up to the same last round, and nothing is in flight. The next segment starts
+from the beginning.
 """
 
 from __future__ import annotations

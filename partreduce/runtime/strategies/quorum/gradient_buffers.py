@@ -1,8 +1,8 @@
-"""Sums: a worker's send buffer, the gradients in it, and the sums of rounds that wait to be applied; in host memory.
+"""Hold a worker's send buffer, its gradients, and the sums of rounds that wait to be applied, in host memory.
 
 An array of one bucket holds its gradients as the bucket lays them out, then one number for each parameter, which says
-whether anybody had a gradient for it. The first array that carries exact numbers also has room for what a round's
-workers must tell one another.
+whether any worker had a gradient for it. The first array with an exact dtype also has room for the values that a
+round's workers exchange.
 """
 
 from __future__ import annotations

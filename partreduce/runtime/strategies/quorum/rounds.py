@@ -1,7 +1,7 @@
-"""Rounds: the thread that takes part in the sums of partial collectives, strictly 0, 1, 2, …, for one worker.
+"""Run the thread that takes part in the sums of partial collectives, strictly 0, 1, 2, …, for one worker.
 
-It enters a round when the driver lets it, with what the send buffer holds, sums that over all workers together with
-what they must tell one another, and hands both over.
+It enters a round when the driver allows it, sums the send buffer over all workers together with the values that they
+exchange, and returns both.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Prague's group generator: the service, its workers, its draws, its buffers, and all of them as one system."""
+"""Define Prague's group generator: the service, its workers, its draws, its buffers, and one system of all."""

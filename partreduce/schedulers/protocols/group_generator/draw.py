@@ -1,4 +1,4 @@
-"""How the group generator draws groups: random, global division, inter and intra phases, and the slow-worker filter.
+"""Draw groups for the group generator: random, global division, inter and intra phases, slow-worker filter.
 
 Sources: Prague (Luo et al., ASPLOS 2020, sections 4 and 5) for the divisions and the filter. Two rules are our own: the
 one for initiators that lag behind, because a slow initiator that starts a division puts itself into the way of fast

@@ -1,4 +1,4 @@
-"""Prague's group generator (Luo et al., ASPLOS 2020) as a pure state machine: one request per round, answered once.
+"""Define Prague's group generator (Luo et al., ASPLOS 2020) as a pure state machine: one answer per round's request.
 
 A worker asks at the beginning of a round and says in the same message that it is done with its last group. The answer
 is the group of the round (`Grant`), no group (`Alone`), or the end (`Bye`). Every grant has a sequence number; a worker

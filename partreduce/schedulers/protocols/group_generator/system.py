@@ -1,4 +1,4 @@
-"""The group generator and its workers as one `Machine`: what the explorer visits and virtual time can run."""
+"""Combine the group generator and its workers into one `Machine` for the explorer and virtual time."""
 
 from __future__ import annotations
 

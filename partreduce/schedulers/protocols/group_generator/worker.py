@@ -1,4 +1,4 @@
-"""A worker of the group generator as a pure state machine: ask, compute, meet the group, ask again.
+"""Define a worker of the group generator as a pure state machine: request, compute, average, request again.
 
 The ask goes out at the beginning of a round, so that its answer is there when the round's computation ends. The group's
 collective is modeled by `Here` messages between its members: it ends for a worker once all others have entered it.

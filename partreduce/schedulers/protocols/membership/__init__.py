@@ -1,4 +1,4 @@
-"""Membership: who continues after a failure, or joins, from which round, and what becomes of the broken operation.
+"""Define membership: which workers continue after a failure, or join, from which round, with which operation.
 
 A *generation* is a set of members with what they run. In it a worker goes through its operations one after the other:
 it enters one, has its sum (it is *prepared*), hears that all members have (the *confirm*), and commits. A worker that

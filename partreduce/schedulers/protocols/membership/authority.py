@@ -1,4 +1,4 @@
-"""The authority: it hears who is lost, who has voted and who wants to join, and decides the views."""
+"""Define the authority: it receives failures, votes and requests to join, and decides the views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine: workers and the authority as processes that may crash, pause and start again."""
+"""Define the machine: workers and the authority as processes that may crash, pause and restart."""
 
 from __future__ import annotations
 

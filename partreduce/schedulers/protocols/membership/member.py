@@ -1,4 +1,4 @@
-"""One worker: what it does, and what becomes of it by what it hears."""
+"""Define one worker: its actions, and its reactions to messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers and the authority say to each other, what happens to them, and what a run is set to."""
+"""Define the messages between workers and the authority, their events, and the settings of a run."""
 
 from __future__ import annotations
 
