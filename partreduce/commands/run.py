@@ -99,7 +99,10 @@ def command(
     if schedule is not None:
         loaded = load_schedule(schedule)
         if nnodes == 1 and workers is not None and workers != loaded.num_workers:
-            raise InputError(f"--workers {workers}: the schedule {schedule} is for {loaded.num_workers} workers")
+            raise InputError(
+                f"--workers {workers}: the schedule {schedule} is for {loaded.num_workers} workers; leave --workers "
+                "out, or --schedule where a worker is several ranks that share a sharded model"
+            )
         if simulate_nodes == 1 == nnodes and loaded.cluster.is_regular:
             simulate_nodes = loaded.cluster.num_nodes
         _warn_if_refuted(schedule, loaded)

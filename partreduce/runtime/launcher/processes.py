@@ -422,7 +422,8 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if not isinstance(known, PartreduceError):
         sys.__excepthook__(kind, error, trace)
         return
-    raise SystemExit(print_error(known))
+    with contextlib.redirect_stderr(sys.__stderr__ or sys.stderr):  # torch's hook drops its buffer on SystemExit
+        raise SystemExit(print_error(known))
 
 
 def _show_of_thread(ended: threading.ExceptHookArgs) -> None:

@@ -439,6 +439,14 @@ def test_only_errors_of_ours_are_shown_in_one_line(ends):
         assert (done.returncode, done.stderr) == (75, "StoreLostError: ours\n")
 
 
+def test_an_error_of_ours_is_shown_where_torch_wraps_the_hook(tmp_path):
+    code = "import torch.distributed as dist\nfrom partreduce.runtime.launcher.processes import install_excepthook\n"
+    code += "from partreduce.topo.errors import StoreLostError\ninstall_excepthook()\n"
+    code += f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+    done = WARM.run("-c", code + "raise StoreLostError('ours')", timeout=60)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (75, "StoreLostError: ours")
+
+
 @pytest.mark.parametrize("error", ["ValueError('theirs')", "StoreLostError('ours')"])
 def test_errors_of_ours_are_one_line_in_a_thread_of_the_script_too(error):
     code = "import threading\nfrom partreduce.runtime.launcher.processes import install_excepthook\n"
