@@ -183,11 +183,11 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
 
     Options whose workers drift apart on different data need a price of drift (`PlanRequest.bears_drift`), and options
     outside the measured range need a price there, if any other option is allowed. An option that is no simple baseline
-    (`family`) must beat the best of these by more than its `own_error`, or in every cost. An option that depends on an
-    assumption must also win if it fails: metrics under which a calibrated task failed, at `LOST_RATIO` times the steps;
-    coded sums, if coding takes longer than predicted; late averages and protocols that the job did not ask for, at the
-    highest price of delay; outer steps on every task; unequal steps and protocols, if workers are less slow than stated
-    (`trials.SteadyCheck`).
+    (`family`) must beat the best of these by more than its `own_error`, or in every cost; outer steps must so beat the
+    best of all others, on every task. An option that depends on an assumption must also win if it fails: metrics under
+    which a calibrated task failed, at `LOST_RATIO` times the steps; coded sums, if coding takes longer than predicted;
+    late averages and protocols that the job did not ask for, at the highest price of delay; unequal steps and
+    protocols, if workers are less slow than stated (`trials.SteadyCheck`).
     """
     if job.fastest:
         return list(options)
@@ -205,7 +205,9 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
         """Return whether it beats an eligible simple option in every cost, and so at any price."""
         return not (option.late or option.facts) and any(beats(option, one) for one in as_good)
 
-    return [one for one in options if is_simple(one) or wins_surely(one, simple, job) or is_better(one)]
+    options = [one for one in options if is_simple(one) or wins_surely(one, simple, job) or is_better(one)]
+    plain = min((one for one in options if not is_outer(one)), key=lambda one: decisive_time(one, job), default=simple)
+    return [one for one in options if not is_outer(one) or wins_surely(one, plain, job)]
 
 
 def simplest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
@@ -219,10 +221,10 @@ def is_simple(option: CandidateSchedule) -> bool:
     return family(option.schedule) not in {"", "DiLoCo"}
 
 
-def wins_surely(option: CandidateSchedule, simple: CandidateSchedule, job: PlanRequest) -> bool:
-    """Return whether an option beats a simple one by more than its own error; outer steps on each task, too."""
-    ours, theirs = times_by_case([option, simple], job)
-    is_faster = simple.time > option.time * math.exp(own_error(option, job))
+def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: PlanRequest) -> bool:
+    """Return whether an option beats a simpler one by more than its own error; outer steps on each task, too."""
+    ours, theirs = times_by_case([option, simpler], job)
+    is_faster = simpler.time > option.time * math.exp(own_error(option, job))
     return is_faster and not (is_outer(option) and bool((ours > theirs).any()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,7 @@ def random_run(seed: int) -> OuterRun:
         if own:
             phases = [Phase.from_groups(n, [group.members for group in phase]) for phase in phases]
             options["payload"] = Payload(outer=replace(outer, outer_params=OuterParams.PER_WORKER))
+        phases = [phase if own or not _is_of_all(phase) else _settling(phase, outer) for phase in phases]
         phases.insert(rng.randint(0, len(phases)), Phase.from_groups(n, [range(n)]))
         strategy = StaticGroups(phases=GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **options)
     schedule = Schedule(f"outer {seed}", Cluster.regular(1, n), strategy)
@@ -98,6 +100,17 @@ def random_run(seed: int) -> OuterRun:
     steps = tuple(count * schedule.steps_per_round_of(rank) for rank, count in enumerate(rounds))
     inner, clip, decay = rng.choice(["adamw", "adamw", "sgd", "momentum"]), rng.choice([0.0, 0.5]), rng.choice([1, 0.8])
     return OuterRun(schedule, steps, inner=inner, clip=clip, decay=decay, seed=seed)
+
+
+def _is_of_all(phase: Phase) -> bool:
+    return len(phase) == 1 and len(phase.members) == phase.num_workers
+
+
+def _settling(phase: Phase, outer: OuterStep) -> Phase:
+    """A round of all makes outer steps: those of others than relaxations of 0 to 1, one with momentum, are refused."""
+    (group,) = phase
+    kept = group.relaxation if 0 < group.relaxation <= 1 and not outer.momentum else 1
+    return Phase.from_groups(phase.num_workers, [replace(group, relaxation=Fraction(kept))])
 
 
 def random_run_in_turns(seed: int) -> OuterRun:
