@@ -13,20 +13,20 @@ PAGE = ROOT / "tests" / "verify" / "checker" / "guards.md"
 HEAD = """# What guards the checker
 
 Every inequality and every premise on which a claim of the [checker](../../../docs/certificates.md) rests, with data
-that is *just* true and data that is just false beside it: one unit too good, one edge too few, one class that diverges.
+that is *just* true and data that is just false: one unit too good, one edge too few, one class that diverges.
 
 This page is written by `python docs/make_guards.py`. Rows of [edges.py](../../helpers/edges.py) are tried both ways by
 [test_checker_edges.py][edges]. Those of [read_edges.py](../../helpers/read_edges.py) are tried on the loader too, by
 [test_what_the_checker_reads.py][read]. A test holds the page to them. Small changes of the checker's code are to be
 noticed by these tests ([mutants](../../../benchmarks/results/mutants.md) says how many are).
 
-Beside them:
+In addition:
 
 * from where on rounded factors, forms and pivots accept; that no covariance, state, form or weights confirm a bound
   below the metric, a rate below the second eigenvalue or too small an error: [test_checker_numbers.py][numbers];
 * what is read and refused is what the loader reads and refuses, with the same hash:
   [test_what_the_checker_reads.py][read];
-* every number of every fact is what simulations, counts and eigenvalues of their own say: [test_facts.py][facts];
+* every number of every fact is what independent simulations, counts and eigenvalues say: [test_facts.py][facts];
 * bounds of gaps are what every interleaving attains: [test_gap_facts.py][gaps];
 * hostile files and wrong arguments end in one line: [test_checker_attacks.py][attacks],
   [test_checker_program.py][program];
