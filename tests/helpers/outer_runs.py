@@ -151,7 +151,7 @@ def random_run_of_groups(seed: int) -> OuterRun:
         ranks = rng.sample(range(n), n)
         cut = rng.choice([0, 1, 2])
         phases.append(Phase.from_groups(n, [part for part in (ranks[:cut], ranks[cut:]) if len(part) > 1]))
-    payload, has_all = strategy.payload, any(len(phase.members) == n and len(phase) == 1 for phase in phases)
+    payload, has_all = strategy.payload, any(_is_of_all(phase) for phase in phases)
     worker_steps = tuple(rng.randint(len(case.turns), 9) for _ in range(n))
     static = StaticGroups(
         phases=GroupPhases(tuple(phases)),
