@@ -200,7 +200,7 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     assert 0 <= Fraction(witness["relative"]) - beside.relative <= Fraction(4, 2**24)
     assert Fraction(witness["absolute"]) >= beside.absolute
     assert proof["equal-replicas"].status is Status.FOLLOWS
-    assert "takes rounded, too" in proof["equal-replicas"].explanation
+    assert "uses the rounded answer too" in proof["equal-replicas"].explanation
     assert "codec-error" not in prove(Schedule("s", CLUSTER, Server()))
     assert "equal-replicas" not in prove(Schedule("s", CLUSTER, Server(synchronous=False)))
 
