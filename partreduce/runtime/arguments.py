@@ -6,13 +6,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError, of_type
+from partreduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from partreduce.runtime.transport.worlds import World
+
 
 LONGEST_TIMEOUT = 1e9
 """Seconds, which is 30 years: beyond, torch's own deadlines overflow."""
@@ -84,3 +87,54 @@ def checked_steps(saved: object) -> int:
             "optimizer.state_dict() returned, or leave 'partreduce' out to keep this run's count"
         )
     return steps
+
+
+def read_schedule(schedule: Schedule | str | Path) -> Schedule:
+    """A schedule from a value or a file; the certificate that a file carries is checked before anything runs."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if not isinstance(schedule, (str, os.PathLike)):
+        raise InputError(
+            f"schedule: is a {type(schedule).__name__}; pass the path of a schedule file, or a Schedule: "
+            "partreduce.files.parse_schedule(data) reads one from bytes"
+        )
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.verify.certificate import confirm
+
+    path = Path(schedule)
+    if not path.exists():
+        _check_name(str(schedule))
+    loaded = load_schedule(path)
+    if loaded.certificate:
+        confirm(loaded)
+    return loaded
+
+
+def _check_name(path: str) -> None:
+    """Say how a schedule is written that was named as the catalogue names it."""
+    from partreduce.schedulers import registry
+
+    name = path.partition("(")[0]
+    if name in registry.names():
+        raise InputError(
+            f"schedule: {path!r} is no file, but a name of the catalogue; "
+            f'`partreduce design CLUSTER --build "{path}" -o {name}.json` writes the file'
+        )
+
+
+def warn_of_workers_apart(schedule: Schedule) -> None:
+    """Warn of a fixed schedule under which some workers never agree: they train alone, and no loss shows it.
+
+    One sweep over a period's groups or edges, for one worker to say. What is not proved is not refuted: no word then.
+    """
+    if not schedule.is_mixing or schedule.strategy.averages_everyone:
+        return
+    from partreduce.verify.base import Status
+    from partreduce.verify.consensus import by_tree_or_apart, prove_consensus
+
+    claim = by_tree_or_apart(schedule) if schedule.strategy.graphs else prove_consensus(schedule)
+    if claim is not None and claim.status is Status.REFUTED:
+        warn_user(
+            f"schedule {schedule.name!r}: {claim.explanation} Training continues; `partreduce verify` refutes it, "
+            "`partreduce design` finds one that all workers meet in"
+        )

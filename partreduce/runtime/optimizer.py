@@ -20,15 +20,15 @@ from partreduce.runtime.arguments import (
     checked_steps,
     checked_timeout,
     checked_world,
+    read_schedule,
+    warn_of_workers_apart,
 )
-from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.dtensor_shards import replica_of
-from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, digest_of
 from partreduce.runtime.averaging.in_flight import FixedMembership
-from partreduce.runtime.averaging.mean_model import restore_local_values, squared_distance
+from partreduce.runtime.averaging.mean_model import ADVICE, restore_local_values, squared_distance
 from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reference_sync import ADVICE
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.member import Member, joins
 from partreduce.runtime.elastic.support import schedule_for_present_nodes, supports_elastic, warn_nodes_missing
@@ -37,11 +37,10 @@ from partreduce.runtime.launcher.processes import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
-from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
 from partreduce.runtime.sharding.placement import check_other_shapes, find_tables, layout_of, spread
 from partreduce.runtime.sharding.table_state import full_optimizer_states, local_optimizer_states
 from partreduce.runtime.sharding.tables import Tables
-from partreduce.runtime.state.peer_state import Handover, Stateful
+from partreduce.runtime.state.saved_state import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.torch_defaults import default_modes, in_default_modes, keep_user_modes
@@ -50,11 +49,16 @@ from partreduce.runtime.transport.store import publish_stage
 from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.runtime.transport.worlds import World, chosen_algorithm, world_for_algorithm
 from partreduce.runtime.user_warning import warn_user
-from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
-from partreduce.runtime.worker.collective_points import Meeting
-from partreduce.runtime.worker.config_handshake import Policies, agree, facts_of
+from partreduce.runtime.worker.config_handshake import (
+    Policies,
+    agree,
+    fact_of,
+    facts_of,
+    warn_of_rounded_signs,
+    with_codec,
+)
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.shutdown import RUNNING, Ending
+from partreduce.runtime.worker.shutdown import RUNNING, Ending, Meeting
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.describe import describe
 from partreduce.topo.errors import InputError, PartreduceError, of_type

@@ -14,10 +14,9 @@ from typing import Any, Self
 
 import torch
 
-from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.arguments import checked_timeout, read_schedule
 from partreduce.runtime.averaging.p_reduce import p_reduce, queue_p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import is_alone, log_single_process, place
 from partreduce.runtime.transport.torch_api import GradBucket
 from partreduce.runtime.transport.worlds import World

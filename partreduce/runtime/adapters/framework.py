@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from partreduce.runtime.arguments import read_schedule
 from partreduce.runtime.guard.wrapping import FOLLOWS
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.schedule_file import read_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.iteration_gap import IterationGap

@@ -10,10 +10,9 @@ from typing import Any, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from partreduce.runtime.arguments import read_schedule
 from partreduce.runtime.averaging.dtensor_shards import is_sharded
-from partreduce.runtime.averaging.outer_optimizer import outer_step
-from partreduce.runtime.averaging.reference import OffloadedArray
-from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.averaging.reference import OffloadedArray, outer_step
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce

@@ -1,14 +1,18 @@
-"""Define a bucket: one flat array that a group operation sends and commits as a whole, with the layout of its parts."""
+"""Define a bucket: one flat array that a group operation sends and commits as a whole, with the layout of its parts.
+
+The functions that commit take `ok`: None on CPU, where the tags were checked before, or a 0-d bool tensor on CUDA; with
+False nothing changes. The check is made on the device, so the host never waits inside a step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
+from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec, check_spec
 from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH, Tail
 
 ALIGN_BYTES = 64
@@ -235,3 +239,108 @@ def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     once = (slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     return tensor.detach()[tuple(once)]
+
+
+def commit_mean(
+    bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
+) -> None:
+    """Commit x ← x + relaxation · (mean − x).
+
+    With `swap`, relaxation 1 and no `ok` nothing is copied: the array with the mean becomes the parameters' storage,
+    and the old one is lent to a later operation.
+    """
+    mean, live = sums[: bucket.size], bucket.flat
+    if relaxation != 1:
+        torch.lerp(live, mean, relaxation, out=mean if ok is not None else live)
+        if ok is None:
+            return
+    elif swap and ok is None:
+        bucket.swap(sums)
+        return
+    replace_where(live, mean, ok)
+
+
+def commit_delayed(
+    bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
+) -> None:
+    """Commit x ← x + relaxation · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
+    change, live = sums[: bucket.size], bucket.flat
+    change.sub_(snapshot[: bucket.size])
+    if ok is not None:
+        only_where(change, ok)
+    live.add_(change, alpha=relaxation)
+
+
+def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
+    """Commit x ← start + factor · (x − start): what a round learned, scaled to a common number of steps per round."""
+    bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
+
+
+def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
+    """Write new values over the live ones, unless the device's check says otherwise."""
+    if ok is None:
+        live.copy_(new)
+    else:
+        torch.where(ok, new, live, out=live)
+
+
+def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
+    """Make values zero if the check is false; a product would leave NaN and infinity as they are."""
+    torch.where(ok, values, values.new_zeros(()), out=values)
+
+
+def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
+    """Copy what rides along into an operation's array, divided by the number of members; zero where there is none.
+
+    Of what is copied from the lowest rank that one sends its values, and the others zeros.
+    """
+    for tensor in bucket.piggybacked:
+        value = tensor.fetch()
+        if not tensor.is_state:
+            check_spec(tensor.name, value, tensor.spec, rank)
+        part = tensor.view(array)
+        is_copied = tensor.rule is not BufferRule.MEAN
+        if value is None or (is_copied and not is_first):
+            part.zero_()
+        elif is_copied:
+            part.copy_(value)
+        else:
+            torch.div(value.detach(), divisor, out=part)
+
+
+def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
+    """Copies of what rides along, None where there is nothing yet."""
+    values = (tensor.fetch() for tensor in bucket.piggybacked)
+    return [None if value is None else value.detach().clone() for value in values]
+
+
+def commit_piggybacked(
+    bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
+) -> None:
+    """Write averaged buffers and optimizer state back; with `before` what changed since that snapshot stays."""
+    for index, tensor in enumerate(bucket.piggybacked):
+        value = tensor.fetch()
+        if value is None:
+            continue
+        new = tensor.view(sums)
+        if tensor.rule is BufferRule.OWN:
+            _replace_bytes(value, new, ok)
+            continue
+        old = before[index] if before is not None else None
+        if old is not None and tensor.rule is BufferRule.FIRST:
+            # Whose values these are may have others by now, and keeps them. All of it, since vectors belong together.
+            new = torch.where((new == old).all(), value, new)
+        elif old is not None:
+            # What stood still takes the mean as it is: the infinities of a mask would make a difference of no number.
+            new = torch.where(value == old, new, new + (value - old))
+            if tensor.name.endswith("running_var"):
+                new = new.clamp_min(0)  # a variance stays one
+        replace_where(value, new, ok)
+
+
+def _replace_bytes(value: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
+    """As `replace_where`, for dtypes in which a device may not choose between two tensors."""
+    if ok is not None:
+        own = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        new = torch.where(ok, new.reshape(-1).view(torch.uint8), own).view(value.dtype).view(value.shape)
+    value.copy_(new)

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Slot
-from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
-from partreduce.runtime.averaging.compressed_reduce import CodecInput, launch_compressed
+from partreduce.runtime.averaging.bucket import Bucket, Slot, load_piggybacked
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reduction import CodecInput, Reduction, launch_compressed
 from partreduce.runtime.codecs import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of

@@ -1,15 +1,16 @@
 """Store a model's parameters as views of one flat array per (device, dtype), with piggybacked tensors.
 
-After `FlatModel(...)` every trainable parameter is a view of a flat array: a group operation moves one array and
-commits it with one pass. Buffers (by their rules) and optimizer state, if a policy asks for it, are part of the same
-operation.
+A group operation then moves one array and commits it with one pass. Buffers (by their rules) and optimizer state, if a
+policy asks for it, are part of the same operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
 from weakref import ref
@@ -26,9 +27,8 @@ from partreduce.runtime.averaging.buffer_rules import (
     may_be_mask,
     values_of,
 )
-from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.dtensor_shards import Sharders, local
-from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.fragments import Fragments, assign
 
 SAMPLED_FROZEN = 1 << 12
@@ -305,3 +305,42 @@ def _digest_if_sparse(buffer: torch.Tensor) -> str:
         return ""
     whole: torch.Tensor = buffer.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
     return f" sparse {digest_of([whole.indices(), whole.values()])}"
+
+
+def digest_of(arrays: Iterable[torch.Tensor]) -> str:
+    """A fingerprint of the arrays' bits; waits for a device."""
+    digest = blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(array.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
+    """The per-parameter tensors that an optimizer keeps, found by one step of a copy of it on its own parameter.
+
+    Args:
+        optimizer: the optimizer.
+        group: one of its parameter groups, whose settings may differ from the defaults (`momentum`, `amsgrad`);
+            without it what a parameter gets that is in none.
+    """
+    device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
+    probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
+    probe.grad = torch.zeros_like(probe)
+    settings = dict(optimizer.defaults) if group is None else {**optimizer.defaults, **group}
+    try:
+        known = inspect.signature(type(optimizer)).parameters
+        copy = type(optimizer)([probe], **{k: v for k, v in settings.items() if k in known and k != "params"})
+        copy.step()
+    except Exception as error:  # noqa: BLE001 - any constructor's refusal means the same to the user
+        raise InputError(
+            f"optimizer_state='average': the state of {type(optimizer).__name__} cannot be foreseen ({error}); "
+            "use optimizer_state='local'"
+        ) from None
+    tensors = {key: value for key, value in copy.state[probe].items() if isinstance(value, torch.Tensor)}
+    shapeless = sorted(key for key, value in tensors.items() if value.numel() > 1 and value.shape != probe.shape)
+    if shapeless:
+        raise InputError(
+            f"optimizer_state='average': {type(optimizer).__name__} keeps {', '.join(shapeless)} in other shapes than "
+            "its parameters', so it cannot be averaged with them; use optimizer_state='local'"
+        )
+    return sorted(key for key, value in tensors.items() if value.shape == probe.shape)

@@ -12,8 +12,7 @@ from functools import cache
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import only_where
-from partreduce.runtime.averaging.bucket import Bucket, Slot
+from partreduce.runtime.averaging.bucket import Bucket, Slot, only_where
 from partreduce.runtime.transport.tags import EXACT_DTYPES, Tail
 from partreduce.topo.errors import InputError
 

@@ -19,11 +19,10 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import Snapshot
-from partreduce.runtime.averaging.mean_model import average_model
+from partreduce.runtime.averaging.mean_model import average_model, common_start
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.reference_sync import common_start
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError

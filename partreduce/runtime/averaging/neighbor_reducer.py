@@ -13,9 +13,8 @@ from fractions import Fraction
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, load_piggybacked
 from partreduce.runtime.averaging.buffer_rules import BufferRule
-from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import replace_where
+from partreduce.runtime.averaging.bucket import replace_where
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradients import averaged_are_finite
 from partreduce.topo.errors import InputError

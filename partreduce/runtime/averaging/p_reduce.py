@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.averaging.apply_average import commit_mean
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, commit_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Recorder

@@ -18,12 +18,10 @@ from typing import Protocol
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
-from partreduce.runtime.averaging.compressed_reduce import launch_coded
+from partreduce.runtime.averaging.bucket import Bucket, load_piggybacked
 from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import Snapshot, load_gradients
-from partreduce.runtime.averaging.reduction import Alone, Reduction
+from partreduce.runtime.averaging.reduction import Alone, Reduction, launch_coded
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.heartbeat import Heartbeat

@@ -1,21 +1,174 @@
-"""Hold one group operation in flight, with the arrays that it borrowed from its buckets."""
+"""Hold one group operation in flight, with the arrays that it borrowed from its buckets, and send its numbers coded.
+
+With a codec parameters or gradients are encoded; the rest of the array (piggybacked tensors, presence, the tag) is sent
+as it is in a second operation, together with one number: how many members contributed infinite or NaN values. If none
+did and the sum still has such values, they exceeded the codec's range, and all members detect this from data that all
+have: the sum's bits and that number.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.compressed_reduce import CodedPart
+from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.tags import TAG_LENGTH
 from partreduce.runtime.transport.work import Work
+from partreduce.topo.codec_numbers import LARGEST
+from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
+
+
+@dataclass(slots=True)
+class CodedPart:
+    """One bucket's array of a running operation, of which the first `bucket.size` numbers travel coded."""
+
+    bucket: Bucket
+    array: torch.Tensor
+    coding: Coding
+    extra: torch.Tensor
+    """What goes uncoded and holds, at its end, the number of members that gave what is not finite."""
+    with_rest: bool
+    """Whether `extra` has the rest of the array too, with the tag at its end; otherwise it begins with the tag."""
+    worst: tuple[str, float] | None
+    """This worker's share that is beyond the codec's range, with the name of its parameter."""
+
+    def take_back(self) -> torch.Tensor:
+        """Put what traveled apart into the array; its sums of tags."""
+        if not self.with_rest:
+            return self.extra[:TAG_LENGTH]
+        self.array[self.bucket.size :].copy_(self.extra[:-1])
+        return self.array[-TAG_LENGTH:]
+
+    def stays_in_range(self) -> torch.Tensor:
+        """Whether no finite number became infinite on its way, as a 0-d bool tensor on the array's device."""
+        whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.extra[-1] > 0)
+        if self.coding.in_blocks:
+            self._clear_padding()
+        return whole
+
+    def check_beyond_range(self, where: str) -> None:
+        """Refuse a sum that left the codec's range; to be called where the host may look."""
+        values = self.array[: self.bucket.size]
+        if _peak(values) < math.inf:
+            return
+        given = bool(self.extra[-1] > 0)
+        bad = ~torch.isfinite(values)
+        names = [slot.names[0] for slot in self.bucket.slots if bool(slot.view(bad).any())]
+        self._clear_padding()
+        if given:
+            return
+        name, share = self.worst or (names[0] if names else "?", None)
+        largest, codec = LARGEST[self.coding.transport.codec], self.coding.transport.codec
+        given_here = "another worker's, or the sum" if share is None else f"this worker's, {share:g}"
+        others = " or ".join(other for other in ("bfloat16", "int8") if other != codec)
+        raise InputError(
+            f"{where}: {name!r}: a share of its mean is beyond {codec}'s largest number {largest:g} ({given_here}); "
+            f"use the codec {others}, or scale the loss down"
+        )
+
+    def _clear_padding(self) -> None:
+        """Where a block of numbers became NaN so did what lies between parameters, which is not written again."""
+        end = 0
+        for slot in self.bucket.slots:
+            self._clear(end, slot.start)
+            end = slot.start + slot.values.numel()
+        self._clear(end, self.bucket.size)
+
+    def _clear(self, start: int, end: int) -> None:
+        if start < end:
+            self.array[start:end].zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class CodecInput:
+    """What is known of a worker's numbers before they are coded."""
+
+    not_finite: torch.Tensor
+    """One number on their device: 1 if one of them is infinite or none."""
+    worst: tuple[str, float] | None = None
+    """The parameter with the largest number, where that is beyond the codec's range, and the number."""
+
+    @classmethod
+    def of(
+        cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
+    ) -> CodecInput:
+        """Of the `values` of an array, which are these parameters'."""
+        if streams.runs_ahead:
+            return cls((~torch.isfinite(values).all()).float().view(1))
+        peak = _peak(values)
+        beyond = LARGEST[coding.transport.codec] < peak < math.inf
+        return cls(torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
+
+    def together(self, other: CodecInput) -> CodecInput:
+        """Of these numbers and of others."""
+        both = [one for one in (self.worst, other.worst) if one is not None]
+        worst = max(both, key=lambda one: one[1], default=None)
+        return CodecInput(torch.maximum(self.not_finite, other.not_finite), worst)
+
+
+def launch_coded(
+    bucket: Bucket,
+    array: torch.Tensor,
+    tag: tuple[int, ...],
+    *,
+    coding: Coding,
+    communicator: Communicator,
+    streams: Streams,
+) -> tuple[CodedPart, list[Work]]:
+    """Start summing a filled array, coded up to `bucket.size`; the part, and what to wait for."""
+    values = array[: bucket.size]
+    given = CodecInput.of(bucket.slots, array, values, coding, streams)
+    first = communicator.all_reduce(values, coding)
+    part, works = launch_compressed(
+        bucket, array, tag, given, coding=coding, communicator=communicator, streams=streams
+    )
+    return part, [first, *works]
+
+
+def launch_compressed(
+    bucket: Bucket,
+    array: torch.Tensor,
+    tag: tuple[int, ...],
+    given: CodecInput,
+    *,
+    coding: Coding,
+    communicator: Communicator,
+    streams: Streams,
+) -> tuple[CodedPart, list[Work]]:
+    """Start summing what travels next to the coded numbers; the whole part, and what to wait for."""
+    rest = array[bucket.size :]
+    works: list[Work] = []
+    with_rest = bucket.exact and not streams.runs_ahead
+    if with_rest:
+        extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
+    else:
+        extra = torch.cat((streams.upload(tag, torch.float32), given.not_finite))
+    if not with_rest and len(rest):
+        works.append(communicator.all_reduce(rest))
+    works.append(communicator.all_reduce(extra))
+    return CodedPart(bucket, array, coding, extra, with_rest, given.worst), works
+
+
+def _peak(values: torch.Tensor) -> float:
+    """The largest absolute value; infinite or NaN where one of them is."""
+    return float(torch.maximum(values.amax(), values.amin().neg())) if len(values) else 0.0
+
+
+def _worst(slots: Sequence[Slot], array: torch.Tensor) -> tuple[str, float]:
+    """The parameter with the largest number, and that number."""
+    peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in slots if slot.values.numel()]
+    return max(peaks, key=lambda found: found[1])
 
 
 class Alone(Communicator):

@@ -1,8 +1,8 @@
-"""Keep reference parameters, bitwise equal on all workers, from which each encodes its change.
+"""Keep reference parameters, bitwise equal on all workers, from which each encodes its change, and the outer optimizer.
 
-Rounding parameters themselves loses each update that is smaller than their last digit, and adds noise of the size of
-the parameters. A worker's change since the last common parameters is as small as the updates, and so is its rounding
-error.
+Rounding parameters themselves loses each update that is smaller than their last digit. A worker's change since the last
+common parameters is as small as the updates, and so is its rounding error. Outer steps (DiLoCo) take the workers' mean
+change as a gradient.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import replace_where
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, replace_where
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.outer import OuterStep
 
 WHOLE = slice(None)
 
@@ -101,3 +101,47 @@ class Reference:
         ]
         starts, round_ = map(int, state[f"{name}/place"])
         return cls(arrays, starts, round_)
+
+
+class OuterOptimizer:
+    """Makes of a movement what is added to the outer parameters; keeps a momentum for each bucket, unless it is 0."""
+
+    def __init__(self, outer: OuterStep, buckets: Sequence[Bucket], host: Streams | None) -> None:
+        self._outer = outer
+        self._momenta = {
+            f"momentum/{index}": OffloadedArray(torch.zeros_like(bucket.flat), host)
+            for index, bucket in enumerate(buckets if outer.momentum else ())
+        }
+        """By the names that they have in a saved state."""
+        self.names = self._momenta.keys()
+
+    def step(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
+        """Make a movement of bucket `index` the step of the outer parameters, in place; and the next momentum."""
+        outer_step(self._outer, movement, self._momenta.get(f"momentum/{index}"), ok)
+
+    def clear(self) -> None:
+        """Begin without momentum."""
+        for momentum in self._momenta.values():
+            momentum.put(torch.zeros(len(momentum.values), dtype=momentum.values.dtype, device=momentum.device))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: momentum.values for name, momentum in self._momenta.items()}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        for name, momentum in self._momenta.items():
+            momentum.put(state[name].to(momentum.device))
+
+
+def outer_step(
+    outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
+) -> None:
+    """Make of a movement what the outer optimizer adds to the outer parameters, in place; and the next momentum."""
+    if momentum is not None:
+        following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
+        momentum.put(following, ok)
+        if outer.nesterov:
+            movement.add_(following, alpha=float(outer.momentum))
+        else:
+            movement.copy_(following)
+    if not outer.is_plain:
+        movement.mul_(float(outer.lr))

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 import torch
 
+from partreduce.runtime.arguments import read_schedule
 from partreduce.runtime.elastic.support import schedule_for_present_nodes
-from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError

@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.runtime.averaging.bucket import Slot
-from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.flat_model import digest_of, state_keys
 from partreduce.runtime.averaging.mean_model import has_moved
-from partreduce.runtime.averaging.optimizer_state import state_keys
-from partreduce.runtime.data.data_fingerprints import pop_fingerprint
+from partreduce.runtime.data.sharding import pop_fingerprint
 from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import Found, Moment, When, check

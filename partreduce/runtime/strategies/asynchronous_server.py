@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.flat_model import digest_of
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
-from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, OneSided, Run, StepResult
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,12 +10,73 @@ from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.in_flight import FixedMembership, State
 from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.recorder import Operation
 from partreduce.runtime.sharding.tables import Tables
-from partreduce.runtime.strategies.traits import Traits, traits_of
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.mailbox import Bound, Mailbox, Message
 from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.waiting import PeerGoneError, PeerWatch
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging, Strategy
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.topo.strategies.server import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the engine, checkpoints and checks have to know of a schedule's kind."""
+
+    averages_gradients: bool
+    """Before each step; else parameters, after the last one of a round."""
+    keeps_equal: bool
+    """Whether all workers step with the same mean gradients, so that their models are equal wherever all meet."""
+    agrees_on_end: bool = False
+    """Whether the protocol itself tells who has no more data, so that nothing of it goes by the store."""
+    drains_together: bool = False
+    """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
+    carries_state: bool = False
+    """Whether the optimizer's state dict holds `state()`, too, as it holds the wrapped optimizer's own momentum."""
+    measures_from_start: bool = False
+    """Whether rounds depend on the model that the first step finds, which has to be everybody's then."""
+    needs_round_start: bool = False
+    """Whether what a round's end does depends on the parameters with which the round began."""
+    saves_inside_rounds: bool = False
+    """Whether a checkpoint may lie inside a round, because `state()` says all that the rest of the round needs."""
+
+
+def traits_of(schedule: Schedule) -> Traits:
+    """The traits of a schedule's kind."""
+    strategy = schedule.strategy
+    has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
+    normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
+    if isinstance(strategy.sync, PartialAllReduce):
+        return Traits(True, strategy.sync.keeps_equal, agrees_on_end=True)
+    if strategy.averages_gradients:
+        return Traits(True, keeps_equal=True, carries_state=True)
+    if isinstance(strategy, DynamicGroups):
+        return Traits(False, keeps_equal=False, needs_round_start=normalizes)
+    if isinstance(strategy.sync, IterationGap):
+        is_parallel = strategy.sync.update_order is UpdateOrder.DPSGD
+        return Traits(False, keeps_equal=False, drains_together=True, needs_round_start=is_parallel)
+    if isinstance(strategy, Pairwise) or (isinstance(strategy, Server) and not strategy.synchronous):
+        return Traits(
+            False, keeps_equal=False, drains_together=True, measures_from_start=isinstance(strategy, Server),
+            needs_round_start=normalizes and not has_equal_steps,
+        )  # fmt: skip
+    takes_turns = strategy.takes_turns
+    has_outer_state = takes_turns or not strategy.payload.outer.is_plain
+    return Traits(
+        False,
+        keeps_equal=False,
+        carries_state=has_outer_state,
+        measures_from_start=has_outer_state,
+        needs_round_start=not takes_turns and (normalizes or strategy.is_delayed),
+        # At unequal steps per round a worker may have had turns in a round that others still lack.
+        saves_inside_rounds=not takes_turns or has_equal_steps,
+    )
 
 
 @dataclass(slots=True)
@@ -193,3 +255,57 @@ class Runner:
             mailbox.abandon() if failed else mailbox.close()
         if failed:
             self.mailboxes = []
+
+
+class OneSided(Runner):
+    """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
+
+    Args:
+        strategy: whose kind names the mailbox.
+        run: the worker's part of the run.
+        place: with whom optimizer state would have to be averaged, for the refusal.
+        deliver: called with each message from `start` on.
+        bound: what may be on the way to each worker, where the mailbox's own is not what the protocol needs.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        run: Run,
+        place: str,
+        deliver: Callable[[Message], None],
+        *,
+        bound: Bound | None = None,
+    ) -> None:
+        super().__init__(run)
+        if any(tensor.is_state for bucket in run.flat.buckets for tensor in bucket.piggybacked):
+            raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
+        normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
+        self._factor = float(run.schedule.worker_steps().mean()) / run.steps_per_round if normalizes else 1.0
+        """By which a round's progress is multiplied."""
+        reducer = run.reducer
+        self._peer_watch = PeerWatch(reducer.heartbeat, range(run.schedule.num_workers))
+        self._mailbox = Mailbox(
+            reducer.world.store,
+            run.rank,
+            f"{reducer.key} {strategy.kind}",
+            deliver,
+            max_bytes=sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
+            timeout=reducer.timeout,
+            bound=bound,
+            heartbeat=reducer.heartbeat,
+        )
+        self.mailboxes.append(self._mailbox)
+        reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
+
+    def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
+        """Wait until messages made `done` true, with which an operation is over."""
+        reducer = self.run.reducer
+        try:
+            self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
+        except PeerGoneError as error:
+            operation = operation or reducer.recorder.begin("pause of exchanges", 0, 0, tuple(members), 0)
+            raise reducer.failure(operation, error) from None
+        if operation is not None:
+            reducer.recorder.end(operation)
+            reducer.heartbeat.doing(operation.finished)

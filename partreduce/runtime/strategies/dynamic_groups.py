@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import rescale_progress
+from partreduce.runtime.averaging.bucket import rescale_progress
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.elastic.survivors import Survivors
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS

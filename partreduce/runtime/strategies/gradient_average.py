@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.bucketed_gradients import LayerSender
-from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.gradients import Snapshot, clear_gradients, commit_gradients
 from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.codecs import Codings

@@ -12,17 +12,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import commit_delayed, commit_mean, rescale_progress
-from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.bucket import (
+    Bucket,
+    commit_delayed,
+    commit_mean,
+    commit_piggybacked,
+    rescale_progress,
+    snapshot_piggybacked,
+)
 from partreduce.runtime.averaging.flat_model import BufferPolicy
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.in_flight import KEY, FixedMembership, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.averaging.neighbor_reducer import Neighborhood, PeerReducer
-from partreduce.runtime.averaging.outer_optimizer import OuterOptimizer
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.reference import OffloadedArray, Reference
+from partreduce.runtime.averaging.reference import OffloadedArray, OuterOptimizer, Reference
 from partreduce.runtime.codecs import Codings
 from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult
 from partreduce.topo.errors import InputError

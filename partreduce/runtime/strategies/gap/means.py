@@ -8,7 +8,7 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, OneSided, Run, StepResult
 from partreduce.runtime.strategies.gap.driver import (
     PLACE,
     GapDriver,
@@ -18,7 +18,6 @@ from partreduce.runtime.strategies.gap.driver import (
     Recipients,
     wait_in_step,
 )
-from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GapLog, Missing, PeerWaitError
 from partreduce.runtime.transport.mailbox import MESSAGES, Bound
 from partreduce.runtime.transport.updates import Layout, PayloadRings, UpdateSender, add_updates
