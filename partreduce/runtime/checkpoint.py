@@ -93,7 +93,6 @@ def save_checkpoint(
 
 
 def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]) -> Path:
-    """Save where all that are left have come; the folder."""
     ending, meeting = optimizer.ending, optimizer.meeting
     round_, rank = optimizer.round, optimizer.rank
     name = f"round-{round_:08d}"
@@ -139,7 +138,6 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
 def _saved_shards(
     optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]
 ) -> Path:
-    """As `_save`, of a sharded replica."""
     ending, meeting, round_ = optimizer.ending, optimizer.meeting, optimizer.round
     folder = directory / f"round-{round_:08d}"
     _check_other_rounds(meeting.exchange("checkpoint", {"round": round_}, members))
@@ -178,7 +176,6 @@ def _check_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
 
 @contextlib.contextmanager
 def _gathering(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[int, ...]]:
-    """Who takes part: all that are left have come."""
     with optimizer.run.reducer.heartbeat.gathering(place, optimizer.round):
         yield optimizer.ending.guard(lambda: optimizer.runner.membership.gathered(place))
 
@@ -237,7 +234,6 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
 def _load(
     optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
-    """Load where all that are left have come; what it is."""
     ending, meeting = optimizer.ending, optimizer.meeting
     try:
         mine: dict[str, object] = {
@@ -282,7 +278,6 @@ def _load(
 def _loaded_shards(
     optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
-    """As `_load`, of a sharded replica."""
     if allow_different_run:
         raise InputError(
             "load_checkpoint: allow_different_run=True would take the mean of whole models, and these are sharded; "
@@ -346,7 +341,6 @@ def _state_file(optimizer: DistributedOptimizer) -> StateFile:
 
 
 def _model_sha256(optimizer: DistributedOptimizer) -> str:
-    """Over names, shapes and dtypes."""
     return hashlib.sha256("\n".join(optimizer.run.flat.layout()).encode()).hexdigest()
 
 

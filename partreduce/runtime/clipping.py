@@ -132,14 +132,12 @@ def _numbers(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(parameters: Sequence[torch.Tensor]) -> float:
-    """The largest absolute number of these gradients."""
     parts = [_numbers(one.grad) for one in parameters if one.grad is not None]
     largest = [float(one.abs().max()) for one in parts if one.numel()]
     return float(torch.tensor([0.0, *largest], dtype=torch.float64).max())
 
 
 def _powers(parameters: Sequence[torch.Tensor], norm_type: float) -> float:
-    """The sum of all absolute numbers of these gradients to a power."""
     parts = [_numbers(one.grad) for one in parameters if one.grad is not None]
     norms = [float(torch.linalg.vector_norm(part, norm_type, dtype=torch.float64)) for part in parts]
     return float(sum(norm**norm_type for norm in norms))

@@ -85,7 +85,6 @@ class Codings:
 
     @classmethod
     def of(cls, transport: Transport, num_buckets: int) -> Codings | None:
-        """None where nothing is coded."""
         return None if transport.codec is Codec.NONE else cls(transport, num_buckets)
 
     def clear(self) -> None:
@@ -155,7 +154,6 @@ class BlockCodec:
             pack(levels, codes)
 
     def decode(self, encoded: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the numbers that were encoded into `values`, of any floating-point dtype."""
         if not len(values):
             return
         codes, scales = self._parts(encoded, len(values))

@@ -83,7 +83,6 @@ class Profile:
 
     @property
     def check_errors(self) -> tuple[float, ...]:
-        """Predicted over measured, minus 1, of every checked phase."""
         return tuple(predicted / measurement.median - 1 for measurement, predicted in self.checks)
 
 
@@ -353,7 +352,6 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
 
 
 def _crosses(phase: Phase, cluster: Cluster) -> bool:
-    """Whether any group has members on several nodes."""
     node_of = cluster.node_of()
     return any(len(np.unique(node_of[list(group.members)])) > 1 for group in phase)
 
@@ -381,7 +379,6 @@ def cluster_of(world: World) -> Cluster:
 
 
 def _gather_texts(world: World, place: str, text: str, ranks: Iterable[int]) -> list[str]:
-    """What these ranks say of themselves in the store; this one says `text`."""
     notes = Notes(world.store, place)
     notes.write(str(world.rank), text)
     return [notes.wait_for(str(rank)) for rank in ranks]

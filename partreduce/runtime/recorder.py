@@ -48,7 +48,6 @@ class Operation:
         return self.round - self.lag
 
     def entered(self) -> str:
-        """As a heartbeat says it."""
         return f"entered {self}"
 
     def finished(self) -> str:
@@ -97,7 +96,6 @@ class Recorder:
         self._facts[name] = facts
 
     def now(self) -> float:
-        """Seconds since the epoch, monotonic."""
         return self._clock_origin + time.perf_counter()
 
     def begin(
@@ -159,7 +157,6 @@ class Recorder:
                 self._dropped += 1
 
     def last(self) -> list[Operation]:
-        """The ring's operations, oldest first."""
         with self._lock:  # a deque that grows meanwhile cannot be copied
             return list(self._ring)
 
@@ -228,7 +225,6 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
 
 
 def _write(path: Path, content: object) -> Path:
-    """Write JSON so that a reader never sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -65,12 +65,10 @@ class FrameworkRun:
             self.holds_mean = True
 
     def give_back(self) -> None:
-        """Each worker has its own parameters again."""
         self._mean.close()
         self.holds_mean = False
 
     def finish(self) -> None:
-        """End the run with the mean over all workers in the model."""
         self.give_back()
         self.optimizer.finish()
 

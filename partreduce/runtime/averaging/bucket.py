@@ -40,14 +40,12 @@ class Slot:
 
     @property
     def gradient(self) -> torch.Tensor | None:
-        """The gradient of `values`."""
         return self.parameter.grad
 
     def put_gradient(self, values: torch.Tensor | None) -> None:
         self.parameter.grad = values
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """This parameter's part of an array that is laid out as the bucket."""
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
@@ -87,7 +85,6 @@ class Piggybacked:
 
     @property
     def room(self) -> int:
-        """How many numbers of an array belong to it."""
         count = torch.Size(self.spec.shape).numel()
         return count * self.spec.dtype.itemsize if self.rule is BufferRule.OWN else count
 
@@ -143,12 +140,10 @@ class Bucket:
 
     @property
     def num_bytes(self) -> int:
-        """The payload of one operation."""
         return self.length * self.flat.element_size()
 
     @property
     def array_length(self) -> int:
-        """Numbers of an operation's array."""
         return self.length + len(self.slots) + (TAG_LENGTH if self.exact else 0)
 
     def lend(self) -> torch.Tensor:

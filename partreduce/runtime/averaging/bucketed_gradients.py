@@ -117,7 +117,6 @@ class LayerSender:
         return bool(self._made) and not self._closed
 
     def finish(self, step: int) -> Reduction:
-        """Send what is still to be sent; the whole operation."""
         problem = self._problem or self._find_changed_gradient(step)
         if problem is not None:
             if isinstance(problem, InputError):
@@ -201,7 +200,6 @@ class LayerSender:
             self.reducer.send(reduction, lambda one=reduction: self._send_next(one))  # type: ignore[misc]
 
     def _open_reduction(self, step: int) -> Reduction:
-        """The step's operation, begun now if it was not."""
         if self._reduction is None:
             group = Group(self.membership.members)
             self._reduction = self.reducer.begin_parts(self.kind, step, step, group, settings=self.settings())
@@ -258,7 +256,6 @@ class LayerSender:
                     reduction.works.append(communicator.all_reduce(side))
 
     def _find_changed_gradient(self, step: int) -> InputError | None:
-        """Why the gradients are not those that backward made."""
         for parameter, (tensor, version) in self._made.items():
             gradient = parameter.grad
             if gradient is None or id(gradient) != tensor or gradient._version != version:  # noqa: SLF001 - as above

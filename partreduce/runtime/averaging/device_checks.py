@@ -118,11 +118,9 @@ class DeviceChecks:
         self._closed = True
 
     def flush(self, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait until the device has finished everything that was queued, and read all checks."""
         self.look(0, given_up)
 
     def _read(self, pending: _Pending) -> None:
-        """The check of an operation that the device has finished."""
         assert pending.check is not None, "set with its mark"
         assert pending.ended is not None, "set with its check"
         with self._lock:

@@ -115,7 +115,6 @@ class Sharders:
             module.reshard()
 
     def slot(self, slot: Slot) -> Slot:
-        """The slot of a parameter, as a sharded one's where it is sharded."""
         if not is_sharded(slot.parameter):
             return slot
         held = self._held.get(slot.parameter)
@@ -192,6 +191,5 @@ def _mesh_of(parameter: Any) -> DeviceMesh:  # noqa: ANN401 - a DTensor, whose m
 
 
 def _mesh_dims(parameter: torch.Tensor) -> str:
-    """The dimensions over which a parameter lies."""
     mesh = _mesh_of(parameter)
     return " × ".join(mesh.mesh_dim_names or ()) or f"a mesh of {mesh.size()}"

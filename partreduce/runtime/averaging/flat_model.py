@@ -124,7 +124,6 @@ class FlatModel:
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     def arrays(self) -> list[torch.Tensor]:
-        """The live numbers of all buckets."""
         return [bucket.flat.detach() for bucket in self.buckets]
 
     @property
@@ -181,7 +180,6 @@ class FlatModel:
         return [f"buffer {name} {rule.value}" for name, rule in self.rules.items()]
 
     def details(self) -> dict[str, list[str]]:
-        """The lines behind what a handshake compares by hashes."""
         return {"model": self.layout(), "buffer rules": self.rule_lines()}
 
     def undecided_values(self) -> dict[str, str]:

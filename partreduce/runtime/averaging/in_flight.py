@@ -84,13 +84,11 @@ class Flight:
         self.release_kept()
 
     def release_kept(self) -> None:
-        """Give back the copy of what was sent."""
         for snapshot in self.kept:
             snapshot.release()
         self.kept = ()
 
     def abandon(self, why: str) -> None:
-        """Abandon the sums."""
         for reducer, reduction in self.sums or ():
             if not self.is_waited and reduction.operation.end is None:
                 reducer.recorder.end(reduction.operation, f"failed: {why}")
@@ -113,7 +111,6 @@ class FixedMembership:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Who averages."""
         return self._members
 
     @property
@@ -184,7 +181,6 @@ class FixedMembership:
         """A turn in which nothing is due yet."""
 
     def givers(self, step: int) -> int:  # noqa: ARG002 - for members that join
-        """How many members took a step."""
         return len(self._members)
 
     def common_start(

@@ -189,7 +189,6 @@ def same_start(
 
 
 def _check_other_rounds(said: dict[int, str], round_: int) -> None:
-    """Refuse a start to which members have come at different rounds."""
     for rank, text in said.items():
         if (theirs := text.partition(" ")[0]) != str(round_):
             raise PeerGoneError(f"worker {rank} begins again in round {theirs} and this one in round {round_}")

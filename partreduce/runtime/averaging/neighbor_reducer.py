@@ -64,7 +64,6 @@ class PeerReducer(Reducer):
         codings: Sequence[Coding] | None = None,
         watched: bool = True,
     ) -> None:
-        """Copy parameters into the scratch arrays and start the exchange with the neighbors of the round."""
         assert isinstance(reduction, PeerReduction), "announced by this class"
         assert not gradients, "neighbors average parameters"
         assert divisor is None, "by their weights"

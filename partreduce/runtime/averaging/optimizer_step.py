@@ -65,7 +65,6 @@ class OptimizerStepper:
         return True
 
     def plain_step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - what the closure returns
-        """The wrapped optimizer's own step."""
         if closure is None and self.evaluated:
             closure = self._known_loss(*self.evaluated)
         self.is_stepping = True

@@ -156,7 +156,6 @@ class Reducer:
         return reduction
 
     def send(self, reduction: Reduction, action: Callable[[], None]) -> None:
-        """Start parts of an operation; a failure is the operation's."""
         try:
             action()
             self._fills_first()
@@ -239,7 +238,6 @@ class Reducer:
             self.checks.begun(operation, self.streams, watched=watched)
 
     def _check_after_abort(self) -> None:
-        """Where the watch has destroyed the groups, say why."""
         if self.checks.why is not None:
             raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
@@ -390,7 +388,6 @@ class Reducer:
             )
 
     def failed(self, reduction: Reduction, error: Exception) -> UnavailableError:
-        """The error for a failed reduction; see `failure`."""
         reduction.works.clear()
         if self.outlives is not None:
             return self.outlives.broke(reduction.operation, error)

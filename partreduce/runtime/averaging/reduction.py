@@ -111,7 +111,6 @@ class CodecInput:
         return cls(torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
 
     def together(self, other: CodecInput) -> CodecInput:
-        """Of these numbers and of others."""
         both = [one for one in (self.worst, other.worst) if one is not None]
         worst = max(both, key=lambda one: one[1], default=None)
         return CodecInput(torch.maximum(self.not_finite, other.not_finite), worst)
@@ -166,7 +165,6 @@ def _peak(values: torch.Tensor) -> float:
 
 
 def _worst(slots: Sequence[Slot], array: torch.Tensor) -> tuple[str, float]:
-    """The parameter with the largest number, and that number."""
     peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in slots if slot.values.numel()]
     return max(peaks, key=lambda found: found[1])
 
@@ -211,7 +209,6 @@ class Reduction:
 
     @property
     def num_members(self) -> int:
-        """k, the members of the group."""
         return len(self.group.members)
 
     def release(self) -> None:

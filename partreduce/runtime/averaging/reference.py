@@ -37,7 +37,6 @@ class OffloadedArray:
             self.values.copy_(values, non_blocking=True)
 
     def here(self, part: slice = WHOLE) -> torch.Tensor:
-        """On the device: itself, or a copy."""
         values = self.values[part]
         if not self._is_apart:
             return values
@@ -81,7 +80,6 @@ class Reference:
         self.arrays[index].put(mean, ok)
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Arrays and place by names that begin so, for checkpoints."""
         named = {f"{name}/{index}": array.values for index, array in enumerate(self.arrays)}
         return named | {f"{name}/place": torch.tensor([self.starts, self.round])}
 
@@ -89,7 +87,6 @@ class Reference:
     def restored(
         cls, name: str, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket], host: Streams | None
     ) -> Reference:
-        """What `state` gave."""
         names = [f"{name}/{index}" for index in range(len(buckets))]
         if set(state) != {*names, f"{name}/place"}:
             raise InputError(
@@ -120,7 +117,6 @@ class OuterOptimizer:
         outer_step(self._outer, movement, self._momenta.get(f"momentum/{index}"), ok)
 
     def clear(self) -> None:
-        """Begin without momentum."""
         for momentum in self._momenta.values():
             momentum.put(torch.zeros(len(momentum.values), dtype=momentum.values.dtype, device=momentum.device))
 

@@ -178,7 +178,6 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         return (self.num_steps - self._skip) * self.per_step
 
     def __iter__(self) -> Iterator[int]:
-        """This worker's indices, round by round."""
         if self.shuffle:
             generator = torch.Generator().manual_seed(hash((self.seed, self._epoch)) % 2**63)
             order = torch.randperm(self.size, generator=generator)
@@ -193,7 +192,6 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         yield from mine[self._skip * self.per_step :].tolist()
 
     def _dealt(self, order: list[int]) -> Iterator[int]:
-        """This worker's indices from where it is; of a round in which it joins, it has those of its steps only."""
         steps_per_round = self._worker_steps[self.rank]
         for round_, hands in assign_samples(
             order, self._views, self._worker_steps, self.per_step, self._from, turns=self._turns

@@ -44,7 +44,6 @@ class Guard(Facts):
             self._hook_gradients()
 
     def _plan(self) -> None:
-        """Choose the checks of the coming steps."""
         before, averaging = checks_at(Moment.BEFORE_STEP), checks_at(Moment.BEFORE_AVERAGING)
         if not self._is_early and not self.always:
             before, averaging = (tuple(row for row in rows if row.when is When.ALWAYS) for rows in (before, averaging))
@@ -55,7 +54,6 @@ class Guard(Facts):
     # From wrapping to the end.
 
     def attach(self) -> None:
-        """Begin to watch."""
         if self.run.alone:
             return
         self.resume()
@@ -65,7 +63,6 @@ class Guard(Facts):
             _watching.add(self)
 
     def detach(self) -> None:
-        """The run has ended."""
         self.pause()
         with LOCK:
             _watching.discard(self)
@@ -110,7 +107,6 @@ class Guard(Facts):
             training.loaded_in_mean_model(undone)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Before a group is added to the optimizer: refuse what would not be averaged."""
         _run(Moment.ADD_GROUP, self, group)
 
     # The moments of a step.
@@ -118,7 +114,6 @@ class Guard(Facts):
     def before_step(
         self, *, skip: bool = False, found_inf: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> None:
-        """Before a step, as it is asked of `Engine.step`."""
         if not self.steps:
             self.frozen = self.frozen_now()
         self.steps += 1
@@ -133,7 +128,6 @@ class Guard(Facts):
             _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def after_closure(self) -> None:
-        """The closure of a step was called, with its own forward pass."""
         training.model_inside_distributed_data_parallel(self)
 
     def before_averaging(self, *, skip: bool) -> None:
@@ -192,7 +186,6 @@ class Guard(Facts):
         self.known_loads, self.means = self.loads, None
 
     def meeting(self) -> None:
-        """Where all meet."""
         self.check()
         training.frozen_changed(self)
 

@@ -62,7 +62,6 @@ class Layout:
         self.parts = [part for _, _, part in parts]
 
     def check(self) -> None:
-        """Run all checks of this file."""
         self.prepare()
         self.groups = None  # so that every parameter of them is looked at
         for row in LAYOUT:
@@ -87,7 +86,6 @@ class _Memory:
         self._known: dict[int, list[int]] = {}
 
     def moved(self) -> Iterable[Slot]:
-        """The slots whose parameters lie elsewhere."""
         base = self.bucket.flat.data_ptr()
         wanted = self._known.get(base)
         if wanted is None:

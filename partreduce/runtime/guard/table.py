@@ -71,12 +71,10 @@ class Check:
     why: str
 
     def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - what the moment has to show
-        """Look, and report what is found."""
         if (found := self.look(*facts)) is not None:
             self.report(found)
 
     def report(self, found: Mapping[str, object]) -> None:
-        """Refuse or warn of what `look` found."""
         text = self.message.format_map(found)
         if not self.warns:
             raise InputError(text)

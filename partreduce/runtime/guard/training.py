@@ -83,7 +83,6 @@ class Facts(Layout):
         self.has_stepped = False
 
     def once(self, what: str) -> bool:
-        """Whether it is reported for the first time."""
         is_new = what not in self.said
         self.said.add(what)
         return is_new
@@ -95,7 +94,6 @@ class Facts(Layout):
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
 
     def share_of(self, optimizer: torch.optim.Optimizer) -> list[Slot]:
-        """What an optimizer holds of the model."""
         if (share := self.shares.get(optimizer)) is None:
             held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
             share = [slot for slot in self.flat.slots() if slot.parameter in held]

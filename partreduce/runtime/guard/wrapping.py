@@ -69,7 +69,6 @@ class WrappedModel(NamedTuple):
     optimizer: torch.optim.Optimizer | None = None
 
     def first(self, fits: Callable[[Any], bool]) -> Found:
-        """The name of the first parameter that fits."""
         return next(({"name": name} for name, one in self.model.named_parameters() if fits(one)), None)
 
 

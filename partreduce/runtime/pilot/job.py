@@ -67,7 +67,6 @@ class Curve:
 
     @property
     def is_stable(self) -> bool:
-        """Whether every loss is a number."""
         return all(map(isfinite, self.losses))
 
 

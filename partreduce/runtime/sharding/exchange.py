@@ -109,13 +109,11 @@ class Exchange:
         return {table: part.coalesced() for table, part in came.items()}, did, nobody
 
     def _with_problem(self, call: Call, problem: str) -> Call:
-        """The call of a worker that has found a mistake of its user, or none."""
         if problem:
             self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
         return replace(call, has_problem=bool(problem))
 
     def _stop(self, rank: int) -> NoReturn:
-        """Stop for what another worker, or this one, has found."""
         text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
         self._num_problems, self._problem = self._num_problems + 1, ""
         raise InputError(f"worker {rank}: {text}")
@@ -208,7 +206,6 @@ class Leg:
         self._receives = (self.met.counts - 1).clamp(min=0)
 
     def tables_brought(self) -> list[int]:
-        """The tables of which some member brings gradients."""
         found: list[int] = (self.met.counts > 0).any(0).nonzero().view(-1).tolist()
         return found
 

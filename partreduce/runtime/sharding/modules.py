@@ -154,7 +154,6 @@ class _SavedWhole(torch.nn.Module):
         return copied
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        """The whole table; see `gather_full_table`."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         handle = handle_of(self)
         if handle is not None and handle.table.is_sharded:
@@ -163,7 +162,6 @@ class _SavedWhole(torch.nn.Module):
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ANN401 - torch's
-        """This worker's rows of a whole table."""
         handle, name = handle_of(self), f"{prefix}weight"
         if handle is not None and handle.table.is_sharded and name in state_dict:
             state_dict = state_dict | {name: local_rows(handle.table, state_dict[name])}

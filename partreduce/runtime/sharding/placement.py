@@ -191,7 +191,6 @@ def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool)
 
 
 def _spread_rows(tables: Tables, table: Table, *, broadcast: bool) -> None:
-    """Keep this worker's rows of a sharded table; all workers call it."""
     assert table.layout is not None, "only sharded tables lie apart"
     whole, table.own = table.parameter.detach(), table.layout.rows_of(tables.rank)
     if whole.is_meta:
@@ -209,7 +208,6 @@ def _spread_rows(tables: Tables, table: Table, *, broadcast: bool) -> None:
 
 
 def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
-    """Of what the optimizer keeps of a whole table, this worker's rows."""
     state = optimizer.state.get(table.parameter, {})
     for key, value in state.items():
         if table.is_whole(value):

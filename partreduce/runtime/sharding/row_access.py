@@ -241,5 +241,4 @@ class OtherUses(TorchFunctionMode):
 
 
 def _has_tensor(values: Iterable[Any]) -> bool:
-    """Whether any of these is a tensor, or a list with one."""
     return any(isinstance(one, torch.Tensor) or (isinstance(one, (list, tuple)) and _has_tensor(one)) for one in values)

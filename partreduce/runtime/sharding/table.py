@@ -199,7 +199,6 @@ class Staging:
         return Landing(streams.download(values.detach()), streams.mark())
 
     def to_host(self, values: torch.Tensor) -> torch.Tensor:
-        """An array on the host; itself where it lies there."""
         return self.begin(values).wait()
 
     def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -238,7 +237,6 @@ class Table:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this worker has only its own rows."""
         return self.layout is not None
 
     @cached_property
@@ -254,11 +252,9 @@ class Table:
         return [(first, min(first + size, self.route.rows)) for first in range(0, self.route.rows, size)]
 
     def nothing(self) -> Part:
-        """None of its rows."""
         return Part(torch.empty(0, dtype=torch.int64), torch.empty(0, self.route.columns, dtype=self.parameter.dtype))
 
     def placed(self, rows: torch.Tensor) -> torch.Tensor:
-        """Where rows stand in this worker's array."""
         return rows if self.layout is None else self.layout.place_of(rows)
 
     def rows_at(self, array: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -307,7 +303,6 @@ class Table:
             old.index_add_(0, places, rows)
 
     def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This worker's rows of an array that has all."""
         return whole if self.own is None else whole[self.own]
 
     def is_whole(self, value: Any) -> bool:  # noqa: ANN401 - whatever a state holds

@@ -73,13 +73,11 @@ class Call:
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Call:
-        """The call that was sent as these numbers."""
         kind, step, table, copy, trains, problem, _, number = message.tolist()
         (value,) = struct.unpack("d", struct.pack("q", number))
         return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
 
     def means_as(self, other: Call) -> bool:
-        """Whether two workers do the same."""
         mine = (self.kind, self.step, self.table, self.copy, self.trains)
         return mine == (other.kind, other.step, other.table, other.copy, other.trains)
 
@@ -127,7 +125,6 @@ class CollectiveCalls:
 
     @property
     def without_data(self) -> Mapping[int, Call]:
-        """The calls of those whose data ended, by rank."""
         kinds = zip(self.members, self.said[:, 0].tolist(), self.said, strict=True)
         return {rank: Call.read(row) for rank, kind, row in kinds if kind == Kind.ANY}
 
@@ -350,7 +347,6 @@ class Wire:
         return split_columns(torch.cat([part[:length] for part, length in each]), sizes, columns)
 
     def broadcast(self, array: torch.Tensor) -> None:
-        """Copy worker 0's array into everybody's."""
         group = self.everyone
         with self.reducer.heartbeat.exchange():
             self._run("initial table", group, None, lambda: group.broadcast(array), num_bytes=array.nbytes)
@@ -368,7 +364,6 @@ class Wire:
         *,
         num_bytes: int,
     ) -> None:
-        """Carry out one collective, of a step or before all."""
         reducer = self.reducer
         moment = (0, 0) if step is None else (step, self._round())
         operation = reducer.recorder.begin(what, *moment, group.members, num_bytes)

@@ -215,7 +215,6 @@ def redistribute(
 
 
 def _empty_state(kept: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
-    """A table's state with arrays that are still to be filled."""
     arrays = {key: torch.zeros_like(weight, dtype=getattr(torch, name)) for key, name in kept["arrays"].items()}
     scalars = {key: torch.tensor(value, dtype=getattr(torch, name)) for key, (name, value) in kept["scalars"].items()}
     return {**arrays, **scalars, **kept["plain"]}

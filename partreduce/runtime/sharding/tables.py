@@ -61,7 +61,6 @@ class Tables:
         """Where the model's other parameters lie, and with them tables that are drawn here."""
 
     def __bool__(self) -> bool:
-        """Whether any parameter goes its own way."""
         return bool(self.tables)
 
     def __iter__(self) -> Iterator[Table]:
@@ -105,7 +104,6 @@ class Tables:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this worker has met the others."""
         return self._exchange is not None
 
     def check_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
@@ -118,8 +116,6 @@ class Tables:
             )
 
     def _end(self, problem: str) -> None:
-        """End the run for a mistake of this worker's user."""
-
         def end() -> Outcome:
             raise InputError(problem)
 
@@ -157,7 +153,6 @@ class Tables:
         )
 
     def together(self, advice: str) -> AbstractContextManager[None]:
-        """Around blocks that are no part of a step; see `Heartbeat.together`."""
         assert self._exchange is not None, "tables are connected before their blocks are asked for"
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
@@ -220,7 +215,6 @@ class Tables:
         return None if ended or value is None else [call.value for call in met.calls.values()]
 
     def stepped(self) -> None:
-        """The optimizer has stepped: another step begins."""
         self._closed = False
 
     def serve(self, *, changes_means: bool) -> bool:

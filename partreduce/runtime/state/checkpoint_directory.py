@@ -183,7 +183,6 @@ def newest_common(
 
 
 def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, CheckpointReport]]) -> str:
-    """Why a checkpoint cannot be loaded by all."""
     for rank, seen in by_rank.items():
         if name in seen and seen[name].problem:
             return f"worker {rank}: {seen[name].problem}"

@@ -37,7 +37,6 @@ class StateFile:
         self.optimizer, self.runner, self.steps = optimizer, runner, steps
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
-        """Copies of everything: tensors by name, and what is no tensor."""
         live = self._model() | shards_of(self.tables)
         tensors = {name: tensor.detach().clone() for name, tensor in live.items()}
         saved = self.optimizer.state_dict()
@@ -160,7 +159,6 @@ def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: dict[str, dict[str, Any]]) -> None:
-    """Tensors to `tensors`, everything else but the parameter lists to `numbers`."""
     plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
     numbers[prefix] = plain
     # A momentum of sparse gradients is sparse, which the format does not know; the optimizer gets a dense one.
@@ -259,7 +257,6 @@ class Handover:
             raise InputError(f"scheduler: {BEHIND}")
 
     def give(self) -> bytes:
-        """All of it, as it is between two averages."""
         states, member = io.BytesIO(), self.member
         torch.save([one.state_dict() for one in self.objects], states)
         extra = {
@@ -275,7 +272,6 @@ class Handover:
         return pack(self._file(), extra, self.meeting.lineage)
 
     def take(self, data: bytes, turn: int) -> None:
-        """Put in place what another gave, and continue with the step before the operation of a turn."""
         tensors, facts = unpack(data, Path("the state of another worker"))
         kept = self._file().restore(tensors, facts, own_random_states=False)
         self._groups = [

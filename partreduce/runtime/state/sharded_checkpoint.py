@@ -137,7 +137,6 @@ def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | Non
 
 
 def _join_shards(tensors: Tensors, flat: FlatModel) -> Tensors:
-    """The same with the strategy's arrays in one piece again."""
     slots = {slot.names[0]: (bucket, slot) for bucket in flat.buckets for slot in bucket.slots}
     whole: Tensors = {}
     for name, tensor in tensors.items():

@@ -63,12 +63,10 @@ class AsynchronousServer(OneSided):
         self._mailbox.start()
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Before the first step: where progress is counted from."""
         self._open(step // self.run.steps_per_round)
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:
-        """After a round: send its progress and take the model that comes back."""
         round_, taken = divmod(step, self.run.steps_per_round)
         if taken + 1 < self.run.steps_per_round:
             return DIFFERENT
@@ -112,7 +110,6 @@ class AsynchronousServer(OneSided):
 
     @property
     def _is_open(self) -> bool:
-        """Whether there is a model from which progress is counted."""
         return bool(self.driver.open_state.stage != CLOSED)
 
     def _open(self, round_: int) -> None:
@@ -153,7 +150,6 @@ class AsynchronousServer(OneSided):
             )
 
     def _await_note(self, notes: Notes, host: int) -> None:
-        """Wait for a host's note, as long as it can come."""
         start, wait = time.monotonic(), Wait(self.run.reducer.heartbeat, (host,), self.run.reducer.timeout, 0)
         while not notes.has("digest"):
             wait.look()
@@ -185,7 +181,6 @@ class AsynchronousServer(OneSided):
                         raise base.failure(self._pending, error) from None
 
     def _refresh(self) -> None:
-        """Take the answer in flight, then ask for the newest model."""
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
         if self._pending is not None:
             self._take(progress)
@@ -275,7 +270,6 @@ class _Shard(ProtocolDriver[Any]):
         ]
 
     def receive(self, message: Message, mailbox: Mailbox) -> None:
-        """Let the machine decide, and carry out what it says."""
         generation, number = message.numbers
         if message.kind == "push":
             self._progress[message.source, number] = message.payload

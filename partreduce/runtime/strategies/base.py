@@ -110,7 +110,6 @@ class Run:
 
     @property
     def steps_per_round(self) -> int:
-        """Steps per round of this worker."""
         return self.schedule.steps_per_round_of(self.rank)
 
     @property
@@ -120,7 +119,6 @@ class Run:
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        """All workers; this one alone where the script runs without the others."""
         return (self.rank,) if self.alone else tuple(range(self.schedule.num_workers))
 
     @property

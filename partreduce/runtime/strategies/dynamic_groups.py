@@ -64,7 +64,6 @@ class GeneratedMeans(Runner):
         others.add(self)
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Ask for the round's group, and remember where the round began."""
         if step % self.run.steps_per_round == 0:
             self.client.begin()
             if self.normalizes:
@@ -72,7 +71,6 @@ class GeneratedMeans(Runner):
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:
-        """After the last step of a round: average with the round's group, if there is one, and ask for the next."""
         if (step + 1) % self.run.steps_per_round:
             return DIFFERENT
         self.client.begin()
@@ -110,7 +108,6 @@ class GeneratedMeans(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Inside a round whose progress will be scaled."""
         return bool(self._starts)
 
     def close(self, *, failed: bool = False) -> None:

@@ -75,7 +75,6 @@ class GradientAverage(Runner):
             warn_user(f"partreduce: schedule {run.schedule.name!r} has a pipeline of {pipeline.width}: {WIDER}")
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Put mean gradients in place, of this step or of K - 1 steps ago, and start the sum of this step's."""
         membership, applier = self.membership, self.run.applier
         newest = Flight(
             # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
@@ -126,7 +125,6 @@ class GradientAverage(Runner):
         return [(self.run.reducer, reduction)]
 
     def _commit(self, flight: Flight) -> None:
-        """Make the sums the gradients of the coming step."""
         if (ok := self._put(flight)) is not None:
             self.run.applier.remember(ok)
 
@@ -227,7 +225,6 @@ class GradientAverage(Runner):
         return lost
 
     def _in_flight(self) -> str:
-        """That the steps whose gradients are in flight are dropped."""
         if not (flights := self.membership.flights):
             return ""
         first, last = flights[0].step, flights[-1].step
@@ -240,7 +237,6 @@ class GradientAverage(Runner):
         super().close(failed=failed)
 
     def state(self) -> State:
-        """What roundings left over, with error feedback, and the sums in flight, which are waited for."""
         membership, joins = self.membership, self.membership.is_between
         if not joins:
             for flight in tuple(membership.flights):
@@ -251,7 +247,6 @@ class GradientAverage(Runner):
         return named
 
     def load(self, state: State, step: int) -> None:
-        """Put back what `state` gave."""
         late = {name for name in state if name.startswith(f"{KEY}/")}
         if rest := {name: tensor for name, tensor in state.items() if name not in late}:
             if self._codings is None or not self._codings.state():

@@ -48,7 +48,6 @@ class PairMeans(OneSided):
         self._mailbox.start()
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """Before the first step: the model starts from the live parameters."""
         self._open()
         return ON_TIME
 
@@ -196,7 +195,6 @@ class _Pair(GenerationDriver[PairState]):
             self._react(Received(message.source, Answer()), message)
 
     def _react(self, event: object, message: Message) -> None:
-        """Carry out what the machine says of an event."""
         for action in self.step(event):
             match action:
                 case Send(to, Ask()):

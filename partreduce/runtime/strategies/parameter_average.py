@@ -155,7 +155,6 @@ class Part:
 
     @property
     def is_measured(self) -> bool:
-        """Whether a difference to what is kept would be taken for progress."""
         begun = self.flight is not None or (self.normalizes and self._is_inside and self._started >= 0)
         return begun or self.reference is not None
 
@@ -180,7 +179,6 @@ class Part:
         return named
 
     def load(self, state: State) -> None:
-        """Put back what `state` gave."""
         buckets, rest, reference = self.reducer.buckets, dict(state), self.reference
         left = {name: rest.pop(name) for name in state if name.startswith("feedback")}
         flight = {name: rest.pop(name) for name in state if name.startswith(f"{KEY}/")}
@@ -258,15 +256,12 @@ class Part:
         return [(self.reducer, reduction)]
 
     def _has_all(self, group: Group) -> bool:
-        """Whether all workers that are there are members."""
         return len(group.members) == len(self.membership.members)
 
     def _is_coded(self, group: Group) -> bool:
-        """Whether anything that this group sends is rounded."""
         return self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
 
     def _since(self, group: Group) -> Reference | None:
-        """The reference from which a group's operation is measured."""
         is_measured = self._is_coded(group) or (self._is_outer and self._has_all(group))
         return self.reference if is_measured and not self._is_own else None
 
@@ -304,7 +299,6 @@ class Part:
     # A round.
 
     def _group(self, round_: int) -> Group | None:
-        """The workers that this one averages with in a round."""
         if self._groups:
             return self._groups[round_ % len(self._groups)]
         return self.run.schedule.group_of(self.run.rank, round_)
@@ -341,7 +335,6 @@ class Part:
         self._rescale(starts, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
 
     def _rescale(self, starts: Sequence[torch.Tensor], factor: float) -> None:
-        """Multiply the round's progress, as it was taken, by a factor."""
         if factor != self._factor:
             for bucket, start in zip(self.reducer.buckets, starts, strict=True):
                 rescale_progress(bucket, start, factor / self._factor)
@@ -395,14 +388,12 @@ class ParameterAverage(Runner):
                 self._moves.setdefault(move.taken, []).append(move)
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Remember where the round begins."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for part in self.parts:  # all at once; a run may be loaded inside a round
             part.open(step, round_, first=taken == 0 or self._takes_turns)
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:
-        """Merge and send what is due."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for move in self._moves.get(taken + 1, ()):
             part = self.parts[move.fragment]
@@ -424,7 +415,6 @@ class ParameterAverage(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Where something is on its way, or is measured from where a round began or from a reference."""
         return any(part.is_measured for part in self.parts)
 
     def state(self) -> State:

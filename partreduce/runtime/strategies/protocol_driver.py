@@ -37,7 +37,6 @@ class ProtocolDriver(Generic[State]):
 
     @property
     def state(self) -> State | None:
-        """The protocol's state, an immutable value; None where nothing is open."""
         return self._state
 
     @property
@@ -46,7 +45,6 @@ class ProtocolDriver(Generic[State]):
         return self._state
 
     def ready(self) -> Sequence[Hashable]:
-        """The events that the process may raise now."""
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
@@ -76,7 +74,6 @@ class GenerationDriver(ProtocolDriver[State]):
         return self._generation
 
     def deliver(self, message: Message) -> Any:  # noqa: ANN401 - what a message asks for, where anything does
-        """Called by the mailbox's thread with each message."""
         with self.condition:
             asked = self._sorted(message)
             self.condition.notify_all()
@@ -89,7 +86,6 @@ class GenerationDriver(ProtocolDriver[State]):
         return [self._sorted(message) for message in early]
 
     def _sorted(self, message: Message) -> Any:  # noqa: ANN401 - as above
-        """Under the lock: take a message in, now, later or never."""
         generation = self._generation_of(message)
         if generation > self._generation or (generation == self._generation and not self._can_take(message)):
             self._early.append(message)
@@ -109,7 +105,6 @@ class GenerationDriver(ProtocolDriver[State]):
         return True
 
     def _received(self, message: Message) -> Any:  # noqa: ANN401 - as above
-        """Under the lock: what a message of this generation changes."""
         raise NotImplementedError
 
 
@@ -228,7 +223,6 @@ class EventLog:
         self.dropped = 0
 
     def add(self, kind: str, *numbers: Any, **details: Any) -> None:  # noqa: ANN401 - the fields of an event
-        """Note an event, under the lock that orders them."""
         if not self.is_on:
             return
         if len(self.events) < MAX_EVENTS:

@@ -43,7 +43,6 @@ class Policies:
 
     @classmethod
     def chosen(cls, buffers: str, optimizer_state: str, initial: str, outer_state: str) -> Policies:
-        """The policies of these names."""
         chosen_buffers = _choice(BufferPolicy, "buffers", buffers)
         chosen_state = _choice(StatePolicy, "optimizer_state", optimizer_state)
         if initial not in ("broadcast", "keep"):
@@ -185,7 +184,6 @@ _keys = 0
 
 
 def _next_key() -> int:
-    """Counts the optimizers of this process."""
     global _keys  # noqa: PLW0603 - the count belongs to the process, as the default world does
     _keys += 1
     return _keys
@@ -253,7 +251,6 @@ def _with_codec(transport: Transport, codec: Codec) -> Transport:
 
 
 def _with_transport(schedule: Schedule, transport: Transport) -> Schedule:
-    """The schedule with another way for its payload; refused as in a file where the strategy has none."""
     return Schedule(schedule.name, schedule.cluster, replace(schedule.strategy, transport=transport))
 
 

@@ -136,14 +136,12 @@ class Engine:
         return loss
 
     def average_gradients(self) -> None:
-        """Average the gradients of the coming step now; called where they are still to be averaged."""
         if self._joining or self.is_behind:
             self.declare()
         self._average()
         self.guard.after_averaging()
 
     def _average(self) -> None:
-        """Have mean gradients in place; the runner may take further steps on the way there."""
         self.guard.compare_first(gradients=True)
         if self._has_tables:
             self.run.tables.close_step()
@@ -158,7 +156,6 @@ class Engine:
             self._count(self._progress.step + self._arrived.more)
 
     def _take(self) -> None:
-        """Step with the means that are in place."""
         assert self._arrived is not None, "averaged before"
         step, scaled = self._progress.step, self.run.applier.scaled or self._arrived.scaled
         self._arrived, self.guard.means = None, None
@@ -206,7 +203,6 @@ class Engine:
             self._count(self._progress.step + self.runner.pause(place, apply=apply))
 
     def go_on_from(self, steps: int) -> None:
-        """Continue from another step, with parameters that were loaded."""
         self._count(steps)
         self._batches_to_drop = 0
         self.guard.went_on()

@@ -63,12 +63,10 @@ class Ending:
 
     @property
     def is_finished(self) -> bool:
-        """Whether `finish` has ended well."""
         return self.state == FINISHED
 
     @property
     def is_running(self) -> bool:
-        """Whether more steps may come."""
         return self.state in (RUNNING, EVALUATING)
 
     def check_unless_running(self, what: str) -> None:
@@ -77,7 +75,6 @@ class Ending:
             raise InputError(f"{what}: the optimizer is {self.state}; call it before finish() and outside mean_model()")
 
     def guard(self, action: Callable[[], Result]) -> Result:
-        """The action's result; see `guarded`."""
         with self.guarded():
             return action()
 
@@ -94,7 +91,6 @@ class Ending:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, no step may be taken."""
         self.state = EVALUATING
         try:
             with self.engine.guard.paused():

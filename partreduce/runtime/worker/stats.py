@@ -59,7 +59,6 @@ def write_stats(stats: Stats, writer: Writer) -> None:
 
 
 def _append(path: Path, stats: Stats) -> None:
-    """One row of a CSV file, whose first line has the names."""
     try:
         with path.open("a", newline="", encoding="utf-8") as file:
             rows = csv.DictWriter(file, stats)

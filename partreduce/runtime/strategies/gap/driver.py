@@ -130,7 +130,6 @@ class GapDriver(GenerationDriver[HopState]):
             self._begin(state)
 
     def drop(self) -> None:
-        """Throw the queues away; what still comes of this generation is dropped."""
         with self.condition:
             self._generation += 1
             self._state, self._marks, self._paused = None, {}, 0
@@ -159,7 +158,6 @@ class GapDriver(GenerationDriver[HopState]):
         return tensors
 
     def unpack(self, round_: int, tensors: dict[str, torch.Tensor]) -> None:
-        """Be where `packed` was, with its arrays put into the empty rings."""
         step, stage = tensors[PLACE].tolist()
         if step != round_:
             raise InputError(f"load_checkpoint: the queues are those of step {step}, and the checkpoint is of {round_}")
@@ -216,7 +214,6 @@ class GapDriver(GenerationDriver[HopState]):
 
     @property
     def has_left(self) -> bool:
-        """Whether the update that was offered last is on its way."""
         return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
@@ -260,7 +257,6 @@ class GapDriver(GenerationDriver[HopState]):
 
     @property
     def neighbors(self) -> tuple[int, ...]:
-        """Everyone to whom or from whom an edge leads."""
         return tuple(sorted({*self.sources, *self.targets}))
 
     def _generation_of(self, message: Message) -> int:
@@ -342,7 +338,6 @@ class GapDriver(GenerationDriver[HopState]):
         return Letter(to, kind, (self._generation, given[to, kind]))
 
     def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> NeighborUpdates:
-        """The arrays of the updates that a step uses; the rings compare the steps."""
         arrays = tuple(self.rings.take(source, of) for source, of in used)
         return NeighborUpdates(step, tuple((source, of) for source, of in used), arrays)
 

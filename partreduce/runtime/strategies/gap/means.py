@@ -136,7 +136,6 @@ class GapMeans(OneSided):
         return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The place in the protocol, the tokens, and the queues with their arrays."""
         return self.driver.packed()
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
@@ -151,7 +150,6 @@ class GapMeans(OneSided):
         self.driver.unpack(round_, state)
 
     def _open(self, step: int, round_: int) -> None:
-        """Be in the first round; in the parallel order its update leaves."""
         if self.driver.state is not None:
             return
         self._round = round_
@@ -224,7 +222,6 @@ class GapMeans(OneSided):
         self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
-        """Let an event of this kind happen as soon as the protocol offers one."""
         driver = self.driver
         self._until(operation, lambda: driver.offers(kind), driver.missing)
         return driver.fire(kind)

@@ -82,7 +82,6 @@ class Spread:
             self._mailbox.send_newest(to, kind, numbers, urgent=True)
 
     def received(self, message: Message) -> tuple[int, str]:
-        """Who began a word, and its kind; what comes down a tree is passed on first."""
         kind, _, root = message.kind.partition(ROOT)
         if not root:
             return message.source, kind
@@ -159,7 +158,6 @@ class QuorumDriver(GenerationDriver[PartialState]):
     # The training.
 
     def open(self) -> None:
-        """Begin a segment, if none is open."""
         with self.condition:
             if self._state is not None:
                 return
@@ -177,7 +175,6 @@ class QuorumDriver(GenerationDriver[PartialState]):
         self._post(words)
 
     def end(self) -> None:
-        """The worker has no more gradients in this segment."""
         with self.condition:
             words = self._step(End())
         self._post(words)
@@ -199,13 +196,11 @@ class QuorumDriver(GenerationDriver[PartialState]):
         return taken
 
     def release(self, sums: Sequence[GradientSum]) -> None:
-        """The training has applied these."""
         with self.condition:
             self.payload.release(sums)
 
     @property
     def is_meeting(self) -> bool:
-        """Whether the training waits for the models of all before it continues."""
         return self._state is not None and self._state.stage == MEETING
 
     def has_ended(self) -> bool:
@@ -213,7 +208,6 @@ class QuorumDriver(GenerationDriver[PartialState]):
         return self._state is not None and self.machine.finished(self.rank, self._state)
 
     def close_segment(self) -> None:
-        """Nothing is on its way any more."""
         with self.condition:
             self._state = None
 
@@ -262,7 +256,6 @@ class QuorumDriver(GenerationDriver[PartialState]):
         return not state.buffer and not state.resting
 
     def finish(self, begun: StartedRound, shares: Sequence[Share]) -> None:
-        """The sum of a round is there, and with it what each worker has brought."""
         words: list[Word] = []
         with self.condition:
             for source, share in enumerate(shares):
@@ -283,7 +276,6 @@ class QuorumDriver(GenerationDriver[PartialState]):
     # The mailbox.
 
     def deliver(self, message: Message) -> None:
-        """Called by the mailbox's thread with each message."""
         assert self.spread is not None, "it is set before messages come"
         source, kind = self.spread.received(message)
         self._post(super().deliver(Message(source, kind, message.numbers)) or ())

@@ -70,7 +70,6 @@ class GradientSums:
         return GradientSum(arrays)
 
     def check_sparse(self) -> None:
-        """Refuse gradients that have no array."""
         for bucket in self.buckets:
             for slot in bucket.slots:
                 gradient = slot.parameter.grad
@@ -113,16 +112,13 @@ class GradientSums:
     # What the driver asks for, under its lock.
 
     def depart(self) -> GradientSum:
-        """Take what is in the send buffer along, and leave that empty."""
         departed, self._buffer = self._buffer, self._lend()
         return departed
 
     def keep(self, round_: int, arrived: GradientSum) -> None:
-        """The sum of a round is there."""
         self._kept[round_] = arrived
 
     def take(self, rounds: Sequence[int]) -> list[GradientSum]:
-        """The sums of these rounds, until `release`."""
         taken = [self._kept[round_] for round_ in rounds]
         self._in_use += taken
         return taken
@@ -133,7 +129,6 @@ class GradientSums:
             self._give_back(self._kept.pop(round_))
 
     def release(self, sums: Sequence[GradientSum]) -> None:
-        """These have been applied."""
         for one in sums:
             self._in_use = [other for other in self._in_use if other is not one]
             self._give_back(one)
@@ -150,7 +145,6 @@ class GradientSums:
     # What the collective thread asks for, without the lock.
 
     def arrays(self, payload: GradientSum) -> list[torch.Tensor]:
-        """What is summed: zeros where nothing was added."""
         if payload.is_empty:
             for array in payload.arrays:
                 array.zero_()

@@ -67,7 +67,6 @@ class RoundsThread:
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended; after `driver.close`."""
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
@@ -115,7 +114,6 @@ class RoundsThread:
         room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
 
     def _read(self, begun: StartedRound, tag: tuple[int, ...]) -> tuple[list[Share], bool]:
-        """What each worker has brought, and whether a GradScaler was at work on any of it."""
         room, size = self._sums.room(begun.payload), self._line.size
         if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
             raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
@@ -141,7 +139,6 @@ class Settings:
         self.number = 0
 
     def on_applied(self) -> None:
-        """A result was applied with the settings as they are. O(parameter groups)."""
         self.number = zlib.crc32(repr(settings_of(self._optimizer)).encode(), self.number)
 
 
@@ -211,7 +208,6 @@ class QuorumGradients(Runner):
         return AveragedGradients(taken.by - 1, last is not None and last.scaled)
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - the signature of all
-        """Where it is time for that: the mean of all models."""
         self._settings.on_applied()
         self._synchronize()
         return DIFFERENT
@@ -291,7 +287,6 @@ class QuorumGradients(Runner):
             warn_user(PARTED)
 
     def _synchronize(self) -> None:
-        """Take the mean of all models where the protocol waits for that."""
         driver, every = self.driver, self.sync.synchronize_every
         state = driver.state
         if not every or state is None or state.version % every or state.version == self._met:
@@ -347,7 +342,6 @@ class QuorumGradients(Runner):
         return further
 
     def check_failure(self) -> None:
-        """Raise what ended the collective thread."""
         error = self.driver.error
         if isinstance(error, PartreduceError):
             raise error
