@@ -22,10 +22,7 @@ LONGEST_TIMEOUT = 1e9
 
 
 def checked_timeout(timeout: float) -> float:
-    """A timeout as a number of seconds that a deadline can be made of.
-
-    A deadline of NaN would never pass, and one of 0 has passed before anybody could answer.
-    """
+    """A timeout in seconds: a deadline of NaN would never pass, and one of 0 has passed before anybody could answer."""
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= LONGEST_TIMEOUT:
         raise InputError(
@@ -123,10 +120,7 @@ def _check_name(path: str) -> None:
 
 
 def warn_of_workers_apart(schedule: Schedule) -> None:
-    """Warn of a fixed schedule under which some workers never agree: they train alone, and no loss shows it.
-
-    One sweep over a period's groups or edges, for one worker to say. What is not proved is not refuted: no word then.
-    """
+    """Warn of a fixed schedule that is refuted: some workers never agree and train alone, and no loss shows it."""
     if not schedule.is_mixing or schedule.strategy.averages_everyone:
         return
     from partreduce.verify.base import Status

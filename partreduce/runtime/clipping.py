@@ -89,13 +89,7 @@ def _check(norm_type: float) -> None:
 class _Apart:
     """The norm of all gradients, of which each worker has some rows, in the widest of their types (float32 at least).
 
-    Without tables it is the norm of this worker's gradients, of which torch's function takes dense ones only.
-
-    Args:
-        parameters: whose gradients.
-        tables: of which each worker has some rows.
-        norm_type: p of the p-norm.
-        equal: whether all workers have the same dense gradients once these are averaged.
+    Without tables it is that of this worker's gradients; with `equal` dense ones are the same on all once averaged.
     """
 
     def __init__(

@@ -634,11 +634,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 @contextlib.contextmanager
 def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
-    """Around what connects workers: who fails tells the others why, as after any other failure.
-
-    And leaves this world, so that no two workers ever have made different communicators in one. What the user did wrong
-    all find before they connect.
-    """
+    """Around what connects workers: who fails tells the others why and leaves this world."""
     try:
         yield
     except PartreduceError as error:

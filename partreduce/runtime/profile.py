@@ -178,10 +178,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time (phase, bytes) pairs; all workers call this with the same list, and the groups have been prepared.
-
-    The slowest worker's time counts.
-    """
+    """Time (phase, bytes) pairs by the slowest worker; all workers call this with the same list, of groups prepared."""
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -204,9 +201,8 @@ def _time_runs(
 ) -> torch.Tensor:
     """Seconds of this worker, [runs, repetitions].
 
-    Every repetition goes through all runs, so that a disturbance of the machine spreads over them instead of spoiling
-    one. A run begins when a one-element sum of all workers has returned, so they start within its latency of one
-    another.
+    Every repetition goes through all runs, so that a disturbance of the machine spreads over them. A run begins when a
+    one-element sum of all workers has returned.
     """
     gate = torch.zeros(1, dtype=torch.float32, device=device)
     times = torch.zeros(len(runs), repetitions, dtype=torch.float32, device=device)
@@ -367,10 +363,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank.
-
-    torchrun and `partreduce run` set GROUP_RANK; under srun SLURM_NODEID says the same.
-    """
+    """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):

@@ -76,7 +76,7 @@ class Recorder:
     """What one worker did: a ring of its last 256 operations and, if asked for, a trace file per worker.
 
     Threads may share it: each ends the operations that it began. Times come from one monotonic clock, anchored once to
-    the wall clock, so that the traces of workers on one machine line up.
+    the wall clock.
     """
 
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:

@@ -25,10 +25,8 @@ VERDICTS = ("found_inf", "grad_scale")
 class FrameworkRun:
     """What a script does around `step()`, on the events of a framework, which come on all workers.
 
-    Args:
-        optimizer, model, schedule, options: as `DistributedOptimizer` takes them.
-        who: the adapter, for messages.
-        clipping: the framework's setting that clips gradients before `step()`, if it is in use.
+    `who` is the adapter, for messages, and `clipping` the framework's setting that clips gradients before `step()`, if
+    it is in use; the rest is as `DistributedOptimizer` takes it.
     """
 
     def __init__(

@@ -49,10 +49,7 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """The same with a storage that ends where the parameter does.
-
-        What writes storages (`torch.save`, safetensors) then writes this parameter and not the whole array.
-        """
+        """The same with a storage that ends with the parameter, so that `torch.save` writes no more than that."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
@@ -67,10 +64,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:
-    """A tensor that rides along: copied into the scratch array, reduced, copied back.
-
-    What no group averages (rule `own`) rides with the mean model alone, as bytes.
-    """
+    """A tensor that rides along; what no group averages (rule `own`) rides with the mean model alone, as bytes."""
 
     name: str
     spec: BufferSpec
@@ -107,10 +101,9 @@ class _Parts:
 class Bucket:
     """What is reduced as one array: the flat parameters of one (device, dtype), piggybacked tensors, the tag.
 
-    `size` counts parameters with padding, `length` piggybacked tensors too; the array of an operation is `length` +
-    presence + tag long, where presence holds one number per parameter that has a gradient somewhere. Each operation
-    borrows an array while it runs and until its sums are committed; those that came back are lent again, so there are
-    as many as operations ever were under way at once. Any thread may borrow and give back.
+    `size` counts parameters with padding, `length` piggybacked tensors too; an operation's array has `length` numbers,
+    presence (one number per parameter that has a gradient somewhere) and the tag. Each operation borrows an array until
+    its sums are committed; those that came back are lent again. Any thread may borrow and give back.
     """
 
     device: torch.device
@@ -193,8 +186,8 @@ class Bucket:
     def swap(self, array: torch.Tensor) -> None:
         """Make an operation's array the live parameters', without copying; the old live array is lent next.
 
-        The very first array holds parameters only and has no room for the tail, so it goes. Where the script holds
-        tensors in the memory of a parameter (`p.detach()`, a state dict), the parameter stays there, and is copied to.
+        Where the script holds tensors in a parameter's memory (`p.detach()`, a state dict), that stays, and is copied
+        to.
         """
         if self._is_shared():
             self.flat.copy_(array[: self.size])
@@ -226,10 +219,7 @@ def align_count(count: int, dtype: torch.dtype) -> int:
 
 
 def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor that are in memory: an expanded one (`mask.expand(8, n, n)`) repeats them.
-
-    What is written into it is written into all repetitions.
-    """
+    """The numbers of a tensor that are in memory: an expanded one (`mask.expand(8, n, n)`) repeats them."""
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     once = (slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
@@ -239,11 +229,7 @@ def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
 def commit_mean(
     bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
 ) -> None:
-    """Commit x ← x + relaxation · (mean − x).
-
-    With `swap`, relaxation 1 and no `ok` nothing is copied: the array with the mean becomes the parameters' storage,
-    and the old one is lent to a later operation.
-    """
+    """Commit x ← x + relaxation · (mean − x); with `swap`, relaxation 1 and no `ok` by exchanging the arrays."""
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
         torch.lerp(live, mean, relaxation, out=mean if ok is not None else live)
@@ -285,10 +271,7 @@ def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
-    """Copy what rides along into an operation's array, divided by the number of members; zero where there is none.
-
-    Of what is copied from the lowest rank that one sends its values, and the others zeros.
-    """
+    """Copy what rides along into an array, divided by `divisor`; what is copied from the lowest rank only there."""
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
         if not tensor.is_state:

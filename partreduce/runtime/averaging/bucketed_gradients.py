@@ -64,15 +64,7 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sends one worker's gradients segment by segment.
-
-    Args:
-        reducer: carries the operations out.
-        order: the parameters from the first layer to the last.
-        kind: of the operations, for reports and tags.
-        membership: says over whom gradients are summed.
-        divisor: of gradients, the number of workers by default.
-    """
+    """Sends one worker's gradients segment by segment; `order` are the parameters from the first layer to the last."""
 
     def __init__(
         self,

@@ -130,10 +130,7 @@ class BufferSpec(NamedTuple):
 
 
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
-    """How a buffer of worker `rank` differs from the form that it had `then`, and what to do; empty where it does not.
-
-    A float may become a float of another width.
-    """
+    """How a buffer differs from the form that it had `then`, and what to do; empty where it has it, in any float."""
     if buffer is None:
         return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"
     if buffer.shape != spec.shape:

@@ -107,10 +107,7 @@ class Sharders:
             )
 
     def reshard(self) -> None:
-        """Let modules hold their shards again, where a forward pass without a backward pass left them whole.
-
-        What is whole is not gathered again, so the next forward pass would not see what becomes of the shards here.
-        """
+        """Shard again what a forward pass without a backward pass left whole: it would not be gathered again."""
         for module in self._modules:
             module.reshard()
 
@@ -122,13 +119,7 @@ class Sharders:
 
 
 def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule) -> list[int]:
-    """The ranks that hold a sharded model together with this one, itself first; empty for whole models.
-
-    Args:
-        model: the model.
-        mesh: the dimension along which the replicas lie.
-        schedule: whose workers are the replicas.
-    """
+    """The ranks that hold a sharded model together with this one, itself first; empty for whole models."""
     shards = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
     if mesh is None and shards:
         name, parameter = next(iter(shards.items()))

@@ -46,11 +46,7 @@ def newest_of(parameter: torch.Tensor) -> FlatModel | None:
 
 
 class BufferPolicy(StrEnum):
-    """What happens to the model's buffers at each group operation.
-
-    Each by its rule (see `buffer_rules`), which is the mean for BatchNorm's statistics; none of them; or those of rule
-    `mean`, too, are copied from the group's lowest rank.
-    """
+    """What happens to buffers at each group operation: by their rules, none, or copied from the lowest rank."""
 
     AVERAGE = "average"
     LOCAL = "local"
@@ -67,13 +63,8 @@ class StatePolicy(StrEnum):
 class FlatModel:
     """The model's trainable parameters as flat buckets. What the model must be is checked before, by `guard.wrapping`.
 
-    Args:
-        model: the module.
-        optimizer: trains its parameters.
-        buffers: what happens to buffers.
-        state: what happens to the optimizer's state.
-        apart: parameters that are exchanged another way, with a line for each that says what they are.
-        fragments: into which parts it is cut, each with its own buckets.
+    `apart` are parameters that are exchanged another way, with a line for each that says what they are; each of the
+    `fragments` has its own buckets.
     """
 
     def __init__(
@@ -144,10 +135,7 @@ class FlatModel:
         return parameter in self._known or parameter in self.apart
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """The model's dense buffers of every dtype, each once; of expanded ones the numbers that are in memory.
-
-        Sparse ones are constants, such as a graph, which are equal on all workers (see `layout`).
-        """
+        """The dense buffers, each once; sparse ones are constants, such as a graph (see `layout`)."""
         return [
             (name, drop_repetitions(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided
         ]
@@ -316,10 +304,8 @@ def digest_of(arrays: Iterable[torch.Tensor]) -> str:
 def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
     """The per-parameter tensors that an optimizer keeps, found by one step of a copy of it on its own parameter.
 
-    Args:
-        optimizer: the optimizer.
-        group: one of its parameter groups, whose settings may differ from the defaults (`momentum`, `amsgrad`);
-            without it what a parameter gets that is in none.
+    With `optimizer_state="average"` they ride along, so all workers have to know them before the first step. The
+    settings are those of `group`, or of a parameter that is in none.
     """
     device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
     probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))

@@ -27,10 +27,7 @@ def sparse_gradient(name: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a bucket sends, as it was in one step: parameters, or gradients, of which some slots may have none.
-
-    No array where this worker did not take that step.
-    """
+    """What a bucket sends, as it was in one step: parameters or gradients; no array of a step not taken here."""
 
     bucket: Bucket
     array: torch.Tensor | None
@@ -65,11 +62,7 @@ class Snapshot:
 def load_gradients(
     bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
-    """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
-
-    `tail` is that of an array in host memory; `kept` takes the place of the gradients as they are. Returns the slots
-    whose parameters have none here.
-    """
+    """Fill an array with the gradients' shares, or `kept` ones, and who has one; the slots that have none."""
     if kept is None:
         absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
     else:
@@ -111,11 +104,7 @@ def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
-    """Give each gradient its own memory, in which it can be changed.
-
-    `backward()` makes them so. What a script puts there by hand may be a view (of `torch.autograd.grad`), expanded, or
-    one tensor for several parameters.
-    """
+    """Give each gradient its own memory, where a script has put a view there, or one tensor for several parameters."""
     seen: set[int] = set()
     for slot in slots:
         gradient = slot.parameter.grad
@@ -141,12 +130,8 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
     """Write the mean over the group into each parameter's gradient.
 
-    Args:
-        bucket: whose parameters.
-        sums: what came of `load_gradients`, maybe called some steps ago.
-        ok: the device's check, see `commit`.
-        absent: the slots without a gradient here when it was sent. Without one on any member they have none now; of the
-            others somebody had one, so that the host need not ask the device.
+    `absent` are the slots without a gradient here when it was sent: without one on any member they have none now. Of
+    the others somebody had one, so that the host need not ask the device.
     """
     if ok is not None:
         only_where(sums[: bucket.size], ok)

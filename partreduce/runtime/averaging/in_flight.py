@@ -65,12 +65,7 @@ class Flight:
     """Whether the sums come from a checkpoint."""
 
     def wait(self) -> None:
-        """Wait for the sums.
-
-        Raises:
-            PeerFailedError: a member is gone, or too late.
-            InputError: all members refuse the sums.
-        """
+        """Wait for the sums; PeerFailedError where a member is gone, InputError where all members refuse them."""
         if not self.is_waited:
             for reducer, reduction in self.sums or ():
                 reducer.wait(reduction)
@@ -125,11 +120,7 @@ class FixedMembership:
         return contextlib.nullcontext()
 
     def begin(self, flight: Flight) -> None:
-        """Put an operation in flight: its sum runs while this worker computes.
-
-        Raises:
-            PeerFailedError: a member is gone.
-        """
+        """Put an operation in flight: its sum runs while this worker computes."""
         self.flights.append(flight)
         if flight.group is None:
             return
@@ -143,10 +134,6 @@ class FixedMembership:
         """Wait for an operation, and take it from the queue to be committed. A synchronous one begins here, too.
 
         With `meets` it is one of all members that belongs to no turn of the schedule.
-
-        Raises:
-            PeerFailedError: a member is gone, or too late.
-            InputError: all members refuse the sums.
         """
         is_queued = flight in self.flights
         if not is_queued and flight.sums is None and flight.group is not None:
@@ -186,11 +173,7 @@ class FixedMembership:
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """The reference of a run's `starts`-th start, from which all measure their parameters.
-
-        Raises:
-            PeerFailedError: a worker is gone, too late, or at another round.
-        """
+        """The reference of a run's `starts`-th start, from which all measure their parameters."""
         del name  # for members that meet by notes
         return common_start(reducer, self._members, starts, step, round_, host=host)
 
@@ -219,8 +202,8 @@ class FixedMembership:
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
     """A flight by the names that its tensors have in a file; its sums have arrived.
 
-    A worker that `joins` gets sums of a checkpoint, which all have. Other sums begin again: of these it gets what it
-    has to know, and the parameters that it adds, which are its donor's. Of gradients it has none to give.
+    A worker that `joins` gets sums of a checkpoint, which all have. Others begin again: of these it gets what it has to
+    know, and the parameters that it adds, which are its donor's.
     """
     begins_again = joins and not flight.is_restored
     sums, rode = ([], []) if begins_again else (flight.sums or [], flight.before)
@@ -251,11 +234,7 @@ def restore_flights(
     lag: int = 0,
     since: Callable[[Group], Reference | None] = lambda _: None,
 ) -> Flight:
-    """The flight that `state_of` gave.
-
-    Raises:
-        KeyError, ValueError, RuntimeError: the state is of another model.
-    """
+    """The flight that `state_of` gave; KeyError, ValueError or RuntimeError where it is of another model."""
     turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
     kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))
     flight = Flight(

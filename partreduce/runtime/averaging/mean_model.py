@@ -27,10 +27,7 @@ from partreduce.topo.phase import Group
 
 
 def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace the parameters of `members` by their means over all of them, and buffers by their rules; alone, nothing.
-
-    What is read or kept next is this mean, so the checks on it are waited for.
-    """
+    """Replace parameters of `members` by their means, and buffers by their rules; the checks are waited for."""
     if len(members) == 1:
         return
     for reducer in reducers:
@@ -113,10 +110,7 @@ POLL_SECONDS = 0.005
 
 
 def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
-    """What each member of `operation` says at `place`, by rank; waits until all have come there.
-
-    A place is used once by each reducer. The advice of the gathering around it is given to who is missing.
-    """
+    """What each member of `operation` says at `place`, by rank; a place is used once by each reducer."""
     heartbeat, rank = reducer.heartbeat, reducer.world.rank
     notes = Notes(reducer.world.store, f"{place}/{reducer.key}")
     notes.write(str(rank), mine)
@@ -152,10 +146,7 @@ ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 def common_start(
     reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int, *, host: Streams | None = None
 ) -> Reference:
-    """The reference of the run's `starts`-th start, from which all members measure their parameters.
-
-    Broadcasts it from the first worker, unless all have it. With `host` it is kept in host memory.
-    """
+    """The reference of the run's `starts`-th start: the first worker's parameters, sent unless all have the same."""
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     operation = reducer.recorder.begin("reference", step, round_, members, sum(array.nbytes for array in arrays))
     try:

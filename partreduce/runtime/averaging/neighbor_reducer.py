@@ -42,11 +42,7 @@ class Neighborhood:
 
 
 class PeerReducer(Reducer):
-    """A `Reducer` whose operation is a round of weighted averaging; tags, deadlines and reports are the same.
-
-    `wait` may give up on a peer while the library still waits for it: that wait runs in its own thread, because
-    gloo says nothing about a point-to-point operation before it is waited for.
-    """
+    """A `Reducer` whose operation is a round of weighted averaging; a thread of its own waits for gloo."""
 
     def __init__(self, base: Reducer, neighborhoods: Sequence[Neighborhood]) -> None:
         super().__init__(base.world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)

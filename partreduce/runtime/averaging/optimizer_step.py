@@ -1,9 +1,7 @@
 """Take a step of the wrapped optimizer when a mean gradient is available.
 
-A runner gives the means of a step that all workers take, and a pipeline gives late ones at its end; a strategy that
-receives means while no worker calls `step()` requests the step itself. In all cases no worker takes a step with
-non-finite gradients if a GradScaler is used, and a step whose gradients were no means, which only a device knows, is
-undone.
+No worker takes a step with non-finite gradients if a GradScaler is used, and a step whose gradients were no means,
+which only a device knows, is undone.
 """
 
 from __future__ import annotations
@@ -40,12 +38,9 @@ class OptimizerStepper:
         self._ok: torch.Tensor | None = None
 
     def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
-        """Take its own step, between those that the training loop asks for; whether it was taken.
+        """Take a step of its own, between those of the training loop; whether it was taken.
 
-        Args:
-            put: writes mean gradients into the parameters' gradients and returns the device's check on them, None
-                where the host knows already that all is well.
-            check_finite: leave the step out unless all gradients are finite.
+        `put` writes mean gradients and returns the device's check on them, None where the host knows that all is well.
         """
         aside = [parameter.grad for parameter in self._apart]
         for parameter in self._apart:
@@ -111,10 +106,7 @@ class OptimizerStepper:
                 before.copy_(bucket.flat)
 
     def undo(self) -> None:
-        """Undo the step where the device found that the gradients are no means.
-
-        Without this even gradients of zero would let momentum and weight decay move the parameters.
-        """
+        """Undo the step where the device found no means: by zeros, too, momentum and decay would move parameters."""
         if self._ok is None:
             return
         wrong = ~self._ok

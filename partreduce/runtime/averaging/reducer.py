@@ -65,10 +65,7 @@ class _Line:
 
 
 class Reducer:
-    """Runs the group operations of one worker, each group's in one order that is the same on all its members.
-
-    Threads may share it: each begins, waits for and commits its own operations, on its own communicator.
-    """
+    """Runs one worker's group operations, in one order for each group; threads may share it, each with its own."""
 
     def __init__(
         self,
@@ -118,11 +115,10 @@ class Reducer:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
         With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. What was
-        `kept`, a snapshot for each bucket, takes the place of what is live now. Gradients are divided by the number of
-        members, or by `divisor`; everything else by the number of members. With `codings`, one for each bucket,
-        parameters (or gradients) travel coded, and what else is in the arrays as it is. With `since` only what
+        `kept`, a snapshot for each bucket, takes the place of what is live. Gradients are divided by the number of
+        members, or by `divisor`. With `codings`, one for each bucket, they travel coded. With `since` only what
         parameters have become since that reference is summed; all members must have the same one, and the same
-        `settings` of the optimizer that will step with the sums (see `settings_of`).
+        `settings` (see `settings_of`).
         """
         reduction = self._announce(kind, step, round_, group, lag=lag, since=since, settings=settings)
         try:
@@ -167,9 +163,8 @@ class Reducer:
     ) -> Reduction | None:
         """A whole operation whose failure ends its own group only: None then, and nothing to commit.
 
-        `given_up` is asked now and then, and says why the operation shall not be waited for. After a failure the
-        scratch arrays are left to whatever may still arrive in them, and the caller destroys the group, so that its
-        members learn.
+        `given_up` says why the operation shall not be waited for. After a failure the caller destroys the group, so
+        that its members learn.
         """
         reduction = self._announce(kind, step, round_, group)
         try:
@@ -242,21 +237,14 @@ class Reducer:
             raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
     def _fills_first(self) -> None:
-        """Let the user's stream wait for the fills, which read parameters and buffers that it changes next.
-
-        The side stream holds nothing else, since sums run on streams of the groups: they still overlap what follows.
-        """
+        """Let the user's stream wait for the fills, which read what it changes next; sums run on other streams."""
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
         """Compare `fields` over the group with one tiny operation, before an operation whose sizes might differ.
 
-        Args:
-            kind: of the operation, for reports.
-            round_: for reports and the tag.
-            group: who compares.
-            fields: what must be equal on all members.
-            deferred: where the host runs ahead of the device, leave the check to it; it holds for what follows, too.
+        With `deferred`, where the host runs ahead of the device, the check is left to it; it holds for what follows,
+        too.
         """
         if len(group.members) == 1:
             return
@@ -433,7 +421,7 @@ class Reducer:
         """Fill the bucket's scratch array and start reducing it.
 
         A large array on CPU goes in two pieces, an eighth and the rest, so that filling the rest hides behind the first
-        piece's time on the wire. More pieces cost more in context switches than they hide.
+        piece.
         """
         scratch, communicator = reduction.arrays[index], reduction.communicator
         # Every member contributes its share x / k, so that the sum is the mean: no pass over the result is needed and

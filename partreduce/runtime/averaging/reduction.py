@@ -180,10 +180,7 @@ class Alone(Communicator):
 
 
 class Reduction:
-    """One running or finished group operation, with the scratch arrays that it borrowed until it is committed.
-
-    Several may be under way at once, and a finished one may be committed while others run.
-    """
+    """One group operation, running or finished, with the scratch arrays that it borrowed until it is committed."""
 
     def __init__(
         self,

@@ -23,8 +23,7 @@ WHOLE = slice(None)
 class OffloadedArray:
     """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory.
 
-    Copies change no bit. They are queued in the streams that use them, so no worker waits for them. On CPU both
-    memories are one, and nothing is copied.
+    Copies are queued in the streams that use them, so no worker waits for them. On CPU nothing is copied.
     """
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
@@ -55,8 +54,7 @@ class OffloadedArray:
 class Reference:
     """One array for each bucket, with the place in the run where all workers took it.
 
-    `starts` counts how often the run began from one model: at first, and after every load. `round` is that of the last
-    mean over all since then, -1 where there was none.
+    `starts` counts how often the run began from one model; `round` is that of the last mean over all since, or -1.
     """
 
     arrays: list[OffloadedArray]

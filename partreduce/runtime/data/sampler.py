@@ -61,8 +61,7 @@ def _take(rest: deque[int], count: int) -> list[int]:
 def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
     """What a worker takes of a loader that is as long as all others': p batches for each P of it, in whole rounds.
 
-    A worker takes p steps a round, and P is the largest p of all workers. All is taken where all take equally many, and
-    where a RoundSampler has dealt in this proportion.
+    A worker takes p steps a round, and P is the largest p. A RoundSampler has dealt in this proportion already.
     """
     steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
     if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):

@@ -1,8 +1,4 @@
-"""Watch one worker's run for misuse, from wrapping to its end.
-
-The engine calls it at the moments of a step; hooks call it where the script uses the model, loads it, or steps an
-optimizer. The checks are rows of the table (see `table`).
-"""
+"""Watch one worker's run for misuse, from wrapping to its end: the engine and hooks call the rows of the table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Check that a model stays as it was wrapped: its parameters in their memory, its modules, buffers and groups.
-
-The checks of every step compare addresses and identities in C loops, about 0.15 µs per parameter.
-"""
+"""Check that a model stays as it was wrapped, by comparing addresses and identities in C, 0.15 µs per parameter."""
 
 from __future__ import annotations
 

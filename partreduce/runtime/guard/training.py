@@ -48,11 +48,7 @@ LOCK = threading.Lock()
 
 
 class Facts(Layout):
-    """What is known of one run.
-
-    The `engine` says besides whether this worker's model may be another one than the mean of all (`differs`), whether
-    the gradients of the coming step are still to be averaged (`has_local_gradients`), and the `round`.
-    """
+    """What is known of one run."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         run: Run = engine.run

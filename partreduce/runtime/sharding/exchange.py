@@ -59,11 +59,8 @@ class Exchange:
     def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
         """Do one operation together with all workers.
 
-        Args:
-            call: what this worker does.
-            parts: what it asks for, or brings; without repetitions. Lookups concern one table.
-            source: the layout of a lookup, and how this worker answers it.
-            problem: a mistake of this worker's user, for which all stop.
+        `parts` is what this worker asks for, or brings, without repetitions (lookups concern one table), `source` how
+        it answers a lookup, and `problem` a mistake of its user, for which all stop.
         """
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)
@@ -140,10 +137,7 @@ class Exchange:
         return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
     def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
-        """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in the order asked.
-
-        And the first worker that said that its rows do not fit their codec.
-        """
+        """The rows, or their codes, in the order asked, and the first worker whose rows do not fit their codec."""
         layout, answer = source(did)
         rows = answer(layout.place_of(leg.asked(did)))
         code, odd = self.code_of_rows(did), None
@@ -221,11 +215,7 @@ class Leg:
         return ids.long()
 
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
-        """Hand out the rows that were asked for; with codes goes who has odd rows.
-
-        Returns:
-            Those that this worker asked for, in its order, and the lowest rank with odd rows that was heard of.
-        """
+        """Hand out the rows that were asked for; those asked for here, and the lowest rank heard of with odd rows."""
         what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
         one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
         sends, receives = self._receives[:, one], self._sends[:, one]

@@ -38,10 +38,7 @@ class Handle:
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
 
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
-        """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row.
-
-        On a device the host waits for the numbers of the rows, and for its own rows that others asked for.
-        """
+        """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row."""
         module = self.module()
         assert module is not None, "a module calls its own handle"
         ids, inverse, padding = torch.empty(0, dtype=torch.int64), indices, None
@@ -103,20 +100,14 @@ class _Lookup(torch.autograd.Function):
         problem: str,
         padding: int | None,
     ) -> torch.Tensor:
-        """The rows that all workers look up together; of a table that every worker has, its own.
-
-        The weight is an argument so that torch asks for a gradient.
-        """
+        """The rows that all workers look up; the weight is an argument so that torch asks for a gradient."""
         ctx.handle, ctx.ids, ctx.padding = handle, ids, padding
         return handle.found(ids, problem)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None, None]:  # noqa: ANN401 - as above
-        """Keep the gradients of the rows, without those of the padding row, which has none.
-
-        From a device they set out for the host here, during the rest of the backward pass.
-        """
+        """Keep the gradients of the rows but the padding row, on their way to the host during the backward pass."""
         handle, ids = ctx.handle, ctx.ids
         if handle.copy:
             raise InputError(f"parameter {handle.table.name!r}: a copy of the model was trained; wrap it by itself")

@@ -62,10 +62,9 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
 
 
 def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-    """The name of a parameter's optimizer if it is one of torch's that takes another step of rows than of their table.
+    """The name of a parameter's optimizer if it is one of torch's that looks at whole tensors; empty if it is none.
 
-    Empty if it is none. Of several optimizers as one (docs/strategies/embeddings.md), which it holds in attributes or
-    in lists of them, each counts for what it trains.
+    Of several optimizers as one, which it holds in attributes or in lists of them, each counts for what it trains.
     """
     held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
     parts = [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
@@ -218,10 +217,7 @@ def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _draw_rows(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
-    """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own.
-
-    They are drawn on the host, so that they are the same wherever they will lie.
-    """
+    """Rows of a table that was made on the device `meta`, drawn on the host as `nn.Embedding` draws its own."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
     shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
     shard.normal_(generator=generator)

@@ -68,10 +68,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 def record_lookups(
     model: torch.nn.Module, forward: Callable[[torch.nn.Module, Any], object]
 ) -> Iterator[Callable[[Any], Rows]]:
-    """Inside, what is given calls the model with a batch and says which rows that looks up.
-
-    Nothing is changed: no dropout, no statistics, no row that is shortened.
-    """
+    """Inside, what is given calls the model with a batch and says which rows that looks up; nothing is changed."""
     known = embeddings_of(model)
     names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}
     lookups = [module for _, modules in known.values() for module in modules]
@@ -215,8 +212,7 @@ def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
 class OtherUses(TorchFunctionMode):
     """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor.
 
-    So a weight that is the output layer's, too (`F.linear(hidden, embedding.weight)`), is seen, of which the modules
-    know nothing. O(arguments) for each call of torch.
+    So a weight that is the output layer's, too (`F.linear(hidden, embedding.weight)`), is seen.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

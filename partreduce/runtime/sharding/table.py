@@ -143,10 +143,7 @@ class RowCode:
         return (levels.to(torch.float32) * scales).to(self.dtype)
 
     def lost(self, rows: torch.Tensor, code: torch.Tensor) -> float | None:
-        """The largest finite number that the code has made infinite; None where there is none.
-
-        What is infinite, or none, travels as such; with int8 all of its row is NaN then. O(numbers).
-        """
+        """The largest finite number that the code has made infinite (of int8 all of its row is NaN), or None."""
         if not rows.numel():
             return None
         least, most = (float(end) for end in torch.aminmax(rows))
@@ -159,10 +156,7 @@ class RowCode:
         return float(beyond.abs().max()) if len(beyond) else None
 
     def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
-        """What is wrong with a parameter's rows that do not fit, as the end of "worker 2: "; empty where they fit.
-
-        `what` says what the rows are, as in "a row that it hands out".
-        """
+        """What is wrong with rows (`what` they are) that do not fit, as the end of "worker 2: "; else empty."""
         if (number := self.lost(rows, code)) is None:
             return ""
         others = COARSER.get(self.codec, "none")
@@ -314,10 +308,7 @@ _NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - what 
 
 
 class ShardGradient(torch.Tensor):
-    """A gradient of a table's rows on one worker. Everything may be done with it except torch's gradient clipping.
-
-    (Torch's clipping fails by itself for sparse gradients.)
-    """
+    """A gradient of a table's rows on one worker, for which torch's own gradient clipping is refused."""
 
     table: str
     """The parameter's name."""

@@ -184,14 +184,8 @@ def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[tor
 class Wire:
     """One worker's collectives with all workers, and with those of its node where rows are coalesced there first.
 
-    All raise PeerFailedError where a member is gone.
-
-    Args:
-        reducer: knows the others' signs of life, and ends the run where one of them is gone.
-        cluster: which worker is on which node.
-        round_: the round that this worker is in, for reports.
-        coalesces: whether a node's workers first agree on the rows that several of them touch.
-        gathers: whether a table is gathered, from all workers by all.
+    All raise PeerFailedError where a member is gone. `round_` is this worker's round, for reports; `coalesces` says
+    whether a node's workers first agree on the rows that several touch, `gathers` whether any table is gathered by all.
     """
 
     def __init__(
@@ -243,13 +237,9 @@ class Wire:
     ) -> CollectiveCalls:
         """Tell all members of a group what this worker does, and hear what they do.
 
-        Args:
-            group: who tells.
-            call: what this worker does.
-            counts: for each member and table 0, or 1 more than its rows, int64 [members, tables].
-            asked: the rows that this worker asks for in a lookup, of one table, in order of members.
-            brings: the most bytes that it brings to one member afterwards.
-            mates: what the workers of this node said before, who do not all talk to this group themselves.
+        `counts` are for each member and table 0, or 1 more than its rows, int64 [members, tables]; `asked` the rows of
+        a lookup, of one table, in order of members; `brings` the most bytes brought to one member afterwards; `mates`
+        what the workers of this node said before, who do not all talk to this group themselves.
         """
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
@@ -304,15 +294,9 @@ class Wire:
     ) -> list[torch.Tensor]:
         """Hand rows to the members of a group, of all columns as one message; returns theirs, in order of members.
 
-        Args:
-            what: for reports.
-            group: who swaps.
-            step: for reports.
-            columns: arrays of rows, each in order of members.
-            sends: rows of each column for each member, int64 [members, columns].
-            receives: likewise, of theirs.
-            longest: what all know to be the most bytes that any of them sends to another; if these are many, they go in
-                rounds of pairs, except inside a node.
+        `sends` and `receives` are rows of each column for each member, int64 [members, columns]; `longest` is what all
+        know to be the most bytes from one to another: if these are many, they go in rounds of pairs, except inside a
+        node.
         """
         out, back = bytes_of(columns, sends), bytes_of(columns, receives)
         source, sent, came = group_by_member(columns, out), out.sum(1).tolist(), back.sum(1).tolist()

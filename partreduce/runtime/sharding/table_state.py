@@ -31,14 +31,7 @@ SMALL_BYTES = 2**20
 
 
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
-    """All rows of a sharded array; all workers call it. O(table) on the wire, into worker 0.
-
-    Args:
-        tables: of this worker.
-        table: which one's rows they are.
-        array: this worker's rows of it.
-        number: which array of the table it is, equal on all workers.
-    """
+    """All rows of a sharded array, in worker 0; all workers call it with the same `number` of this array."""
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
     is_first = tables.rank == 0
@@ -188,13 +181,7 @@ def redistribute(
     """Fill all sharded tables from files that another number of workers saved; all workers call it.
 
     The optimizer continues with its states of the rows, where it is of the class and the switches that it was of.
-
-    Args:
-        tables: of this worker.
-        optimizer: the one that trains them.
-        saved: what `layouts_of` gave when they were saved.
-        old_ranks: whose files there are.
-        read: the tensors of such a file; called on worker 0 only.
+    `saved` is what `layouts_of` gave, `old_ranks` are whose files there are, which `read` reads on worker 0 only.
     """
     state = optimizer.state_dict()
     indices = {table.name: index for index, table in places_of(tables, optimizer)}

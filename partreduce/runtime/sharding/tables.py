@@ -34,14 +34,10 @@ class Steps(Protocol):
 
 
 class Tables:
-    """One worker's tables. They are found before the workers meet, and connected once they have.
+    """One worker's tables, in the order in which they are exchanged; found before the workers meet, connected after.
 
     What exchanges rows raises InputError where a worker's user made a mistake or workers do different things, with the
     same line on all of them, and PeerFailedError where a worker is gone.
-
-    Args:
-        tables: in the order in which they are exchanged.
-        coalesces: whether a node's workers first agree on the rows that several of them touch.
     """
 
     def __init__(self, tables: Sequence[Table] = (), *, coalesces: bool = False) -> None:
@@ -77,14 +73,7 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
-        """Meet the others; all workers call it, after their groups were made. Rows travel over the host.
-
-        Args:
-            reducer: that of the parameters which are averaged; whose world it is.
-            cluster: which worker is on which node.
-            guard: ends the run where an operation fails.
-            engine: knows the step that this worker is in, and tells those without data when it begins one.
-        """
+        """Meet the others; all workers call it, after their groups were made. `guard` ends the run after a failure."""
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
         checks = torch.sparse.check_sparse_tensor_invariants
@@ -136,15 +125,7 @@ class Tables:
     def block(
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
     ) -> torch.Tensor:
-        """Rows of a block that others have, on the host; all workers ask for some, or none, and answer from `array`.
-
-        Args:
-            table: whose rows.
-            ids: the rows that this worker asks for.
-            layout: who has which.
-            array: what this worker has.
-            number: which array of the table it is.
-        """
+        """Rows of a block that others have, on the host; all workers ask for some, or none, and answer from `array`."""
         self._step = self._current_step()  # workers whose data ended come, and are named, rather than wait for a step
         return self._looked_up(
             Call(Kind.WHOLE, self._step, table.index, number),
@@ -162,10 +143,7 @@ class Tables:
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def stop_for(self, problem: str, *, trains: bool) -> None:
-        """Stop all workers, where they next exchange gradients, for a mistake of this worker's user.
-
-        Without gradients nothing is exchanged, so there only this worker stops.
-        """
+        """Stop all workers, where they next exchange gradients, for a mistake here; without gradients only this one."""
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
         self._perform(Call(Kind.REDUCE, self._current_step()), problem=problem)
@@ -190,16 +168,10 @@ class Tables:
             self.tables[index].add(part)
 
     def close_step(self, value: Callable[[], float] | None = None) -> list[float] | None:
-        """Called before dense gradients are averaged, or the optimizer steps: no lookup of this step comes any more.
+        """Before dense gradients are averaged, or the optimizer steps: no lookup of this step comes any more.
 
-        A worker of whose backward pass no lookup was a part takes part in the exchange here.
-
-        Args:
-            value: what this worker says to all besides, such as its part of a norm; called once gradients are there.
-
-        Returns:
-            What each worker says; None where that takes another message, since the step was closed before, or a
-            worker without data does not know yet what to say.
+        `value` is what this worker says to all besides, such as its part of a norm, once gradients are there. Returns
+        what each says; None where that takes another message: the step was closed before, or a worker has no data.
         """
         if not self.tables or self._closed:
             return None
@@ -218,10 +190,7 @@ class Tables:
         self._closed = False
 
     def serve(self, *, changes_means: bool) -> bool:
-        """Take part in the lookups and exchanges of one step, without data; whether anybody took the step.
-
-        `changes_means` says whether this worker then does to the mean gradients what the others do.
-        """
+        """Take part in one step's exchanges without data, changing means or not; whether anybody took the step."""
         self._step = self._current_step()
         while True:
             outcome = self._perform(Call(Kind.ANY, self._step, value=float(changes_means)))
@@ -232,10 +201,7 @@ class Tables:
                 return outcome.did.kind is Kind.STEP
 
     def exchange_norm(self, value: float) -> list[float]:
-        """What each worker says in one message, such as its part of a norm.
-
-        A worker without data would not say anything, since it is not told what is done to means.
-        """
+        """What each worker says in one message; one without data is not told what is done to means."""
         self.clips = True
         if self._without_clipping:
             self._end(

@@ -106,10 +106,7 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
 
 
 def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
-    """What lies there, newest first, as far as the third that can be loaded; of a worker's own file, or of all.
-
-    A folder without a manifest does not count: it was not finished.
-    """
+    """What lies there with a manifest, newest first, to the third that can be loaded, by a worker's own file or all."""
     manifests: list[tuple[Path, dict[str, Any]]] = []
     seen: list[CheckpointReport] = []
     for folder in folders(directory):
@@ -150,13 +147,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
 def newest_common(
     directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]
 ) -> tuple[str | None, str]:
-    """The newest checkpoint that all can load, and what newer ones were passed over for it, as a sentence.
-
-    Args:
-        directory: where they lie.
-        reports: what each worker saw: `seen` (see `list_checkpoints`), or `problem`.
-        ranks: of these workers.
-    """
+    """The newest checkpoint that all `ranks` can load, and what newer ones were passed over for it, as a sentence."""
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
         raise FileError(f"load_checkpoint: {problem}")
@@ -201,10 +192,7 @@ def save_status(directory: Path, plain: str) -> dict[str, Any]:
 
 
 def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
-    """The folders of a lineage that go when one more is written and `keep` stay, those that it never finished too.
-
-    Asked before anybody deletes: the first who does takes the manifest away.
-    """
+    """The folders of a lineage that go when one more is written and `keep` stay; asked before anybody deletes."""
     whole: list[tuple[int, Path]] = []
     unfinished: list[Path] = []
     with contextlib.suppress(FileError):

@@ -54,10 +54,7 @@ class StateFile:
         return tensors, facts
 
     def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
-        """Put everything back, in place, but what the runner keeps, which is returned.
-
-        What another worker saved gives no random states: two workers would draw the same numbers.
-        """
+        """Put everything back, in place, but what the runner keeps, which is returned."""
         self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
@@ -82,10 +79,7 @@ class StateFile:
         return {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
-        """Put the mean of several workers' models in place; buffers that are not averaged are the first worker's.
-
-        Returns how the sharded tables were dealt out, whose rows are left to `redistribute`.
-        """
+        """Put the mean of several workers' models in place; how the sharded tables were dealt out, left as they are."""
         layouts: dict[str, Any] = {}
         sums: Tensors = {}
         first: Tensors = {}

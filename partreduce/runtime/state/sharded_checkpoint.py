@@ -92,10 +92,7 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
 def load(
     folder: Path, worker: int, flat: FlatModel, optimizer: torch.optim.Optimizer
 ) -> tuple[Tensors, dict[str, Any], bool]:
-    """One replica's state, as `save` was given it, and whether as many shards wrote it; all its ranks call it.
-
-    Of another number of shards this rank has what all have in common, and the first one's facts and buffers.
-    """
+    """One replica's state, as `save` was given it, and whether as many shards wrote it; all its ranks call it."""
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
     by_name = dict(flat.model.named_parameters(remove_duplicate=False))

@@ -41,10 +41,9 @@ MESSAGES = {"open": Opened, "push": Progress, "pull": Ask}
 class AsynchronousServer(OneSided):
     """After each round a worker sends its progress to the hosts, which add it at once, and gets the newest model back.
 
-    For plain SGD the progress of a step is −rate · gradient, so this is asynchronous SGD; optimizer state stays with
-    the worker. n workers move the model n times as far per step of time as one does: start from a rate divided by n.
-    With `staleness` s a host answers a worker only when that is at most s rounds ahead of the slowest. With overlap the
-    answer is awaited one round later. Buffers are averaged in the mean model only.
+    For plain SGD this is asynchronous SGD; optimizer state stays with the worker. With `staleness` s a host answers a
+    worker only when that is at most s rounds ahead of the slowest. With overlap the answer is awaited one round later.
+    Buffers are averaged in the mean model only.
     """
 
     def __init__(self, server: Server, run: Run) -> None:
@@ -190,10 +189,7 @@ class AsynchronousServer(OneSided):
             base.sub_(part)
 
     def _take(self, progress: list[torch.Tensor] | None, event: Take | None = None) -> None:
-        """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there.
-
-        Without an event the next request says that they were taken.
-        """
+        """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there."""
         operation = self._pending
         if operation is None:
             return
@@ -244,13 +240,7 @@ class _Worker(ProtocolDriver[Any]):
 
 
 class _Shard(ProtocolDriver[Any]):
-    """One host's part of the model; lives in the side thread.
-
-    Args:
-        machine: says what is added, and who is answered when.
-        process: this shard.
-        bounds: for each bucket this host's part.
-    """
+    """One host's part of the model, by the `bounds` of each bucket; lives in the side thread."""
 
     def __init__(self, machine: Shards, process: int, bounds: list[tuple[int, int]]) -> None:
         super().__init__(machine, process)

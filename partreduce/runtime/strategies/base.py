@@ -164,8 +164,8 @@ DIFFERENT = StepResult()
 class Runner:
     """How one worker averages; one instance per optimizer. As it stands it averages nothing, as of a script alone.
 
-    An engine (see `worker.engine`) takes the steps and calls these methods. What they share, operations in flight, lies
-    in the queue of the run's membership; what else is to be known of a kind follows from its schedule (see `traits`).
+    An engine (see `worker.engine`) calls these methods, which raise PeerFailedError where a worker is gone or too late.
+    Operations in flight lie in the queue of the run's membership.
     """
 
     def __init__(self, run: Run) -> None:
@@ -178,52 +178,31 @@ class Runner:
         """Closed together with this runner."""
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any are averaged.
-
-        Raises:
-            PeerFailedError: a worker is gone or too late.
-        """
+        """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any."""
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - as above
-        """What is due after it; a worker whose data ended calls this alone.
-
-        Raises:
-            PeerFailedError: a worker is gone or too late.
-        """
+        """What is due after it; a worker whose data ended calls this alone."""
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
-        """Refuse a step that does not go with how and when gradients travel.
-
-        Raises:
-            InputError: as said.
-        """
+        """Raise InputError for a step that does not go with how and when gradients travel."""
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
         """Reach the round at which all workers meet at `place`, and serve the operations that still need this worker.
 
         Without `apply` what it takes to come there is dropped: other parameters are about to be loaded. Returns the
-        steps that this took.
-
-        Raises:
-            InputError: this worker has begun what only its next step ends.
+        steps that this took; InputError where this worker has begun what only its next step ends.
         """
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Wait for what is in flight, so that the live parameters of all workers may be averaged.
-
-        Where the run `ends`, for all after the same round, what is still late is applied, if at all.
-        """
+        """Wait for what is in flight, so that all models may be averaged; where the run `ends`, apply what is late."""
         self.membership.settle()
         self.run.reducer.flush()
 
     def drain(self) -> str:
-        """Wait for what is in flight and drop it with all that is kept: the run ends, or other parameters come.
-
-        Returns what was dropped that this worker had sent already, in words; empty where there was nothing.
-        """
+        """Wait for what is in flight and drop it with all that is kept; returns what was sent and dropped, in words."""
         return ""
 
     @property
@@ -236,11 +215,7 @@ class Runner:
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
-        """Put back what `state` gave, to continue with this step; all workers are there.
-
-        Raises:
-            InputError: this runner does not keep that.
-        """
+        """Put back what `state` gave, to continue with this step; InputError where this runner does not keep that."""
         if state:
             raise InputError(
                 f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
@@ -258,12 +233,8 @@ class Runner:
 class OneSided(Runner):
     """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
 
-    Args:
-        strategy: whose kind names the mailbox.
-        run: the worker's part of the run.
-        place: with whom optimizer state would have to be averaged, for the refusal.
-        deliver: called with each message from `start` on.
-        bound: what may be on the way to each worker, where the mailbox's own is not what the protocol needs.
+    `place` says with whom optimizer state would have to be averaged, for the refusal; `bound` what may be on the way to
+    each worker, where the mailbox's own is not what the protocol needs.
     """
 
     def __init__(

@@ -28,10 +28,9 @@ class GeneratedMeans(Runner):
 
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
     Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
-    first used, by its members alone and in that same order: no other worker takes part, and no worker waits in a
-    circle. If a member dies the others keep their parameters as they were, report the group and continue; see
-    `Survivors`. To know it in time, a group's members wait until the device has ended its sum. Where the generator is
-    comes from the environment, which `partreduce run` sets.
+    first used, by its members in that order: no worker waits in a circle. If a member dies the others keep their
+    parameters, report the group and continue (see `Survivors`); to know it in time they wait until the device has ended
+    its sum.
     """
 
     client: GeneratorClient

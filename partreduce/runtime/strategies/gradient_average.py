@@ -36,15 +36,11 @@ KIND = "gradient average"
 class GradientAverage(Runner):
     """Every worker steps with the mean gradient, of this step or of K - 1 steps ago, so that all stay equal.
 
-    Synchronously nothing is in flight between steps, except, where they are sent by layers, the gradients of a backward
-    pass whose step has not come. With a `divisor` of 1 the step is taken with the sum instead.
-
-    With a `pipeline` a step waits for the oldest sum, lets the newest gradients go and then applies the oldest: at most
-    K - 1 operations are in flight, in K arrays of model size, and K - 1 more where members may change. Where nothing
-    has come back yet (the first K - 1 steps, those after the warm-up, and after a load) a gradient of zero goes through
-    the optimizer, as in Algorithm 1; parameters that no worker trains get one, too. Buffers that are averaged become
-    x + (mean of K - 1 steps ago - own value then); they ride with every (K - 1)-th gradient, as correcting them again
-    before a correction has arrived would oscillate.
+    With a `divisor` of 1 the step is taken with the sum instead. With a `pipeline` a step waits for the oldest sum,
+    lets the newest gradients go and then applies the oldest: at most K - 1 operations are in flight, in K arrays of
+    model size, and K - 1 more where members may change. Where nothing has come back yet a gradient of zero goes through
+    the optimizer, as in Algorithm 1. Buffers that are averaged become x + (mean of K - 1 steps ago - own value then);
+    they ride with every (K - 1)-th gradient, as correcting them again before a correction has arrived would oscillate.
     """
 
     def __init__(self, run: Run, *, divisor: int | None = None, pipeline: Pipeline | None = None) -> None:
@@ -195,10 +191,7 @@ class GradientAverage(Runner):
         return 0
 
     def settle(self, *, ends: bool = False) -> None:
-        """Apply the gradients that are still late, one after the other, or drop them, as the schedule says.
-
-        A worker that joins the others takes no part in this.
-        """
+        """Apply the gradients that are still late, one after the other, or drop them, as the schedule says."""
         while ends and (flights := self.membership.flights):
             flight = self.membership.wait(flights[0], meets=True)
             self._correct_buffers(flight)

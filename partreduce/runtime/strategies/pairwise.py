@@ -23,11 +23,10 @@ class PairMeans(OneSided):
     """After each round an active worker meets a random passive neighbor; passive workers never wait.
 
     The worker's model x lies next to the live parameters and is only touched under a lock: the training loop adds the
-    progress of a round to it and continues from the result; the side thread averages it with others, meanwhile or in
-    between. So gradients are taken at parameters that no worker changes, and an exchange is atomic with respect to the
-    optimizer's step. Without overlap an active worker waits for the answer at the end of its round; with it, the
-    exchange runs while the next round computes. The pairing is the explored machine of `schedulers.protocols.adpsgd`.
-    Costs two more copies of the parameters, a third one on active workers. Buffers are averaged in the mean model only.
+    progress of a round to it and continues from the result; the side thread averages it with others. So gradients are
+    taken at parameters that no worker changes, and an exchange is atomic with respect to the optimizer's step. With
+    overlap the exchange runs while the next round computes. Costs two more copies of the parameters, a third one on
+    active workers. Buffers are averaged in the mean model only.
     """
 
     def __init__(self, strategy: Pairwise, run: Run) -> None:

@@ -22,12 +22,7 @@ MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
-    """The machine and the state of one process.
-
-    Args:
-        machine: the protocol.
-        process: which of its processes this is.
-    """
+    """The machine of a protocol and the state of one of its processes."""
 
     def __init__(self, machine: Machine[State], process: int) -> None:
         self.machine, self.process = machine, process
@@ -61,7 +56,7 @@ class ProtocolDriver(Generic[State]):
 class GenerationDriver(ProtocolDriver[State]):
     """A process that all workers begin afresh from time to time, after the same step or round: a new *generation*.
 
-    What is sent to one that this worker has not begun waits for it, what was sent to an earlier one is dropped.
+    Messages of a later one wait for it, those of an earlier one are dropped.
     """
 
     def __init__(self, machine: Machine[State], process: int, *, generation: int = 0) -> None:
@@ -139,16 +134,9 @@ def wait_for_missing(
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock.
 
-    Args:
-        done: what the wait is for.
-        missing: what is lacking for it; None if it is there, or is somebody else's to wait for.
-        condition: told of every message.
-        heartbeat: knows of the others, and tells them.
-        timeout: seconds.
-        why: why what is missing cannot come any more.
-        check_failure: raises if no message can come any more.
-        told: what this worker waited for, as it stands in an error.
-        place: where it waits, as its heartbeat says it.
+    `missing` is what is lacking, None if it is there or somebody else's to wait for; `why` says why it cannot come any
+    more; `check_failure` raises if no message can come; `told` is what this worker waited for, as it stands in an
+    error; `place` is where it waits, as its heartbeat says it.
     """
     lack: Missing | None = None
     wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))
@@ -211,8 +199,8 @@ class QuorumEvent:
 class EventLog:
     """What a worker did under a protocol and when, as its messages and their arrays say it, if asked for.
 
-    Nothing in it is asked of the protocol's state. So what compares a log with what was proved, or replays it through
-    the protocol object, compares two different things; and who has the gradients can compute all that was applied.
+    Nothing in it is asked of the protocol's state, so what replays it through the protocol compares two different
+    things.
     """
 
     event: ClassVar[Callable[..., Any]]

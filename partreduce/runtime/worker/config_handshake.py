@@ -197,14 +197,7 @@ def _choice(enum: type[E], name: str, value: str) -> E:
 
 
 def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | None, device: torch.device) -> Schedule:
-    """The schedule as it is run: with the codec that the user asks for, if there is one.
-
-    Args:
-        schedule: as it was read.
-        algorithm: of the groups that will be made.
-        codec: what the user asks for; None for the schedule's own.
-        device: of the parameters.
-    """
+    """The schedule as it is run: with the codec that the user asks for, if there is one."""
     strategy = schedule.strategy
     transport = strategy.transport
     if codec is not None:

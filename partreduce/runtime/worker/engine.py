@@ -1,8 +1,7 @@
 """Take one worker's steps, count steps and rounds, and reject what a schedule does not support.
 
 Where gradients are averaged, that is before the wrapped optimizer's step, and a round is a step. Where parameters are,
-that is after the last step of a round. The runner averages as the schedule's strategy says (see `strategies.base`);
-operations in flight between steps are in the queue of the run's membership.
+that is after the last step of a round.
 """
 
 from __future__ import annotations
@@ -71,13 +70,9 @@ class Engine:
     ) -> Any:  # noqa: ANN401 - what the closure returns
         """One step, and what the schedule asks for with it.
 
-        Args:
-            closure: evaluates the loss again, as torch's optimizers take it. Where gradients are averaged, that is
-                before the averaging: all workers take the step, or none does.
-            skip: count the step without applying it.
-            found_inf: GradScaler's verdict on this worker's gradients, which it leaves to the optimizer: it would not
-                call step() at all on a worker with an infinite gradient, and its group would wait.
-            scale: what GradScaler multiplied the loss by.
+        `closure` evaluates the loss again; where gradients are averaged that is before the averaging. GradScaler leaves
+        its verdict `found_inf` to the optimizer: it would not call step() at all on a worker with an infinite gradient,
+        and its group would wait. It multiplied the loss by `scale`.
         """
         self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
@@ -190,10 +185,7 @@ class Engine:
     # Where workers meet.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Come to a place where all workers meet, which must be at the same round then.
-
-        Without `apply` what it takes to come there is dropped: other parameters are about to be loaded.
-        """
+        """Come to a place where all workers meet, at the same round; without `apply` what that takes is dropped."""
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -230,10 +222,7 @@ class Engine:
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Inside, every round is declared before it begins, so that workers whose data ended take part in it.
-
-        `after_averaging` is what the script does with the mean gradients of a step before it is taken.
-        """
+        """Inside, every round is declared before it begins, so that workers whose data ended take part in it."""
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None
         try:
@@ -249,10 +238,7 @@ class Engine:
             self.uneven_inputs.declare(self.round)
 
     def serve(self, after_averaging: Callable[[], object] | None = None) -> None:
-        """This worker's data ended: take part in all rounds that others still do.
-
-        `after_averaging` is what the others do with the mean gradients of a step before they take it.
-        """
+        """This worker's data ended: take part in all rounds that others still do, changing means as they do."""
         self.pause("join")  # while it waits for the others' next round it cannot answer a group
         if self.traits.agrees_on_end:
             return

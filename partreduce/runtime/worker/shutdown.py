@@ -42,10 +42,7 @@ BROKEN = "broken after a failure"
 
 
 class Ending:
-    """How one worker's run ends: by `finish`, by a failure inside `guarded`, or with the interpreter.
-
-    With `own_process` the interpreter's exit without `finish` tells the others why.
-    """
+    """How one worker's run ends: by `finish`, by a failure inside `guarded`, or with the interpreter."""
 
     def __init__(self, run: Run, engine: Engine, *, own_process: bool) -> None:
         self.run, self.engine = run, engine
@@ -215,10 +212,7 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """What every worker, or each of some, has to say of `what`, in the order of their ranks.
-
-        Called inside `heartbeat.gathering`, once in each for a `what`.
-        """
+        """What every worker, or each of some, says of `what`, by rank; once in each `heartbeat.gathering`."""
         return self.ending.guard(lambda: self._exchange(what, mine, members or self.run.everyone))
 
     def _exchange(self, what: str, mine: Mapping[str, object], members: Sequence[int]) -> list[dict[str, Any]]:

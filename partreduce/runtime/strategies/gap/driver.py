@@ -92,12 +92,8 @@ class _Part:
 class GapDriver(GenerationDriver[HopState]):
     """The protocol object, its state and the arrays of one worker; a generation ends where queues are thrown away.
 
-    Args:
-        machine: the protocol, fine.
-        rank: this worker.
-        rings: where the arrays of updates lie, in places of the proved capacity.
-        log: what happens here.
-        send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
+    The arrays of updates lie in `rings`, in places of the proved capacity; `send` sends an update that was offered,
+    where the mailbox's thread is the one who may let it leave.
     """
 
     machine: Hop
@@ -136,10 +132,7 @@ class GapDriver(GenerationDriver[HopState]):
             self.rings.clear()
 
     def packed(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds, by name: counts as integers, the arrays of updates as they are.
-
-        The queues are complete when it is saved: every worker has entered the round, and nothing is on its way.
-        """
+        """What a checkpoint holds, by name; every worker has entered the round, and nothing is on its way."""
         state, machine, rings = self._state, self.machine, self.rings
         if state is None:
             return {}
@@ -195,10 +188,7 @@ class GapDriver(GenerationDriver[HopState]):
             )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
-        """The arrays of this step's update are there: it leaves now, or, if it may not yet, by the mailbox's thread.
-
-        Tokens ride on it to those who get both.
-        """
+        """Send this step's update, whose arrays are there, now or by the mailbox's thread; `tokens` ride on it."""
         with self.condition:
             self._part.is_offered = True
             if not self._may_send():
@@ -354,14 +344,11 @@ def wait_in_step(
     pausing: bool = False,
     paused: Callable[[], frozenset[int]] = frozenset,
 ) -> None:
-    """`wait_for_missing` as long as enough of those that are waited for can come.
+    """Do `wait_for_missing` as long as enough of those that are waited for can come.
 
-    Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
-    staleness it continues as far as its setting allows, and a failure far away is found out by those that need that
-    worker.
-
-    With `pausing` all meet, so that one who has taken his last step still sends what is waited for. `paused` says who
-    has begun a meeting of all that this worker, in a step, has not come to.
+    With backup workers or staleness somebody's end is no concern as long as others can give what is needed. With
+    `pausing` all meet, so that one who has taken his last step still sends what is waited for. `paused` says who has
+    begun a meeting of all that this worker, in a step, has not come to.
     """
     wait_for_missing(
         done,
@@ -383,10 +370,7 @@ def wait_in_step(
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
-    """Why too few of those that are waited for can still come, as a clause; None while enough can, or may.
-
-    Who took his last step before `step` cannot; without it, having finished is no reason.
-    """
+    """Why too few can still come, as a clause, or None; who took his last step before `step`, if given, cannot."""
     if (problem := heartbeat.store_lost()) is not None:
         return str(problem)
     last_steps = {rank: heartbeat.read("finished", rank) for rank in lack.of} if step is not None else {}

@@ -32,14 +32,12 @@ class GapMeans(OneSided):
     """After each round a worker averages with what its in-neighbors sent, as the protocol object `Hop` lets it.
 
     Serial order: x ← W (x + u), sent after computing. Parallel order: x ← W x + u(x); the parameters with which a round
-    is entered leave at once, and travel while it computes. Tokens leave when a round is entered. In the parallel order
-    they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
-    the next update would hold up the neighbors for as long as the round computes.
+    is entered leave at once, with the tokens. In the serial order tokens go by themselves when a round is entered,
+    since to wait for the next update would hold up the neighbors.
 
-    A worker that skips is some rounds further after `after_step`. One whose data ended continues taking part
-    with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
-    is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
-    are.
+    One whose data ended continues taking part with its parameters as they are. Buffers are averaged in the mean model
+    only. Costs one snapshot for each round that is on its way, one more array (two in the parallel order with skips),
+    and the queues.
     """
 
     def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
@@ -172,8 +170,8 @@ class GapMeans(OneSided):
     def _average(self, averaged: NeighborUpdates | None, own_step: int, *, since_start: bool) -> None:
         """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
 
-        What was learned since the beginning then stays as it is: x ← x + (average at the beginning - beginning). What
-        is added is formed in separate memory: a signal that interrupts this leaves them as they were, or averaged.
+        What was learned since then stays. What is added is formed in separate memory: a signal that interrupts this
+        leaves the parameters as they were, or averaged.
         """
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:
@@ -214,11 +212,7 @@ class GapMeans(OneSided):
             raise self.run.reducer.failure(operation, error) from None
 
     def _send_from_side(self, recipients: Recipients) -> None:
-        """Send an update that had to wait for acknowledgements, from the mailbox's thread.
-
-        In the parallel order its arrays do not change while the round computes; in the serial order the training thread
-        waits in the step.
-        """
+        """Send an update that had to wait, from the mailbox's thread; no other thread changes its arrays now."""
         self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
@@ -256,8 +250,8 @@ class GapMeans(OneSided):
 def message_bound(machine: Hop, layout: Layout) -> Bound:
     """What may be on the way to each neighbor: equal on all workers, and never what a worker waits for.
 
-    The protocol lets at most a queue's capacity of updates be on the way. Where token queues bound the gap of every
-    edge, it is no larger than `max_ig`; otherwise no path is longer than all workers.
+    The protocol lets at most a queue's capacity of updates be on the way, which is no larger than `max_ig` where token
+    queues bound the gap of every edge; otherwise no path is longer than all workers.
     """
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)

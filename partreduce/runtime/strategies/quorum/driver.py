@@ -61,12 +61,7 @@ def children(place: int, size: int) -> tuple[int, ...]:
 
 
 class Spread:
-    """Sends words from one worker, and passes on those that came down a tree.
-
-    Args:
-        mailbox: of this worker.
-        num_workers: of the run.
-    """
+    """Sends words from one worker, and passes on those that came down a tree."""
 
     def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
         self._mailbox, self._size = mailbox, num_workers
@@ -133,12 +128,8 @@ class Word:
 class QuorumDriver(GenerationDriver[PartialState]):
     """The protocol object, its state and the gradients of one worker; a segment is a generation.
 
-    Args:
-        machine: the protocol, with shares that meet in collectives.
-        rank: this worker.
-        payload: the send buffer, and the sums that wait.
-        log: what happens here.
-        grace: seconds that a round which may begin waits for this worker's own gradient.
+    `payload` holds the send buffer and the sums that wait; a round that may begin waits `grace` seconds for this
+    worker's own gradient.
     """
 
     machine: Partial

@@ -29,15 +29,10 @@ class GradientSum:
 
 
 class GradientSums:
-    """The send buffer of one worker and the sums that wait.
+    """The send buffer of one worker and the sums that wait; `room` numbers go along that a round's workers exchange.
 
-    Costs an array of model size for the send buffer, for the round that runs, and for each result that waits or was
-    taken and is being applied.
-
-    Args:
-        buckets: of the model.
-        room: numbers that a round's workers tell one another besides.
-        num_workers: whose gradients are summed.
+    Costs an array of model size for the send buffer, the round that runs, and each result that waits or is being
+    applied.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
@@ -155,12 +150,7 @@ class GradientSums:
         return payload.arrays[self._carrier][-self._room :]
 
     def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
-        """The sum is there: divide it here, so that it costs the training nothing.
-
-        Args:
-            payload: the sum.
-            scaled: whether a GradScaler was at work on any worker's gradient in it.
-        """
+        """Divide a sum here, so that it costs the training nothing; `scaled` where a GradScaler was at work."""
         payload.scaled = scaled
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):

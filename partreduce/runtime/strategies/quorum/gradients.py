@@ -43,14 +43,7 @@ def room_for(num_workers: int) -> int:
 
 
 class RoundsThread:
-    """The collective thread of one worker.
-
-    Args:
-        driver: says when a round is entered, and learns what came of it; its payload knows the arrays.
-        line: the communicator of all workers, for this thread alone.
-        reducer: waits with a limit, and says whom for; its buckets lie in host memory.
-        clock: rounds before the present segment, equal on all workers.
-    """
+    """Takes part in the sums of one worker, strictly 0, 1, 2, …; `clock` are the rounds before the segment."""
 
     def __init__(
         self,
@@ -145,14 +138,12 @@ class Settings:
 class QuorumGradients(Runner):
     """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
 
-    A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, so that
-    all workers apply the same sums in the same order; of `latest` only the newest is left. Where all meet (a mean
-    model, a checkpoint, the end), every worker stops calling and takes what the others' rounds still bring, until all
-    have come: then no gradient is on its way, and all are equally far.
+    A round is a step of the optimizer, and a call may take several: `each` applies them one after the other; of
+    `latest` only the newest is left. Where all meet (a mean model, a checkpoint, the end), every worker stops calling
+    and takes what the others' rounds still bring, until all have come.
 
-    Buffers such as BatchNorm's are averaged in the mean model, at the end, and where models are synchronized; between
-    these each worker keeps its own. A round with a gradient that is not finite is left out by all where a GradScaler
-    was at work on any gradient in it. Gradients are summed in host memory, wherever the model lies.
+    Buffers are averaged in the mean model, at the end, and where models are synchronized. A round with a gradient that
+    is not finite is left out by all where a GradScaler was at work. Gradients are summed in host memory.
     """
 
     def __init__(self, sync: PartialAllReduce, run: Run) -> None:
@@ -298,10 +289,9 @@ class QuorumGradients(Runner):
         average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
-        """Called by the training before it calls, ends or takes in a segment: its steps so far are those before it.
+        """Before the training calls, ends or takes in a segment: its steps so far are those before it.
 
-        Not where the segment begins, nor by the thread that sums: a state may be loaded after that, and the others'
-        rounds may run while it is.
+        Not where the segment begins: a state may be loaded after that, and the others' rounds may run while it is.
         """
         if self._base is None:
             self._base = self.run.progress.step
@@ -355,11 +345,7 @@ class QuorumGradients(Runner):
             mailbox.check_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait for what another thread brings about.
-
-        A sum needs every worker's process, so the end of any of them is everybody's; how slow one may be is another
-        matter. A round that runs has its own limit, which the collective thread keeps.
-        """
+        """Wait for what another thread brings about; the end of any worker's process is everybody's."""
         reducer, everyone = self.run.reducer, self.run.everyone
         try:
             wait_for_missing(
@@ -381,9 +367,8 @@ class QuorumGradients(Runner):
 def _free_line(world: World) -> str:
     """The name of communicators that no other optimizer of this process uses; the same on all workers.
 
-    Each looks at its own process only, and all see the same: lines are taken where optimizers are made and given back
-    in `finish()`, behind the place to which all have come, so in the order of the script; and one that fails in either
-    place leaves this world (`Ending.guarded`, and `DistributedOptimizer` while it connects).
+    All see the same: lines are taken where optimizers are made and given back in `finish()`, so in the order of the
+    script, and one that fails in either place leaves this world.
     """
     in_use = _lines_in_use.setdefault(world, set())
     name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)
