@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Slot, load_piggybacked
+from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import CodecInput, Reduction, launch_compressed
+from partreduce.runtime.averaging.reduction import CodecInput, Reduction
 from partreduce.runtime.codecs import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
-from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.phase import Group
@@ -67,14 +67,9 @@ class LayerSender:
     """Sends one worker's gradients segment by segment; `order` are the parameters from the first layer to the last."""
 
     def __init__(
-        self,
-        reducer: Reducer,
-        order: Iterable[torch.nn.Parameter],
-        kind: str,
-        membership: FixedMembership,
-        *,
+        self, reducer: Reducer, order: Iterable[torch.nn.Parameter], kind: str, membership: FixedMembership, *,
         divisor: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.reducer, self.kind, self.membership, self._divisor = reducer, kind, membership, divisor
         self.segments = segments_of(reducer.buckets, order)
         self.codings: Codings | None = None
@@ -221,31 +216,14 @@ class LayerSender:
     def _send_rest(self, reduction: Reduction, tag: tuple[int, ...]) -> None:
         while self._sent < len(self.segments):
             self._send_next(reduction)
-        streams, communicator = self.reducer.streams, reduction.communicator
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
                 absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
-                with_tail_apart = streams.runs_ahead or not bucket.exact
-                tail = None if with_tail_apart else bucket.tail_of(array)
-                load_presence(bucket, array, absent, tail)
-                reduction.absent[index] = absent
-                load_piggybacked(
-                    bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank
-                )
-                if tail is not None:
-                    tail[-TAG_LENGTH:] = tag
-                if self._coded is not None:
-                    given = self._given.get(index) or CodecInput(torch.zeros(1, device=bucket.device))
-                    reduction.coded[index], works = launch_compressed(
-                        bucket, array, tag, given, coding=self._coded[0], communicator=communicator, streams=streams
-                    )
-                    reduction.works += works
-                    continue
-                if len(rest := array[bucket.size :]):
-                    reduction.works.append(communicator.all_reduce(rest))
-                if with_tail_apart:
-                    side = reduction.sides[index] = streams.upload(tag, torch.float32)
-                    reduction.works.append(communicator.all_reduce(side))
+                load_presence(bucket, array, absent, self.reducer.tail(bucket, array))
+                reduction.absent[index], given = absent, self._given.get(index)
+                if given is None and self._coded is not None:
+                    given = CodecInput(self._coded[0], torch.zeros(1, device=bucket.device))
+                self.reducer.send_rest(reduction, index, bucket.size, tag, given)
 
     def _find_changed_gradient(self, step: int) -> InputError | None:
         for parameter, (tensor, version) in self._made.items():

@@ -22,7 +22,7 @@ from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import PeerGoneError, PeerTimeoutError, Wait
-from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 
@@ -127,17 +127,13 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
         waiting = [member for member in waiting if member not in came]
         if waiting:
             wait.only_for(waiting)
-            _look(wait, reducer, operation)
+            try:
+                wait.look()
+            except PeerTimeoutError as late:
+                apart = heartbeat.apart(operation.members, operation.round)
+                raise PeerTimeoutError(str(late) if apart is None else f"{apart} (it {late})") from None
             time.sleep(POLL_SECONDS)
     return said
-
-
-def _look(wait: Wait, reducer: Reducer, operation: Operation) -> None:
-    try:
-        wait.look()
-    except PeerTimeoutError as late:
-        apart = reducer.heartbeat.apart(operation.members, operation.round)
-        raise PeerTimeoutError(str(late) if apart is None else f"{apart} (it {late})") from None
 
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
@@ -148,21 +144,20 @@ def common_start(
 ) -> Reference:
     """The reference of the run's `starts`-th start: the first worker's parameters, sent unless all have the same."""
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
-    operation = reducer.recorder.begin("reference", step, round_, members, sum(array.nbytes for array in arrays))
-    try:
-        with reducer.heartbeat.gathering("a new start", round_, ADVICE):
-            # For a digest the host would have to wait for a GPU, whose links are faster anyway.
-            digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
-            said = monitored_barrier(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
-            _check_other_rounds(said, round_)
-            all_equal = len(set(said.values())) == 1 and bool(digest)
-            everyone = reducer.world.communicator(members)
-            for array in arrays:
-                if len(array) and not all_equal:
-                    reducer.wait_for(everyone.broadcast(array), operation)
-    except (RuntimeError, PeerGoneError, UnavailableError) as error:
-        raise reducer.failure(operation, error) from None
-    reducer.recorder.end(operation)
+    gathering = reducer.heartbeat.gathering("a new start", round_, ADVICE)
+    num_bytes = sum(array.nbytes for array in arrays)
+    with reducer.recorded("reference", step, round_, members, num_bytes) as operation, gathering:
+        # For a digest the host would have to wait for a GPU, whose links are faster anyway.
+        digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
+        said = monitored_barrier(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
+        for rank, text in said.items():
+            if (theirs := text.partition(" ")[0]) != str(round_):
+                raise PeerGoneError(f"worker {rank} begins again in round {theirs} and this one in round {round_}")
+        all_equal = len(set(said.values())) == 1 and bool(digest)
+        everyone = reducer.world.communicator(members)
+        for array in arrays:
+            if len(array) and not all_equal:
+                reducer.wait_for(everyone.broadcast(array), operation)
     return Reference([OffloadedArray(array, host) for array in arrays], starts)
 
 
@@ -177,9 +172,3 @@ def same_start(
             "same on all, or run it with --tolerate-failures 0, where worker 0's goes to all"
         )
     return Reference([OffloadedArray(array, host) for array in arrays], starts)
-
-
-def _check_other_rounds(said: dict[int, str], round_: int) -> None:
-    for rank, text in said.items():
-        if (theirs := text.partition(" ")[0]) != str(round_):
-            raise PeerGoneError(f"worker {rank} begins again in round {theirs} and this one in round {round_}")

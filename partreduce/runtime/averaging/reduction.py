@@ -25,7 +25,6 @@ from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH
 from partreduce.runtime.transport.work import Work
 from partreduce.topo.codec_numbers import LARGEST
-from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 
@@ -43,6 +42,21 @@ class CodedPart:
     worst: tuple[str, float] | None
     """This worker's share that is beyond the codec's range, with the name of its parameter."""
 
+    @classmethod
+    def made(
+        cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
+    ) -> CodedPart:
+        """The part of an array whose first numbers are on their way already."""
+        with_rest = bucket.exact and not streams.runs_ahead
+        rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
+        extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
+        return cls(bucket, array, given.coding, extra, with_rest, given.worst)
+
+    def sent(self) -> list[torch.Tensor]:
+        """What travels next to the coded numbers."""
+        rest = self.array[self.bucket.size :]
+        return [self.extra] if self.with_rest or not len(rest) else [rest, self.extra]
+
     def take_back(self) -> torch.Tensor:
         """Put what traveled apart into the array; its sums of tags."""
         if not self.with_rest:
@@ -57,23 +71,23 @@ class CodedPart:
             self._clear_padding()
         return whole
 
-    def check_beyond_range(self, where: str) -> None:
-        """Refuse a sum that left the codec's range; to be called where the host may look."""
+    def beyond_range(self) -> str:
+        """Why a sum left the codec's range, empty where it did not; to be called where the host may look."""
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
-            return
+            return ""
         given = bool(self.extra[-1] > 0)
         bad = ~torch.isfinite(values)
         names = [slot.names[0] for slot in self.bucket.slots if bool(slot.view(bad).any())]
         self._clear_padding()
         if given:
-            return
+            return ""
         name, share = self.worst or (names[0] if names else "?", None)
         largest, codec = LARGEST[self.coding.transport.codec], self.coding.transport.codec
         given_here = "another worker's, or the sum" if share is None else f"this worker's, {share:g}"
         others = " or ".join(other for other in ("bfloat16", "int8") if other != codec)
-        raise InputError(
-            f"{where}: {name!r}: a share of its mean is beyond {codec}'s largest number {largest:g} ({given_here}); "
+        return (
+            f"{name!r}: a share of its mean is beyond {codec}'s largest number {largest:g} ({given_here}); "
             f"use the codec {others}, or scale the loss down"
         )
 
@@ -81,19 +95,16 @@ class CodedPart:
         """Where a block of numbers became NaN so did what lies between parameters, which is not written again."""
         end = 0
         for slot in self.bucket.slots:
-            self._clear(end, slot.start)
+            self.array[end : max(end, slot.start)].zero_()
             end = slot.start + slot.values.numel()
-        self._clear(end, self.bucket.size)
-
-    def _clear(self, start: int, end: int) -> None:
-        if start < end:
-            self.array[start:end].zero_()
+        self.array[end : max(end, self.bucket.size)].zero_()
 
 
 @dataclass(frozen=True, slots=True)
 class CodecInput:
     """What is known of a worker's numbers before they are coded."""
 
+    coding: Coding
     not_finite: torch.Tensor
     """One number on their device: 1 if one of them is infinite or none."""
     worst: tuple[str, float] | None = None
@@ -105,58 +116,15 @@ class CodecInput:
     ) -> CodecInput:
         """Of the `values` of an array, which are these parameters'."""
         if streams.runs_ahead:
-            return cls((~torch.isfinite(values).all()).float().view(1))
+            return cls(coding, (~torch.isfinite(values).all()).float().view(1))
         peak = _peak(values)
         beyond = LARGEST[coding.transport.codec] < peak < math.inf
-        return cls(torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
+        return cls(coding, torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
 
     def together(self, other: CodecInput) -> CodecInput:
         both = [one for one in (self.worst, other.worst) if one is not None]
         worst = max(both, key=lambda one: one[1], default=None)
-        return CodecInput(torch.maximum(self.not_finite, other.not_finite), worst)
-
-
-def launch_coded(
-    bucket: Bucket,
-    array: torch.Tensor,
-    tag: tuple[int, ...],
-    *,
-    coding: Coding,
-    communicator: Communicator,
-    streams: Streams,
-) -> tuple[CodedPart, list[Work]]:
-    """Start summing a filled array, coded up to `bucket.size`; the part, and what to wait for."""
-    values = array[: bucket.size]
-    given = CodecInput.of(bucket.slots, array, values, coding, streams)
-    first = communicator.all_reduce(values, coding)
-    part, works = launch_compressed(
-        bucket, array, tag, given, coding=coding, communicator=communicator, streams=streams
-    )
-    return part, [first, *works]
-
-
-def launch_compressed(
-    bucket: Bucket,
-    array: torch.Tensor,
-    tag: tuple[int, ...],
-    given: CodecInput,
-    *,
-    coding: Coding,
-    communicator: Communicator,
-    streams: Streams,
-) -> tuple[CodedPart, list[Work]]:
-    """Start summing what travels next to the coded numbers; the whole part, and what to wait for."""
-    rest = array[bucket.size :]
-    works: list[Work] = []
-    with_rest = bucket.exact and not streams.runs_ahead
-    if with_rest:
-        extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
-    else:
-        extra = torch.cat((streams.upload(tag, torch.float32), given.not_finite))
-    if not with_rest and len(rest):
-        works.append(communicator.all_reduce(rest))
-    works.append(communicator.all_reduce(extra))
-    return CodedPart(bucket, array, coding, extra, with_rest, given.worst), works
+        return CodecInput(self.coding, torch.maximum(self.not_finite, other.not_finite), worst)
 
 
 def _peak(values: torch.Tensor) -> float:
@@ -167,6 +135,9 @@ def _peak(values: torch.Tensor) -> float:
 def _worst(slots: Sequence[Slot], array: torch.Tensor) -> tuple[str, float]:
     peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in slots if slot.values.numel()]
     return max(peaks, key=lambda found: found[1])
+
+
+NOTHING_KEPT: Sequence[Snapshot] = ()
 
 
 class Alone(Communicator):
@@ -203,6 +174,11 @@ class Reduction:
         self.sides: dict[int, torch.Tensor] = {}
         self.coded: dict[int, CodedPart] = {}
         self.ok: torch.Tensor | None = None
+        # What it sends (see `Reducer.begin`).
+        self.gradients, self.kept = False, NOTHING_KEPT
+        self.divisor: int | None = None
+        self.codings: Sequence[Coding] | None = None
+        self.apart = "ran different operations"
 
     @property
     def num_members(self) -> int:
@@ -231,7 +207,7 @@ class Reduction:
 
     def complaint(self) -> str:
         """What it means that the tags of its members differ, or, where the device finds that out, something else."""
-        text = "its members ran different operations at the same time"
+        text = f"its members {self.apart} at the same time"
         if self.since is not None:
             text += f", or measure their parameters from another reference than this worker's, {self.since}"
         if self.settings:

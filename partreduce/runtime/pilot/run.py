@@ -152,11 +152,9 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
     curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
     with optimizer.mean_model():  # nothing else is on its way there, so the workers may add up their losses
         reducer = optimizer.run.reducer
-        operation = reducer.recorder.begin(
-            "sum of losses", steps, steps, reducer.world.everyone().members, curve.nbytes
-        )
-        reducer.wait_for(reducer.world.everyone().all_reduce(curve), operation)
-        reducer.recorder.end(operation)
+        everyone = reducer.world.everyone()
+        with reducer.recorded("sum of losses", steps, steps, everyone.members, curve.nbytes) as operation:
+            reducer.wait_for(everyone.all_reduce(curve), operation)
     optimizer.finish()
     mean = tuple((curve / optimizer.num_workers).tolist())
     found = Curve(schedule, seed, every, mean)

@@ -16,17 +16,15 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.transport.communicators import Communicator, goes_in_rounds, pairwise_exchange
-from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Work, in_thread
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import UnavailableError
 from partreduce.topo.timing.tables import ROOM
 
 NAME = "tables"
@@ -257,13 +255,8 @@ class Wire:
         mine[:, :calls] = said.view(-1)
         theirs = torch.empty_like(mine)
         sizes = [mine.shape[1]] * group.size
-        self._run(
-            f"tables: {call.kind.name.lower()}",
-            group,
-            call.step,
-            lambda: group.all_to_all(theirs.view(-1), mine.view(-1), sizes, sizes),
-            num_bytes=mine.nbytes,
-        )
+        start = partial(group.all_to_all, theirs.view(-1), mine.view(-1), sizes, sizes)
+        self._run(f"tables: {call.kind.name.lower()}", group, call.step, start, num_bytes=mine.nbytes)
         self._count(group, [8 * size for size in sizes])
         heard = theirs[:, :calls].reshape(-1, LENGTH)
         if len(heard) == group.size:
@@ -340,23 +333,11 @@ class Wire:
         self.bytes_across += sum(size for size, member in to if self.nodes[member] != here)
 
     def _run(
-        self,
-        what: str,
-        group: Communicator,
-        step: int | None,
-        start: Callable[[], Work],
-        *,
-        num_bytes: int,
+        self, what: str, group: Communicator, step: int | None, start: Callable[[], Work], *, num_bytes: int
     ) -> None:
-        reducer = self.reducer
         moment = (0, 0) if step is None else (step, self._round())
-        operation = reducer.recorder.begin(what, *moment, group.members, num_bytes)
-        try:
-            reducer.wait_for(start(), operation)
-        except (RuntimeError, PeerGoneError, UnavailableError) as error:
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
-        reducer.heartbeat.doing(f"finished {operation}")
+        with self.reducer.recorded(what, *moment, group.members, num_bytes) as operation:
+            self.reducer.wait_for(start(), operation)
 
 
 class _Room:

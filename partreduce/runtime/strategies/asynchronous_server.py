@@ -136,23 +136,16 @@ class AsynchronousServer(OneSided):
         if self.run.rank == host:
             notes.write("digest", digest)
             return
-        operation = reducer.recorder.begin("first model", 0, 0, tuple(sorted((host, self.run.rank))), 0)
-        try:
-            self._await_note(notes, host)
-        except PeerGoneError as error:
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
+        start, wait = time.monotonic(), Wait(reducer.heartbeat, (host,), reducer.timeout, 0)
+        with reducer.recorded("first model", 0, 0, tuple(sorted((host, self.run.rank)))):
+            while not notes.has("digest"):
+                wait.look()
+                time.sleep(pause_after(time.monotonic() - start))
         if notes.wait_for("digest") != digest:
             raise InputError(
                 f"model: worker {self.run.rank} starts from other parameters than worker {host}, and an asynchronous "
                 "server trains one model; use initial='broadcast'"
             )
-
-    def _await_note(self, notes: Notes, host: int) -> None:
-        start, wait = time.monotonic(), Wait(self.run.reducer.heartbeat, (host,), self.run.reducer.timeout, 0)
-        while not notes.has("digest"):
-            wait.look()
-            time.sleep(pause_after(time.monotonic() - start))
 
     def _remember(self) -> None:
         with torch.no_grad():

@@ -22,10 +22,10 @@ from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
 from partreduce.runtime.transport.store import DEATHS, POLL_SECONDS, Notes, root_store
-from partreduce.runtime.transport.waiting import Deadline, PeerGoneError
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
-from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError, UnavailableError
+from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError
 from partreduce.topo.strategies.base import HasGroups
 
 Result = TypeVar("Result")
@@ -213,44 +213,30 @@ class Meeting:
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
         """What every worker, or each of some, says of `what`, by rank; once in each `heartbeat.gathering`."""
-        return self.ending.guard(lambda: self._exchange(what, mine, members or self.run.everyone))
-
-    def _exchange(self, what: str, mine: Mapping[str, object], members: Sequence[int]) -> list[dict[str, Any]]:
-        reducer, engine = self.run.reducer, self.ending.engine
-        reducer.flush()  # what a device has still to say of earlier operations, before anything is saved or replaced
-        operation = reducer.recorder.begin(what, engine.steps, engine.round, tuple(members), 0)
-        try:
-            place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
-            said = monitored_barrier(reducer, place, operation, json.dumps(mine))
-        except (PeerGoneError, UnavailableError) as error:
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
-        reducer.heartbeat.doing(f"finished {operation}")
+        reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
+        with self.ending.guarded():
+            reducer.flush()  # what a device has still to say of earlier operations, before anything is saved
+            with reducer.recorded(what, engine.steps, engine.round, members) as operation:
+                place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
+                said = monitored_barrier(reducer, place, operation, json.dumps(mine))
         return [json.loads(said[rank]) for rank in members]
 
     def broadcast(self, members: Sequence[int] | None = None) -> None:
         """Copy the parameters and buffers of worker 0, or of the first of some, to all of them."""
-        self.ending.guard(lambda: self._broadcast(self.run.everyone if members is None else members))
-
-    def _broadcast(self, members: Sequence[int]) -> None:
         if self.run.alone:
             return
         flat, reducer = self.run.flat, self.run.reducer
-        everyone = reducer.world.communicator(members)
-        tensors = [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers()
-        num_bytes = sum(tensor.nbytes for tensor in tensors)
-        # Before all rounds: who has got everything may wait for all elsewhere, or have finished, after none of them.
-        operation = reducer.recorder.begin("initial broadcast", 0, 0, everyone.members, num_bytes, lag=1)
-        for tensor in tensors:
-            part = tensor.detach()
-            raw = part.contiguous()
-            if raw.dtype not in AVERAGED:  # some of which no transport knows
-                raw = raw.view(-1).view(torch.uint8)
-            try:
-                reducer.wait_for(everyone.broadcast(raw), operation)
-            except (RuntimeError, PeerGoneError) as error:
-                raise reducer.failure(operation, error) from None
-            if raw.data_ptr() != part.data_ptr():
-                part.copy_(raw.view(part.dtype).view(part.shape))
-        reducer.recorder.end(operation)
-        reducer.heartbeat.doing(f"finished {operation}")
+        with self.ending.guarded():
+            everyone = reducer.world.communicator(self.run.everyone if members is None else members)
+            tensors = [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers()
+            num_bytes = sum(tensor.nbytes for tensor in tensors)
+            # Before all rounds: who has got everything may wait for all elsewhere, or have finished, after none.
+            with reducer.recorded("initial broadcast", 0, 0, everyone.members, num_bytes, lag=1) as operation:
+                for tensor in tensors:
+                    part = tensor.detach()
+                    raw = part.contiguous()
+                    if raw.dtype not in AVERAGED:  # some of which no transport knows
+                        raw = raw.view(-1).view(torch.uint8)
+                    reducer.wait_for(everyone.broadcast(raw), operation)
+                    if raw.data_ptr() != part.data_ptr():
+                        part.copy_(raw.view(part.dtype).view(part.shape))

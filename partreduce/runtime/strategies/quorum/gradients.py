@@ -45,15 +45,8 @@ def room_for(num_workers: int) -> int:
 class RoundsThread:
     """Takes part in the sums of one worker, strictly 0, 1, 2, …; `clock` are the rounds before the segment."""
 
-    def __init__(
-        self,
-        driver: QuorumDriver,
-        line: Communicator,
-        reducer: Reducer,
-        clock: Callable[[], int],
-    ) -> None:
-        self._driver, self._line = driver, line
-        self._reducer, self._clock = reducer, clock
+    def __init__(self, driver: QuorumDriver, line: Communicator, reducer: Reducer, clock: Callable[[], int]) -> None:
+        self._driver, self._line, self._reducer, self._clock = driver, line, reducer, clock
         self._thread = Background(self._run, name="partreduce-rounds", stop=driver.close)
 
     def start(self) -> None:
@@ -267,12 +260,9 @@ class QuorumGradients(Runner):
         numbers[self.run.rank] = self._settings.number
         round_ = self.run.progress.step
         # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
-        operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
-        try:
+        everyone = self.run.everyone
+        with self.on_host.recorded("comparison of rates", round_, round_, everyone, 8, lag=1) as operation:
             self.on_host.wait_for(self.communicator.all_reduce(numbers), operation)
-        except (RuntimeError, PeerGoneError, UnavailableError) as error:
-            raise self.on_host.failure(operation, error) from None
-        self.on_host.recorder.end(operation)
         if warns and not self._has_warned and bool((numbers != numbers[0]).any()):
             self._has_warned = True
             warn_user(PARTED)
