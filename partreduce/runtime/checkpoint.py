@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,7 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
     if any(entry["taken"] for entry in said):
         name = f"{name}-{number}"
     folder = directory / name
-    checkpoints_to_delete = checkpoint_directory.checkpoints_to_delete(
-        directory, lineage, rank, keep=keep, written=name
-    )
+    older = checkpoint_directory.checkpoints_to_delete(directory, lineage, rank, keep=keep, written=name)
     ending.guard(optimizer.runner.settle)
     try:
         data = pack(_state_file(optimizer), extra, lineage)
@@ -131,7 +129,7 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
         "workers": [dict(zip(members, reports, strict=True)).get(one) for one in range(optimizer.num_workers)],
     }
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    checkpoint_directory.delete(checkpoints_to_delete, rank)
+    checkpoint_directory.delete(older, rank)
     return folder
 
 
@@ -169,8 +167,7 @@ def _check_other_rounds(said: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
-    problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
-    if problem is not None:
+    if (problem := next((text for entry in reports if (text := entry.get("problem")) is not None), None)) is not None:
         raise FileError(f"checkpoint of round {round_}: {problem}")
 
 
@@ -236,11 +233,9 @@ def _load(
 ) -> Resumed | None:
     ending, meeting = optimizer.ending, optimizer.meeting
     try:
-        mine: dict[str, object] = {
-            "seen": checkpoint_directory.plain(
-                checkpoint_directory.list_checkpoints(directory, None if allow_different_run else optimizer.rank)
-            )
-        }
+        rank = None if allow_different_run else optimizer.rank
+        seen = checkpoint_directory.list_checkpoints(directory, rank)
+        mine: dict[str, object] = {"seen": [asdict(one) for one in seen]}
     except PartreduceError as error:
         mine = {"problem": str(error)}
     reports = meeting.exchange("checkpoint loadable", mine, members)
@@ -293,9 +288,8 @@ def _loaded_shards(
         report: dict[str, str] = {}
     except PartreduceError as error:
         report = {"problem": str(error)}
-    if problem := next(
-        (text for one in sharded_checkpoint.all_gather_json(report) if (text := one.get("problem"))), None
-    ):
+    reports = sharded_checkpoint.all_gather_json(report)
+    if problem := next((text for one in reports if (text := one.get("problem"))), None):
         raise InputError(problem)
     optimizer.ending.guard(optimizer.runner.drain)
     flat.sharders.reshard()
@@ -350,11 +344,8 @@ def _check_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any
         raise InputError(
             f"{folder}: was saved by an earlier partreduce, which named what strategies keep otherwise; {way_out}"
         )
-    num_workers, sha256, mine = (
-        manifest["num_workers"],
-        manifest["schedule_sha256"],
-        schedule_sha256(optimizer.schedule),
-    )
+    num_workers, sha256 = manifest["num_workers"], manifest["schedule_sha256"]
+    mine = schedule_sha256(optimizer.schedule)
     is_same = (num_workers, sha256) == (optimizer.num_workers, mine)
     if not is_same and not optimizer.run.alone:
         is_same = is_planned(optimizer.planned, num_workers, sha256)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +237,3 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def plain(seen: Sequence[CheckpointReport]) -> list[dict[str, Any]]:
-    """As JSON, for the other workers."""
-    return [asdict(one) for one in seen]

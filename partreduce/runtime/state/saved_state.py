@@ -20,10 +20,11 @@ import torch
 from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.sharding.table_state import gathered_of, layouts_of, shards_of
+from partreduce.runtime.state.checkpoint_directory import read_bytes
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.shutdown import Meeting
-from partreduce.topo.errors import DocumentError, FileError, InputError, MissingDependencyError
+from partreduce.topo.errors import DocumentError, InputError, MissingDependencyError
 from partreduce.topo.extras import load
 
 Tensors = dict[str, torch.Tensor]
@@ -85,10 +86,7 @@ class StateFile:
         first: Tensors = {}
         count = 0
         for path in paths:
-            try:
-                tensors, facts = unpack(path.read_bytes(), path)
-            except OSError as error:
-                raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+            tensors, facts = unpack(read_bytes(path), path)
             count += 1
             layouts = facts.get("tables", {})
             for name in self._model():
@@ -130,13 +128,17 @@ class StateFile:
 def pack(state: StateFile, extra: object, lineage: str) -> bytes:
     """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`)."""
     tensors, facts = state.collect()
-    try:
-        text = json.dumps(facts | {"extra": extra})
-    except (TypeError, ValueError) as error:
-        raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({error})") from None
-    header = {"partreduce": text, "lineage": lineage}
+    header = {"partreduce": json_of(facts | {"extra": extra}), "lineage": lineage}
     data: bytes = _safetensors().save({name: t.contiguous().cpu() for name, t in tensors.items()}, header)
     return data
+
+
+def json_of(facts: Mapping[str, Any]) -> str:
+    """What is no tensor, as JSON."""
+    try:
+        return json.dumps(facts)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({error})") from None
 
 
 def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
@@ -217,13 +219,8 @@ class Handover:
         self, run: Run, wrapper: torch.optim.Optimizer, runner: Runner, engine: Engine, meeting: Meeting
     ) -> None:
         self._wrapper = weakref.ref(wrapper)  # which has this
-        self.run, self.runner, self.engine, self.meeting, self.optimizer = (
-            run,
-            runner,
-            engine,
-            meeting,
-            engine.optimizer,
-        )
+        self.run, self.runner, self.engine, self.meeting = run, runner, engine, meeting
+        self.optimizer = engine.optimizer
         self.objects: list[Stateful] = []
         self._taken: list[dict[str, Any]] | None = None
         self._groups: list[dict[str, Any]] = []

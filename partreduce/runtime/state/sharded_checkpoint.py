@@ -20,7 +20,7 @@ import torch.distributed as dist
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.dtensor_shards import like, local, replica_group
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.state.saved_state import Tensors
+from partreduce.runtime.state.saved_state import Tensors, json_of
 from partreduce.topo.errors import FileError, InputError
 
 Said = TypeVar("Said")
@@ -67,9 +67,9 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
     own = f"shard-{dist.get_rank(group)}"
     text, problem = "", ""
     try:
-        text = json.dumps(facts)
-    except (TypeError, ValueError) as error:
-        problem = f"save_checkpoint: extra and optimizer settings must be JSON ({error})"
+        text = json_of(facts)
+    except InputError as error:
+        problem = str(error)
     if problem := next(filter(None, all_gather_json(problem)), ""):
         raise InputError(problem)
     named: Tensors = {f"{own}/facts": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
