@@ -36,7 +36,7 @@ from partreduce.runtime.guard.wrapping import check_model, check_module, check_o
 from partreduce.runtime.launcher.processes import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
-from partreduce.runtime.recorder import Recorder
+from partreduce.runtime.recorder import Recorder, Stats, Writer, write_stats
 from partreduce.runtime.sharding.placement import check_other_shapes, find_tables, layout_of, spread
 from partreduce.runtime.sharding.table_state import full_optimizer_states, local_optimizer_states
 from partreduce.runtime.sharding.tables import Tables
@@ -59,7 +59,6 @@ from partreduce.runtime.worker.config_handshake import (
 )
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.shutdown import RUNNING, Ending, Meeting
-from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.describe import describe
 from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
@@ -472,7 +471,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             InputError: `writer` is none of these.
             FileError: the file cannot be written.
         """
-        numbers = stats_of(self.engine, self.run.reducer.recorder)
+        numbers: Stats = {"steps": self.steps, "round": self.round, "skipped": self.skipped}
+        numbers |= self.run.reducer.recorder.totals.stats()
         if writer is not None:
             write_stats(numbers, writer)
         return numbers

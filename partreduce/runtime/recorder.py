@@ -1,4 +1,4 @@
-"""Record a worker's last operations (for error reports) and a trace that Perfetto opens.
+"""Record a worker's last operations (for error reports), its statistics, and a trace that Perfetto opens.
 
 The ring buffer always runs; the trace only when a directory is given. Both are plain JSON. A trace that cannot be
 written causes one warning and never ends a run.
@@ -6,21 +6,22 @@ written causes one warning and never ends a run.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.errors import FileError
+from partreduce.topo.errors import FileError, InputError
 
 RING_LENGTH = 256
 MAX_TRACE_EVENTS = 200_000
@@ -70,6 +71,17 @@ class Totals:
     """Of the last one, in rounds."""
     distance: float = math.nan
     """The squared distance to the mean over all workers at the last `mean_model()`, where it is traced."""
+
+    def stats(self) -> Stats:
+        """As `DistributedOptimizer.stats` names them."""
+        return {
+            "operations": self.operations,
+            "operation_seconds": self.seconds,
+            "bytes": self.num_bytes,
+            "failed": self.failed,
+            "age": self.lag,
+            "distance": self.distance,
+        }
 
 
 class Recorder:
@@ -231,3 +243,44 @@ def _write(path: Path, content: object) -> Path:
         raise FileError(f"{path}: cannot be written: {error.strerror}") from None
     write_file(path, json.dumps(content).encode())
     return path
+
+
+Stats = dict[str, float]
+
+
+class ScalarWriter(Protocol):
+    """What takes numbers one by one, such as TensorBoard's `SummaryWriter`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Note a number of a step."""
+        ...
+
+
+Writer = ScalarWriter | Callable[[Mapping[str, float]], object] | str | Path
+
+
+def write_stats(stats: Stats, writer: Writer) -> None:
+    """Give the numbers to a writer; unknown ones are not written."""
+    if callable(add := getattr(writer, "add_scalar", None)):
+        for name, number in stats.items():
+            if not math.isnan(number):
+                add(f"partreduce/{name}", number, int(stats["steps"]))
+    elif isinstance(writer, str | Path):
+        _append(Path(writer), stats)
+    elif callable(writer):
+        writer(stats)
+    else:
+        raise InputError(
+            f"stats: writer is a {type(writer).__name__}; give a SummaryWriter, the path of a CSV file or a function"
+        )
+
+
+def _append(path: Path, stats: Stats) -> None:
+    try:
+        with path.open("a", newline="", encoding="utf-8") as file:
+            rows = csv.DictWriter(file, stats)
+            if not file.tell():
+                rows.writeheader()
+            rows.writerow(stats)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from None

@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.buffer_rules import BufferSpec, change_of
 from partreduce.runtime.averaging.flat_model import FlatModel, newest_of
 from partreduce.runtime.guard.table import Found, Moment, When, check, checks_at
 from partreduce.runtime.guard.wrapping import wrapped_by
-from partreduce.runtime.sharding.modules import is_routed
+from partreduce.runtime.sharding.placement import is_routed
 from partreduce.runtime.sharding.tables import Tables
 
 EACH_STEP = (Moment.BEFORE_STEP, Moment.ROUND_END, Moment.MEETING)
