@@ -16,25 +16,12 @@ from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.server_allreduce import shard_bounds
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
+from partreduce.schedulers.protocols import shards
 from partreduce.schedulers.protocols.base import Action, Note, Received, Send
-from partreduce.schedulers.protocols.shards import (
-    CLOSED,
-    Answer,
-    Ask,
-    Drain,
-    Open,
-    Opened,
-    Progress,
-    Pull,
-    Push,
-    Shards,
-    Take,
-    shards_of,
-)
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.server import Server
 
-MESSAGES = {"open": Opened, "push": Progress, "pull": Ask}
+MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}
 """To a shard, by their kinds; each has two numbers."""
 
 
@@ -51,7 +38,7 @@ class AsynchronousServer(OneSided):
         self.server = server
         self._bounds = [shard_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
         """For each bucket the part of every host."""
-        self.driver = _Worker(shards_of(server, run.schedule.num_workers), run.rank)
+        self.driver = _Worker(shards.shards_of(server, run.schedule.num_workers), run.rank)
         self._base: list[torch.Tensor] = []
         self._answers: dict[int, tuple[Any, ...]] = {}
         self._pending: Operation | None = None
@@ -80,10 +67,10 @@ class AsynchronousServer(OneSided):
                 self._remember()
             else:
                 self._take(progress)
-            self._ask(Push(), step, round_, progress)
+            self._ask(shards.Push(), step, round_, progress)
         else:
-            self._ask(Push(), step, round_, progress)
-            self._take(None, Take())
+            self._ask(shards.Push(), step, round_, progress)
+            self._take(None, shards.Take())
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
@@ -98,7 +85,7 @@ class AsynchronousServer(OneSided):
             self._pending = None
         if not self._is_open:
             self._begin(self.driver.open_state.round)  # all count the same generations
-        self.driver.raised(Drain())
+        self.driver.raised(shards.Drain())
         self._base = []
         return ""
 
@@ -109,7 +96,7 @@ class AsynchronousServer(OneSided):
 
     @property
     def _is_open(self) -> bool:
-        return bool(self.driver.open_state.stage != CLOSED)
+        return bool(self.driver.open_state.stage != shards.CLOSED)
 
     def _open(self, round_: int) -> None:
         if self._is_open:
@@ -123,9 +110,9 @@ class AsynchronousServer(OneSided):
         """A generation begins with the live parameters."""
         if self._shard is not None:
             self._shard.take([bucket.flat for bucket in self.run.flat.buckets])
-        for action in self.driver.raised(Open(round_)):
+        for action in self.driver.raised(shards.Open(round_)):
             match action:
-                case Send(_, Opened(generation, begun)):
+                case Send(_, shards.Opened(generation, begun)):
                     self._mailbox.send(self.run.rank, "open", (generation, begun))
 
     def _check_several_models(self) -> None:
@@ -151,9 +138,9 @@ class AsynchronousServer(OneSided):
         with torch.no_grad():
             self._base = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
-    def _ask(self, event: Push | Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
+    def _ask(self, event: shards.Push | shards.Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
         """Send all hosts their parts of the progress, or ask them for the model as it is."""
-        base, kind = self.run.reducer, "push" if isinstance(event, Push) else "pull"
+        base, kind = self.run.reducer, "push" if isinstance(event, shards.Push) else "pull"
         num_bytes = sum(part.nbytes for part in progress)
         members = tuple(sorted({self.run.rank, *self.server.hosts}))
         self._pending = base.recorder.begin(kind, step, round_, members, num_bytes)
@@ -161,7 +148,7 @@ class AsynchronousServer(OneSided):
         self._answers = {}
         for action in self.driver.raised(event):
             match action:
-                case Send(shard, Progress(generation, number) | Ask(generation, number)):
+                case Send(shard, shards.Progress(generation, number) | shards.Ask(generation, number)):
                     index = self.driver.machine.shards.index(shard)
                     frames = [
                         frame_of(part[slice(*bounds[index])])  # this round's progress is written no more
@@ -176,12 +163,12 @@ class AsynchronousServer(OneSided):
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
         if self._pending is not None:
             self._take(progress)
-        self._ask(Pull(), -1, -1, [])
-        self._take(progress, Take())
+        self._ask(shards.Pull(), -1, -1, [])
+        self._take(progress, shards.Take())
         for base, part in zip(self._base, progress, strict=True):
             base.sub_(part)
 
-    def _take(self, progress: list[torch.Tensor] | None, event: Take | None = None) -> None:
+    def _take(self, progress: list[torch.Tensor] | None, event: shards.Take | None = None) -> None:
         """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there."""
         operation = self._pending
         if operation is None:
@@ -211,7 +198,7 @@ class AsynchronousServer(OneSided):
                 if message.numbers[0] == driver.open_state.number:
                     self._answers[message.source] = message.payload
                 shard = driver.machine.shards[self.server.hosts.index(message.source)]
-                driver.step(Received(shard, Answer(message.numbers[0])))
+                driver.step(Received(shard, shards.Answer(message.numbers[0])))
         else:
             assert self._shard is not None, "only hosts are written to"
             self._shard.receive(message, self._mailbox)
@@ -220,13 +207,13 @@ class AsynchronousServer(OneSided):
 class _Worker(ProtocolDriver[Any]):
     """A worker's side, open from the beginning."""
 
-    machine: Shards
+    machine: shards.Shards
 
-    def __init__(self, machine: Shards, rank: int) -> None:
+    def __init__(self, machine: shards.Shards, rank: int) -> None:
         super().__init__(machine, rank)
         self._state, _ = machine.start(rank)
 
-    def raised(self, event: Open | Push | Pull | Take | Drain) -> tuple[Action, ...]:
+    def raised(self, event: shards.Open | shards.Push | shards.Pull | shards.Take | shards.Drain) -> tuple[Action, ...]:
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)
@@ -235,7 +222,7 @@ class _Worker(ProtocolDriver[Any]):
 class _Shard(ProtocolDriver[Any]):
     """One host's part of the model, by the `bounds` of each bucket; lives in the side thread."""
 
-    def __init__(self, machine: Shards, process: int, bounds: list[tuple[int, int]]) -> None:
+    def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
         super().__init__(machine, process)
         self._state, _ = machine.start(process)
         self._bounds = bounds
@@ -269,7 +256,7 @@ class _Shard(ProtocolDriver[Any]):
                     frames = None
                 case Note(("dropped", int(worker), int(request))):
                     self._progress.pop((worker, request), None)
-                case Send(worker, Answer(request)):
+                case Send(worker, shards.Answer(request)):
                     frames = frames or self._snapshots.take(self._parts)  # the next push changes them
                     mailbox.send(worker, "model", (request,), frames)
 

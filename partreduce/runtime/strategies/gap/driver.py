@@ -18,21 +18,8 @@ from partreduce.runtime.liveness.wait_chain import format_workers
 from partreduce.runtime.strategies.protocol_driver import GapLog, GenerationDriver, Missing, wait_for_missing
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Arrival, PayloadRings
+from partreduce.schedulers.protocols import hop
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.hop import (
-    ENTERING,
-    REDUCING,
-    SENDING,
-    Ack,
-    Advance,
-    Hop,
-    HopEvent,
-    HopState,
-    Reduce,
-    SendUpdate,
-    Token,
-    Update,
-)
 from partreduce.topo.errors import InputError
 
 PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")
@@ -89,18 +76,18 @@ class _Part:
     """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
 
 
-class GapDriver(GenerationDriver[HopState]):
+class GapDriver(GenerationDriver[hop.HopState]):
     """The protocol object, its state and the arrays of one worker; a generation ends where queues are thrown away.
 
     The arrays of updates lie in `rings`, in places of the proved capacity; `send` sends an update that was offered,
     where the mailbox's thread is the one who may let it leave.
     """
 
-    machine: Hop
+    machine: hop.Hop
 
     def __init__(
         self,
-        machine: Hop,
+        machine: hop.Hop,
         rank: int,
         rings: PayloadRings,
         *,
@@ -115,7 +102,7 @@ class GapDriver(GenerationDriver[HopState]):
         self._marks: dict[int, int] = {}
         self._paused = 0
 
-    def open(self, step: int, state: HopState | None = None) -> None:
+    def open(self, step: int, state: hop.HopState | None = None) -> None:
         """Be in a step, with empty queues or as a checkpoint has them (its arrays lie in the rings already)."""
         if state is None:
             state = replace(self.machine.start(self.rank)[0], step=step)
@@ -167,7 +154,7 @@ class GapDriver(GenerationDriver[HopState]):
         held = [tensors.get(f"gap/queue/{source}", none).tolist() for source in self.sources]
         tokens, acked, fresh = (tensors.get(f"gap/{name}", none).tolist() for name in NUMBERS)
         updates = tuple(sum(1 << of - oldest for of in steps) for steps in held)
-        state = HopState(
+        state = hop.HopState(
             step=step,
             stage=stage,
             updates=updates,
@@ -177,7 +164,7 @@ class GapDriver(GenerationDriver[HopState]):
         )
         self.open(round_, state)
 
-    def fire(self, kind: type[Reduce | Advance]) -> Outcome:
+    def fire(self, kind: type[hop.Reduce | hop.Advance]) -> Outcome:
         """Let the event of this kind happen that is ready; letters are for the caller to send, with no lock held.
 
         It is chosen here, under the lock: a token that comes can turn a step into a skip, and a skip into a longer one.
@@ -193,14 +180,14 @@ class GapDriver(GenerationDriver[HopState]):
             self._part.is_offered = True
             if not self._may_send():
                 return Outcome(tuple(tokens))
-            recipients = self._fire(SendUpdate()).update
+            recipients = self._fire(hop.SendUpdate()).update
             riding = {letter.to: letter.numbers[1] for letter in tokens if letter.to in recipients}
             alone = tuple(letter for letter in tokens if letter.to not in recipients)
             update = {to: (*numbers[:-1], riding.get(to, 0)) for to, numbers in recipients.items()}
             return Outcome(alone, update)
 
     def _may_send(self) -> bool:
-        return self._part.is_offered and self.open_state.stage == SENDING and bool(self.ready())
+        return self._part.is_offered and self.open_state.stage == hop.SENDING and bool(self.ready())
 
     @property
     def has_left(self) -> bool:
@@ -212,16 +199,16 @@ class GapDriver(GenerationDriver[HopState]):
             if self.ready():
                 return None
             state, step, staleness = self.open_state, self._part.step, self.machine.setting.staleness
-            if state.stage == SENDING:
+            if state.stage == hop.SENDING:
                 of = tuple(v for v, acked in zip(self.targets, state.acked, strict=True) if not acked)
                 return Missing(f"the acknowledgement of its update of step {step - 1}", of, len(of))
-            if state.stage == REDUCING:
+            if state.stage == hop.REDUCING:
                 have = [queue > 0 if staleness else queue & 1 for queue in state.updates]
                 of = tuple(u for u, has in zip(self.sources, have, strict=True) if not has)
                 spare = self.machine.setting.backups(self.machine.num_processes)[self.rank]
                 later = " or later" if staleness else ""
                 return Missing(f"an update of step {max(0, step - staleness)}{later}", of, len(of) - spare)
-            assert state.stage == ENTERING
+            assert state.stage == hop.ENTERING
             of = tuple(v for v, count in zip(self.targets, state.tokens, strict=True) if count < 1)
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
@@ -274,7 +261,7 @@ class GapDriver(GenerationDriver[HopState]):
         if place == 0:
             self._count(message.source, "token", total)
         if self.rings.receive(message.source, step, place, message.payload) is not Arrival.MORE:
-            self.step(Received(message.source, Update(step)))
+            self.step(Received(message.source, hop.Update(step)))
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
     def _count(self, source: int, kind: str, total: int) -> None:
@@ -285,16 +272,16 @@ class GapDriver(GenerationDriver[HopState]):
             return  # it came on another way before
         part.taken[source, kind] = total
         if kind == "token":
-            self.step(Received(source, Token(new)))
+            self.step(Received(source, hop.Token(new)))
             self.log.add("tokens", part.step, by=new, source=source)
             return
         assert new == 1, "the update of a step leaves when that of the step before is acknowledged"
-        self.step(Received(source, Ack()))
+        self.step(Received(source, hop.Ack()))
         self.log.add("ack", part.step, source=source)
         if self._may_send():
-            self._send(self._fire(SendUpdate()).update)
+            self._send(self._fire(hop.SendUpdate()).update)
 
-    def _fire(self, event: HopEvent) -> Outcome:
+    def _fire(self, event: hop.HopEvent) -> Outcome:
         part = self._part
         assert event in self.ready(), f"{event} is not ready"
         actions = self.step(event)
@@ -304,23 +291,23 @@ class GapDriver(GenerationDriver[HopState]):
                 case Note((("reduced" | "renewed") as kind, int(step), tuple(used))):
                     averaged = self._fetch(step, used)
                     self.log.add(kind, step, used=averaged.used)
-        if isinstance(event, Advance):
+        if isinstance(event, hop.Advance):
             part.step += event.by
             self.rings.retire(part.step - self.machine.setting.staleness)
             self.log.add("entered", part.step, by=event.by)
         letters, update = [], {}
         for action in actions:
             match action:
-                case Send(to, Update()):
+                case Send(to, hop.Update()):
                     update[to] = (self._generation, part.step, 0)
-                case Send(to, Token(count)):
+                case Send(to, hop.Token(count)):
                     letters.append(self._numbered_letter(to, "token", count))
-                case Send(to, Ack()):
+                case Send(to, hop.Ack()):
                     letters.append(self._numbered_letter(to, "ack", 1))
-        if isinstance(event, SendUpdate):
+        if isinstance(event, hop.SendUpdate):
             part.is_offered = False
             self.log.add("sent", part.step)
-        return Outcome(tuple(letters), update, averaged, event.by if isinstance(event, Advance) else 0)
+        return Outcome(tuple(letters), update, averaged, event.by if isinstance(event, hop.Advance) else 0)
 
     def _numbered_letter(self, to: int, kind: str, count: int) -> Letter:
         given = self._part.given

@@ -16,28 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver, Missing, QuorumLog
 from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
 from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.schedulers.protocols import partial_state
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import (
-    COMPUTING,
-    MEETING,
-    Activate,
-    Arrived,
-    Begin,
-    Call,
-    End,
-    Ended,
-    Finish,
-    Here,
-    PartialState,
-    Share,
-    Take,
-)
 
 DIRECT = 64
 """Up to so many workers each receives a message from its sender."""
@@ -90,8 +76,8 @@ class Spread:
             self._mailbox.send_newest((root + child) % self._size, f"{kind}{ROOT}{root}", numbers, urgent=True)
 
 
-AWord = Activate | Arrived | Here | Ended
-WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here": Here, "ended": Ended}
+AWord = partial_state.Activate | partial_state.Arrived | partial_state.Here | partial_state.Ended
+WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_args(AWord)}
 """The messages that travel by mailbox; shares travel in the sums."""
 KINDS = {word: kind for kind, word in WORDS.items()}
 
@@ -102,7 +88,7 @@ class StartedRound:
 
     segment: int
     round: int
-    share: Share
+    share: partial_state.Share
     payload: GradientSum
 
 
@@ -125,7 +111,7 @@ class Word:
     to: tuple[int, ...]
 
 
-class QuorumDriver(GenerationDriver[PartialState]):
+class QuorumDriver(GenerationDriver[partial_state.PartialState]):
     """The protocol object, its state and the gradients of one worker; a segment is a generation.
 
     `payload` holds the send buffer and the sums that wait; a round that may begin waits `grace` seconds for this
@@ -162,22 +148,22 @@ class QuorumDriver(GenerationDriver[PartialState]):
         with self.condition:
             load()
             self.log.add("called", self._generation, self.open_state.version, (self.open_state.calls,))
-            words = self._step(Call())
+            words = self._step(partial_state.Call())
         self._post(words)
 
     def end(self) -> None:
         with self.condition:
-            words = self._step(End())
+            words = self._step(partial_state.End())
         self._post(words)
 
     def may_take(self) -> bool:
-        return self.offers(Take)
+        return self.offers(partial_state.Take)
 
     def take(self) -> TakenResult:
         """The results that are there; `may_take` was true before."""
         with self.condition:
             before = self.open_state
-            words = self._step(Take())
+            words = self._step(partial_state.Take())
             after = self.open_state
             rounds = next(note[1] for note in self._notes if note[0] == "taken")
             sums = self.payload.take(rounds)
@@ -192,7 +178,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
 
     @property
     def is_meeting(self) -> bool:
-        return self._state is not None and self._state.stage == MEETING
+        return self._state is not None and self._state.stage == partial_state.MEETING
 
     def has_ended(self) -> bool:
         """Whether the last round of all is taken, where this worker has no more gradients."""
@@ -207,9 +193,9 @@ class QuorumDriver(GenerationDriver[PartialState]):
         with self.condition:
             state = self.open_state
             ready = self.machine.ready(self.rank, state)
-            if state.is_running or Begin() in ready or Take() in ready:
+            if state.is_running or partial_state.Begin() in ready or partial_state.Take() in ready:
                 return None
-            if state.stage == MEETING:
+            if state.stage == partial_state.MEETING:
                 of = tuple(rank for rank, round_ in enumerate(state.here) if round_ < state.version)
                 return Missing(f"the models of all in round {state.version}", of)
             of = tuple(rank for rank in self.machine.awaited(self.rank, state) if rank != self.rank)
@@ -219,7 +205,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
         """Tell the others what this worker does, unless its thread is in a round, of which that tells."""
         with self.condition:
             state = self._state
-            if state is None or state.is_running or state.stage != COMPUTING or state.resting:
+            if state is None or state.is_running or state.stage != partial_state.COMPUTING or state.resting:
                 return
             waiting = len(state.results)
             they = "1 result waits" if waiting == 1 else f"{waiting} results wait"
@@ -230,14 +216,14 @@ class QuorumDriver(GenerationDriver[PartialState]):
     def begin(self) -> StartedRound | None:
         """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
         with self.condition:
-            self.condition.wait_for(lambda: self._closing or self.offers(Begin))
+            self.condition.wait_for(lambda: self._closing or self.offers(partial_state.Begin))
             if self._grace and not self._closing and self._is_awaited():
                 self.condition.wait_for(lambda: self._closing or not self._is_awaited(), self._grace)
             if self._closing:
                 return None
             before = self.open_state
-            share = Share(before.entered, before.buffer, before.oldest, before.resting)
-            self._step(Begin())
+            share = partial_state.Share(before.entered, before.buffer, before.oldest, before.resting)
+            self._step(partial_state.Begin())
             self.log.add("begun", self._generation, share.round, share.gradients)
             return StartedRound(self._generation, share.round, share, self.payload.depart())
 
@@ -246,13 +232,13 @@ class QuorumDriver(GenerationDriver[PartialState]):
         state = self.open_state
         return not state.buffer and not state.resting
 
-    def finish(self, begun: StartedRound, shares: Sequence[Share]) -> None:
+    def finish(self, begun: StartedRound, shares: Sequence[partial_state.Share]) -> None:
         words: list[Word] = []
         with self.condition:
             for source, share in enumerate(shares):
                 if source != self.rank:
                     words += self._step(Received(source, share))
-            words += self._step(Finish())
+            words += self._step(partial_state.Finish())
             self.payload.keep(begun.round, begun.payload)
             self.payload.retain([result.round for result in self.open_state.results])
             self.log.add("finished", self._generation, begun.round, tuple(len(share.gradients) for share in shares))
