@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.worlds import World
 
 
-LONGEST_TIMEOUT = 1e9
-"""Seconds, which is 30 years: beyond, torch's own deadlines overflow."""
+LONGEST_TIMEOUT = 1e9  # seconds, which is 30 years: beyond, torch's own deadlines overflow
 
 
 def checked_timeout(timeout: float) -> float:

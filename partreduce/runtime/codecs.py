@@ -16,8 +16,7 @@ import torch
 from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, block_bytes
 from partreduce.topo.strategies.axes import Codec, Transport
 
-PIECE = 2**17
-"""Numbers that are worked on together on the CPU, about; a device takes all at once."""
+PIECE = 2**17  # numbers that are worked on together on the CPU, about; a device takes all at once
 CPU = torch.device("cpu")
 LEAST_PEAK = 2.0**LEAST_PEAK_EXPONENT
 DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}

@@ -67,8 +67,7 @@ DEFAULT_TIMEOUT = 300.0
 Batch = TypeVar("Batch")
 
 
-_optimizers = WeakTensorKeyDictionary()
-"""Weak references to who averages each parameter's gradient."""
+_optimizers = WeakTensorKeyDictionary()  # weak references to who averages each parameter's gradient
 
 
 class DistributedOptimizer(torch.optim.Optimizer):

@@ -39,13 +39,10 @@ from partreduce.topo.timing.cost import group_seconds
 
 WARM_UP = 1
 STEP_REPETITIONS = 10
-MAX_NUMBERS = 2**24
-"""Of a larger model a part is coded, which takes as long for each byte."""
+MAX_NUMBERS = 2**24  # of a larger model a part is coded, which takes as long for each byte
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
-NEGLIGIBLE = 1e-3
-"""A fitted metric this much below its scale is no part of the explanation and is written as 0."""
-NEAR = {"PIX", "PXB"}
-"""Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
+NEGLIGIBLE = 1e-3  # a fitted metric this much below its scale is no part of the explanation and is written as 0
+NEAR = {"PIX", "PXB"}  # paths that cross PCIe bridges only: such a NIC belongs to its GPU
 
 
 @dataclass(frozen=True, slots=True)

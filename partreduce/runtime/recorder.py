@@ -67,8 +67,7 @@ class Totals:
     num_bytes: int = 0
     seconds: float = 0.0
     failed: int = 0
-    lag: int = 0
-    """Of the last one, in rounds."""
+    lag: int = 0  # of the last one, in rounds
     distance: float = math.nan
     """The squared distance to the mean over all workers at the last `mean_model()`, where it is traced."""
 

@@ -114,11 +114,9 @@ def check_strategy(schedule: Schedule, who: str) -> None:
 class HookGradients(StrEnum):
     """What DDP's hook does with gradients."""
 
-    LOCAL = "local"
-    """Nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD."""
+    LOCAL = "local"  # nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD
 
-    GROUP = "group"
-    """The mean over the group of the round; workers without a group keep their own."""
+    GROUP = "group"  # the mean over the group of the round; workers without a group keep their own
 
 
 class ScheduleHookState:

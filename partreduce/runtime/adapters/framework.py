@@ -18,8 +18,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
-VERDICTS = ("found_inf", "grad_scale")
-"""What a GradScaler leaves at the optimizer whose step it calls."""
+VERDICTS = ("found_inf", "grad_scale")  # what a GradScaler leaves at the optimizer whose step it calls
 
 
 class FrameworkRun:

@@ -66,8 +66,7 @@ class TorchftSchedule:
             raise InputError(f"{WHO}: the model is sharded; take whole models, or DistributedOptimizer(..., mesh=...)")
         numbers = assign(strategy.payload.fragments, [((name,), p.numel()) for name, p in named])
         self.manager, self.optimizer = manager, optimizer
-        self.steps = 0
-        """Taken by this replica, or by the one whose state it took over."""
+        self.steps = 0  # taken by this replica, or by the one whose state it took over
         count = number_of(strategy.payload.fragments)
         self._parts = [
             _Part([p for (_, p), number in zip(named, numbers, strict=True) if number == part], strategy.payload.outer)

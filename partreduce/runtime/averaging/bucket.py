@@ -113,13 +113,11 @@ class Bucket:
     slots: list[Slot] = field(default_factory=list)
     piggybacked: list[Piggybacked] = field(default_factory=list)
     length: int = 0
-    fragment: int = 0
-    """Of the model's fragments the one that it belongs to."""
+    fragment: int = 0  # of the model's fragments the one that it belongs to
     _spare: list[torch.Tensor] = field(default_factory=list)
     _parts: dict[int, _Parts] = field(default_factory=dict)
     _home: torch.Tensor | None = None
-    _own_users: int = 0
-    """How many tensors lie in a live parameter's memory by this bucket's own doing."""
+    _own_users: int = 0  # how many tensors lie in a live parameter's memory by this bucket's own doing
 
     @property
     def tail(self) -> int:

@@ -73,12 +73,9 @@ class LayerSender:
         self.reducer, self.kind, self.membership, self._divisor = reducer, kind, membership, divisor
         self.segments = segments_of(reducer.buckets, order)
         self.codings: Codings | None = None
-        self.clock: Callable[[], int] = lambda: 0
-        """The step that backward works for."""
-        self.settings: Callable[[], Settings] = tuple
-        """The settings of the optimizer that will take it."""
-        self.may_begin: Callable[[], bool] = lambda: True
-        """Whether a first segment may leave already."""
+        self.clock: Callable[[], int] = lambda: 0  # the step that backward works for
+        self.settings: Callable[[], Settings] = tuple  # the settings of the optimizer that will take it
+        self.may_begin: Callable[[], bool] = lambda: True  # whether a first segment may leave already
         self._of: dict[torch.Tensor, tuple[int, Slot]] = {
             reducer.buckets[segment.bucket].slots[slot].parameter: (number, reducer.buckets[segment.bucket].slots[slot])
             for number, segment in enumerate(self.segments)

@@ -24,14 +24,10 @@ QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")
 class BufferRule(StrEnum):
     """What an average does with a buffer."""
 
-    MEAN = "mean"
-    """Each average of a group, and the mean model, take the mean."""
-    FIRST = "first"
-    """Both take the values of the group's lowest rank."""
-    OWN = "own"
-    """Each worker keeps its own values; the mean model takes those of the lowest rank."""
-    CONSTANT = "constant"
-    """No worker sends it; the handshake compares it."""
+    MEAN = "mean"  # each average of a group, and the mean model, take the mean
+    FIRST = "first"  # both take the values of the group's lowest rank
+    OWN = "own"  # each worker keeps its own values; the mean model takes those of the lowest rank
+    CONSTANT = "constant"  # no worker sends it; the handshake compares it
 
 
 class Kind(NamedTuple):
@@ -98,10 +94,8 @@ def may_be_mask(kind: Kind) -> bool:
 class Values(StrEnum):
     """What the values of a buffer look like."""
 
-    MASK = "mask"
-    """Zeros and ones."""
-    UNIFORM = "uniform"
-    """Only zeros, or only ones, as masks and new statistics may be."""
+    MASK = "mask"  # zeros and ones
+    UNIFORM = "uniform"  # only zeros, or only ones, as masks and new statistics may be
     OTHER = "other"
 
 

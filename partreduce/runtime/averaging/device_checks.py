@@ -23,8 +23,7 @@ from partreduce.runtime.transport.work import Background
 from partreduce.runtime.transport.worlds import World
 
 MAX_IN_FLIGHT = 2
-IDLE_SECONDS = 10.0
-"""A watch over nothing ends after so long; the next operation starts another."""
+IDLE_SECONDS = 10.0  # a watch over nothing ends after so long; the next operation starts another
 
 
 @dataclass(slots=True)
@@ -48,8 +47,7 @@ class DeviceChecks:
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
         self._healthy: torch.Tensor | None = None
-        self.why: str | None = None
-        """Why the watch destroyed the groups."""
+        self.why: str | None = None  # why the watch destroyed the groups
         self._watch: threading.Thread | None = None
         self._clock: DeviceClock | None = None
         self._closed = False

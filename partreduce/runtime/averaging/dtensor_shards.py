@@ -90,8 +90,7 @@ class Sharders:
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: list[Any] = []
         self._held: dict[torch.Tensor, Any] = {}
-        self.shards = any(map(is_sharded, model.parameters()))
-        """Whether the model is sharded at all."""
+        self.shards = any(map(is_sharded, model.parameters()))  # whether the model is sharded at all
         if self.shards:
             from torch.distributed.fsdp import FSDPModule  # only here: it takes a while
 

@@ -31,12 +31,10 @@ from partreduce.runtime.averaging.dtensor_shards import Sharders, local
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.fragments import Fragments, assign
 
-SAMPLED_FROZEN = 1 << 12
-"""Numbers of each frozen parameter by which a change is noticed."""
+SAMPLED_FROZEN = 1 << 12  # numbers of each frozen parameter by which a change is noticed
 
 
-_newest: Any = WeakTensorKeyDictionary()
-"""For each parameter the flat model that it was put into last, weakly."""
+_newest: Any = WeakTensorKeyDictionary()  # for each parameter the flat model that it was put into last, weakly
 
 
 def newest_of(parameter: torch.Tensor) -> FlatModel | None:
@@ -93,12 +91,9 @@ class FlatModel:
         self.buffer_policy = buffers
         self.buffer_buckets: list[Bucket] = []
         """Buckets of buffers alone, for the mean model: of those that do not ride along with every operation."""
-        self.rules: dict[str, BufferRule] = {}
-        """What an average does with each buffer."""
-        self._undecided: list[str] = []
-        """Buffers that are averaged unless their values are those of a mask."""
-        self.keeps_buffers = False
-        """Whether averages of groups leave workers with different buffers, counters aside."""
+        self.rules: dict[str, BufferRule] = {}  # what an average does with each buffer
+        self._undecided: list[str] = []  # buffers that are averaged unless their values are those of a mask
+        self.keeps_buffers = False  # whether averages of groups leave workers with different buffers, counters aside
         self._add_buffers()
         self.riding: dict[torch.nn.Parameter, list[str]] = {}
         """The optimizer's states that are averaged together with each parameter, where a policy asks for it."""

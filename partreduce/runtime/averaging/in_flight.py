@@ -32,37 +32,30 @@ Sums = list[tuple[Reducer, Reduction]]
 Piggybacked = Sequence[Sequence[torch.Tensor | None]]
 """By bucket the values of what rides along; None where there is nothing yet."""
 State = dict[str, torch.Tensor]
-KEY = "flight"
-"""What the names of tensors begin with that belong to an operation in flight."""
+KEY = "flight"  # what the names of tensors begin with that belong to an operation in flight
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Flight:
     """One group operation from its beginning to its commit."""
 
-    turn: int
-    """The operation of the schedule, counted from 0, with which it is committed."""
+    turn: int  # the operation of the schedule, counted from 0, with which it is committed
     step: int
-    round: int
-    """Where it began, as reports and tags name it."""
+    round: int  # where it began, as reports and tags name it
     start: Callable[[Flight, Group], Sums]
     """Copies what is sent and begins to sum it over a group; once more, where members were lost."""
-    group: Group | None = None
-    """With whom, as the schedule says; None where this worker rests."""
+    group: Group | None = None  # with whom, as the schedule says; None where this worker rests
     kind: str = ""
-    settings: Settings = ()
-    """What all members must have in common where gradients are sent."""
+    settings: Settings = ()  # what all members must have in common where gradients are sent
     kept: Sequence[Snapshot] = ()
     """By bucket what is sent, as it was when the operation began, where it is needed for longer."""
     before: Piggybacked = ()
     """What rode along, as it was when the sum began; empty where it is taken from the sums as it is."""
     scaled: bool = False
     """Whether gradients were scaled by a GradScaler: the step is skipped if an averaged one is infinite or NaN."""
-    sums: Sums | None = None
-    """None before they have begun, and after they were lost."""
+    sums: Sums | None = None  # None before they have begun, and after they were lost
     is_waited: bool = False
-    is_restored: bool = False
-    """Whether the sums come from a checkpoint."""
+    is_restored: bool = False  # whether the sums come from a checkpoint
 
     def wait(self) -> None:
         """Wait for the sums; PeerFailedError where a member is gone, InputError where all members refuse them."""
@@ -99,8 +92,7 @@ class FixedMembership:
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self._members = members
-        self.flights: deque[Flight] = deque()
-        """What has begun and is not committed, the oldest first."""
+        self.flights: deque[Flight] = deque()  # what has begun and is not committed, the oldest first
         self.changed: list[Callable[[], object]] = []
         """Called where members have failed or join, when all that continue connect, and before one gives its state."""
 

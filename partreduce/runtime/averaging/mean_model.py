@@ -78,8 +78,7 @@ def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tens
         raise problem
 
 
-SAMPLED = 1 << 16
-"""Numbers of each bucket that are compared."""
+SAMPLED = 1 << 16  # numbers of each bucket that are compared
 
 
 def sample_of(flat: FlatModel) -> list[torch.Tensor]:

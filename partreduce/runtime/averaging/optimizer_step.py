@@ -24,8 +24,7 @@ class OptimizerStepper:
         self, optimizer: torch.optim.Optimizer, flat: FlatModel, apart: Sequence[torch.nn.Parameter] = ()
     ) -> None:
         self.optimizer, self._flat, self._apart = optimizer, flat, apart
-        self.scaled = False
-        """Whether a GradScaler scaled the loss of this worker's last step."""
+        self.scaled = False  # whether a GradScaler scaled the loss of this worker's last step
         self.changes_means = False
         """Whether the script changed the means of this worker's last step before it took them, as clipping does."""
         self.after_averaging: Callable[[], object] | None = None

@@ -44,8 +44,7 @@ SPLIT_BYTES = 4 * 2**20
 class FailureHandler(Protocol):
     """What decides what becomes of a run whose operation fails, where it may continue."""
 
-    glance: float
-    """Seconds between two questions whether anybody failed, while an operation is waited for."""
+    glance: float  # seconds between two questions whether anybody failed, while an operation is waited for
 
     def why(self, operation: Operation) -> str | None:
         """Why it makes no sense to wait for an operation any longer."""
@@ -57,8 +56,7 @@ class FailureHandler(Protocol):
 class Reducer:
     """Runs one worker's group operations, in one order for each group; threads may share it, each with its own."""
 
-    sums_up = True
-    """Whether an array that arrives is the sum of all members."""
+    sums_up = True  # whether an array that arrives is the sum of all members
 
     def __init__(
         self, world: World, buckets: Sequence[Bucket], recorder: Recorder, heartbeat: Heartbeat, *, key: str,

@@ -35,8 +35,7 @@ class CodedPart:
     bucket: Bucket
     array: torch.Tensor
     coding: Coding
-    extra: torch.Tensor
-    """What goes uncoded and holds, at its end, the number of members that gave what is not finite."""
+    extra: torch.Tensor  # what goes uncoded and holds, at its end, the number of members that gave what is not finite
     with_rest: bool
     """Whether `extra` has the rest of the array too, with the tag at its end; otherwise it begins with the tag."""
     worst: tuple[str, float] | None
@@ -105,8 +104,7 @@ class CodecInput:
     """What is known of a worker's numbers before they are coded."""
 
     coding: Coding
-    not_finite: torch.Tensor
-    """One number on their device: 1 if one of them is infinite or none."""
+    not_finite: torch.Tensor  # one number on their device: 1 if one of them is infinite or none
     worst: tuple[str, float] | None = None
     """The parameter with the largest number, where that is beyond the codec's range, and the number."""
 
@@ -166,10 +164,8 @@ class Reduction:
     ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
         self.buckets, self.since, self.settings = tuple(buckets), since, settings
-        self.arrays = [bucket.lend() for bucket in self.buckets]
-        """What is summed, one array for each bucket."""
-        self.absent: dict[int, frozenset[int]] = {}
-        """Of gradients, by bucket: the slots that had none here."""
+        self.arrays = [bucket.lend() for bucket in self.buckets]  # what is summed, one array for each bucket
+        self.absent: dict[int, frozenset[int]] = {}  # of gradients, by bucket: the slots that had none here
         self.works: list[Work] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.coded: dict[int, CodedPart] = {}

@@ -124,8 +124,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         self.accumulate = accumulate
         self._worker_steps = [int(steps_per_round) for steps_per_round in self.schedule.worker_steps()]
         self.per_round = self.per_step * sum(self._worker_steps)
-        self.num_rounds = self.size // self.per_round
-        """Rounds of an epoch, equal on all workers."""
+        self.num_rounds = self.size // self.per_round  # rounds of an epoch, equal on all workers
         if self.num_rounds == 0:
             raise InputError(
                 f"data: has {self.size} samples and one round of all workers takes {self.per_round}; lower batch_size"

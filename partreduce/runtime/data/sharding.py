@@ -24,11 +24,9 @@ Data = TypeVar("Data")
 class ShardOrder(StrEnum):
     """Which elements a worker gets."""
 
-    STRIDED = "strided"
-    """Every n-th one: samples, in whatever order they lie."""
+    STRIDED = "strided"  # every n-th one: samples, in whatever order they lie
 
-    CONTIGUOUS = "contiguous"
-    """One run of neighbors: a text, a recording, a time series."""
+    CONTIGUOUS = "contiguous"  # one run of neighbors: a text, a recording, a time series
 
 
 def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
@@ -119,10 +117,8 @@ def _holds_integers(data: Any) -> bool:  # noqa: ANN401 - a tensor or array
     return getattr(kind, "kind", "") in ("i", "u")
 
 
-SKETCHED, SKETCHED_NUMBERS = 64, 8
-"""How many elements are looked at, and how many numbers of each."""
-_sketches: dict[str, str] = {}
-"""Of what this process has dealt and has not compared yet, by kind, length and turn."""
+SKETCHED, SKETCHED_NUMBERS = 64, 8  # how many elements are looked at, and how many numbers of each
+_sketches: dict[str, str] = {}  # of what this process has dealt and has not compared yet, by kind, length and turn
 
 
 def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a length

@@ -237,8 +237,7 @@ _parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictio
 _modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
 
 
-NOTHING = contextlib.nullcontext.__exit__
-"""Takes any positional arguments, does nothing and returns None."""
+NOTHING = contextlib.nullcontext.__exit__  # takes any positional arguments, does nothing and returns None
 
 
 class ModuleHook:
@@ -309,8 +308,7 @@ class _BeforeStateDict(ModuleHook):
 # One hook before every optimizer's step.
 
 _watching: WeakSet[Guard] = WeakSet()
-_hooked: list[object] = []
-"""Torch's handle of the hook, which all runs of the process share."""
+_hooked: list[object] = []  # Torch's handle of the hook, which all runs of the process share
 
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:

@@ -44,8 +44,7 @@ class Layout:
             for attribute, buffer in module.named_buffers(recurse=False)
         ]
         self.trained = {id(one) for one in (*self.parameters, *flat.apart, *flat.frozen_names)}
-        self.groups: list[tuple[int, int]] | None = None
-        """The optimizer's groups as they were found right."""
+        self.groups: list[tuple[int, int]] | None = None  # the optimizer's groups as they were found right
 
     def note_parts(self) -> None:
         """Where each module with parameters hangs in the model: its parent's dict, its name there, and itself."""

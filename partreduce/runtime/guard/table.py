@@ -18,8 +18,7 @@ from partreduce.runtime.environment import CHECK
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 
-FIRST_STEPS = 3
-"""Steps in which all checks run: a script that misuses a model in its loop does so from the start."""
+FIRST_STEPS = 3  # steps in which all checks run: a script that misuses a model in its loop does so from the start
 
 Found: TypeAlias = "Mapping[str, object] | None"
 

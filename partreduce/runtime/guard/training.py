@@ -336,8 +336,7 @@ def data_in_different_orders(facts: Facts) -> Found:
     return {"what": apart.rpartition(",")[0]} if apart else None
 
 
-FEWEST_NUMBERS = 16
-"""Different batches may agree in fewer gradients by chance, where data are signs or small counts."""
+FEWEST_NUMBERS = 16  # different batches may agree in fewer gradients by chance, where data are signs or small counts
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

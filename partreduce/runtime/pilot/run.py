@@ -27,12 +27,9 @@ from partreduce.topo.schedule import Schedule
 Build = Callable[[int], PilotJob]
 
 EVALUATION_BATCHES = 4
-POINTS = 20
-"""Evaluations of one run, besides the one at its start."""
-PLANNING_SECONDS = 600.0
-"""Within which worker 0 says what else to run."""
-SAME = 1e-3
-"""Two starts whose losses differ by more than this, relatively, are not the same start."""
+POINTS = 20  # evaluations of one run, besides the one at its start
+PLANNING_SECONDS = 600.0  # within which worker 0 says what else to run
+SAME = 1e-3  # two starts whose losses differ by more than this, relatively, are not the same start
 
 
 def run_pilot(

@@ -24,13 +24,10 @@ from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import InputError
 
-Answer = Callable[[torch.Tensor], torch.Tensor]
-"""Gives the rows at these places of this worker's array."""
-Source = Callable[[Call], tuple[Layout, Answer]]
-"""The layout of a lookup, and how this worker answers it."""
+Answer = Callable[[torch.Tensor], torch.Tensor]  # gives the rows at these places of this worker's array
+Source = Callable[[Call], tuple[Layout, Answer]]  # the layout of a lookup, and how this worker answers it
 
-ID = torch.int32
-"""How row numbers travel, and ranks."""
+ID = torch.int32  # how row numbers travel, and ranks
 LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
@@ -40,8 +37,7 @@ class Outcome:
 
     did: Call
     met: CollectiveCalls
-    rows: torch.Tensor | None = None
-    """Of a lookup: the rows asked for, in the order asked."""
+    rows: torch.Tensor | None = None  # of a lookup: the rows asked for, in the order asked
     parts: Mapping[int, Part] | None = None
     """Of gradients: for each table that any worker brought gradients of, the sums of this worker's rows."""
 
@@ -53,8 +49,7 @@ class Exchange:
         self.wire, self.tables = wire, tables
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
-        self._problem = ""
-        """What was wrong with gradients that this worker brought, until all have heard of it."""
+        self._problem = ""  # what was wrong with gradients that this worker brought, until all have heard of it
 
     def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
         """Do one operation together with all workers.

@@ -31,11 +31,9 @@ from partreduce.topo.timing.tables import RowAccess
 
 INDICES = (torch.int32, torch.int64)
 LOOKUPS = (F.embedding, F.embedding_bag, torch.embedding, torch.embedding_bag)
-SHAPES_ONLY = ("new_", "_like")
-"""In the names of functions that take a tensor's type and size, not its numbers."""
+SHAPES_ONLY = ("new_", "_like")  # in the names of functions that take a tensor's type and size, not its numbers
 
-Rows = dict[str, npt.NDArray[np.int64]]
-"""By parameter: the rows that a batch looks up, ascending."""
+Rows = dict[str, npt.NDArray[np.int64]]  # by parameter: the rows that a batch looks up, ascending
 
 
 class SampledRows(NamedTuple):

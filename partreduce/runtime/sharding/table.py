@@ -25,12 +25,9 @@ from partreduce.topo.strategies.payload import Gradient, Payload, TablePlacement
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 
-DEVICES = ("cpu", "cuda")
-"""Where tables may lie."""
-BLOCK_BYTES = 4 * 2**20
-"""Whole tables move in pieces of about so many bytes, so that no worker holds one."""
-COARSER = {Codec.FLOAT16: "bfloat16 or int8"}
-"""Codecs that have a wider range than one."""
+DEVICES = ("cpu", "cuda")  # where tables may lie
+BLOCK_BYTES = 4 * 2**20  # whole tables move in pieces of about so many bytes, so that no worker holds one
+COARSER = {Codec.FLOAT16: "bfloat16 or int8"}  # codecs that have a wider range than one
 
 
 class Layout(Protocol):
@@ -108,8 +105,7 @@ class Part:
         return Part(ids, sums.index_add_(0, inverse, self.rows))
 
 
-Parts = dict[int, Part]
-"""Rows by the index of their table."""
+Parts = dict[int, Part]  # rows by the index of their table
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +211,8 @@ class Table:
     modules: tuple[Embeddings, ...]
     num_workers: int
     average: bool
-    layout: RowLayout | None
-    """None where every worker has all rows."""
-    own: torch.Tensor | None = None
-    """The rows that lie here, ascending, once the table is sharded."""
+    layout: RowLayout | None  # None where every worker has all rows
+    own: torch.Tensor | None = None  # the rows that lie here, ascending, once the table is sharded
     staging: Staging = field(default_factory=Staging)
     pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)
     """Row numbers, and gradients on their way to the host, of lookups that no exchange has taken yet."""
@@ -310,8 +304,7 @@ _NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - what 
 class ShardGradient(torch.Tensor):
     """A gradient of a table's rows on one worker, for which torch's own gradient clipping is refused."""
 
-    table: str
-    """The parameter's name."""
+    table: str  # the parameter's name
 
     @classmethod
     def __torch_function__(

@@ -34,8 +34,7 @@ NAME = "tables"
 class Kind(IntEnum):
     """What a worker is about to do with its tables."""
 
-    ANY = 0
-    """Whatever the others do: its own data ended."""
+    ANY = 0  # whatever the others do: its own data ended
     LOOKUP = 1
     REDUCE = 2
     STEP = 3
@@ -43,10 +42,8 @@ class Kind(IntEnum):
     WHOLE = 5
 
 
-LENGTH = 8
-"""Numbers of a call, before its counts."""
-SAME = 5
-"""The first of them, in which workers that do the same agree."""
+LENGTH = 8  # numbers of a call, before its counts
+SAME = 5  # the first of them, in which workers that do the same agree
 PROBLEM, LONGEST = 5, 6
 """Places of whether there is a problem, and of the most that goes to one member: rows asked of it, or bytes brought."""
 
@@ -58,10 +55,8 @@ class Call:
     kind: Kind
     step: int = 0
     table: int = 0
-    copy: int = 0
-    """Which copy of the model, such as that of moving averages: 0 is the one that is trained."""
-    trains: bool = False
-    """Whether a lookup is to train, or the end of a step begins with clipping."""
+    copy: int = 0  # which copy of the model, such as that of moving averages: 0 is the one that is trained
+    trains: bool = False  # whether a lookup is to train, or the end of a step begins with clipping
     has_problem: bool = False
     value: float = 0.0
 
@@ -99,10 +94,8 @@ class CollectiveCalls:
     """What all members of a group said."""
 
     members: tuple[int, ...]
-    said: torch.Tensor
-    """Their calls as numbers, int64 [members, LENGTH]."""
-    counts: torch.Tensor
-    """Their counts for this worker, int64 [members, tables]."""
+    said: torch.Tensor  # their calls as numbers, int64 [members, LENGTH]
+    counts: torch.Tensor  # their counts for this worker, int64 [members, tables]
     ids: torch.Tensor | None = None
     """The rows that they ask this worker for, member by member; None where these travel by themselves."""
 
@@ -220,8 +213,7 @@ class Wire:
         self.places = torch.tensor([rank if is_all else on_node[node] for rank, node in enumerate(self.nodes)])
         """The place in `owners` of each worker, as far as rows of it go through this worker, int64 [workers]."""
         self._rooms: dict[tuple[int, ...], _Room] = {}
-        self.bytes_across = 0
-        """What this worker sent so far to others on other nodes."""
+        self.bytes_across = 0  # what this worker sent so far to others on other nodes
 
     def meet(
         self,

@@ -26,8 +26,7 @@ from partreduce.runtime.sharding.table import OnFirst, RowLayout, Table
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import FileError, InputError
 
-SMALL_BYTES = 2**20
-"""A smaller table is not worth a file."""
+SMALL_BYTES = 2**20  # a smaller table is not worth a file
 
 
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:

@@ -46,8 +46,7 @@ class Tables:
         self._exchange: Exchange | None = None
         self._guard: Callable[[Callable[[], Outcome]], Outcome] = lambda action: action()
         self._engine: Steps | None = None
-        self.clips = False
-        """Whether the script clips by the norm over all workers, in which all of them take part."""
+        self.clips = False  # whether the script clips by the norm over all workers, in which all of them take part
         self._step = 0
         self._reduced = False
         self._closed = False

@@ -26,8 +26,7 @@ MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**20
 NAME = re.compile(r"round-\d{8,}(-\d+)?")
-ENOUGH = 3
-"""Whole checkpoints that a worker offers; hashing more would only cost time."""
+ENOUGH = 3  # whole checkpoints that a worker offers; hashing more would only cost time
 
 
 class NewerFormatError(DocumentError):

@@ -24,10 +24,8 @@ from partreduce.runtime.state.saved_state import Tensors, json_of
 from partreduce.topo.errors import FileError, InputError
 
 Said = TypeVar("Said")
-METADATA = ".metadata"
-"""What torch writes last."""
-OWN = ("buffer/", "random/")
-"""What every rank has for itself."""
+METADATA = ".metadata"  # what torch writes last
+OWN = ("buffer/", "random/")  # what every rank has for itself
 
 
 def newest(directory: Path, worker: int) -> Path | None:

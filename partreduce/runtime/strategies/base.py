@@ -29,8 +29,7 @@ from partreduce.topo.strategies.server import Server
 class Traits:
     """What the engine, checkpoints and checks have to know of a schedule's kind."""
 
-    averages_gradients: bool
-    """Before each step; else parameters, after the last one of a round."""
+    averages_gradients: bool  # before each step; else parameters, after the last one of a round
     keeps_equal: bool
     """Whether all workers step with the same mean gradients, so that their models are equal wherever all meet."""
     agrees_on_end: bool = False
@@ -96,14 +95,10 @@ class Run:
     reducer: Reducer
     mean_reducers: tuple[Reducer, ...]
     """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
-    applier: OptimizerStepper
-    """The wrapped optimizer, for strategies that have a mean gradient to apply."""
-    tables: Tables
-    """What goes its own way, apart from what the strategy averages."""
-    keeps_on_host: bool = False
-    """Whether what outer steps keep lies in host memory between two of them."""
-    alone: bool = False
-    """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
+    applier: OptimizerStepper  # the wrapped optimizer, for strategies that have a mean gradient to apply
+    tables: Tables  # what goes its own way, apart from what the strategy averages
+    keeps_on_host: bool = False  # whether what outer steps keep lies in host memory between two of them
+    alone: bool = False  # whether the script runs as one worker, without a launcher: nothing is averaged then
     progress: Progress = field(default_factory=Progress)
     membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))
     """Who takes part, with this worker's operations in flight."""
@@ -130,31 +125,24 @@ class Run:
 class AveragedGradients(NamedTuple):
     """What came of averaging the gradients of a step."""
 
-    more: int = 0
-    """Steps that were taken besides the one whose gradients are in place now."""
-    scaled: bool = False
-    """Whether a GradScaler was at work on these gradients in an earlier step."""
+    more: int = 0  # steps that were taken besides the one whose gradients are in place now
+    scaled: bool = False  # whether a GradScaler was at work on these gradients in an earlier step
 
 
 class StepRequest(NamedTuple):
     """What a script asks of a step."""
 
     skip: bool = False
-    scaled: bool = False
-    """A GradScaler has scaled the gradients."""
-    early: bool = False
-    """They are means already, by `average_gradients()`."""
-    changed: bool = False
-    """And the script has changed them since."""
+    scaled: bool = False  # a GradScaler has scaled the gradients
+    early: bool = False  # they are means already, by `average_gradients()`
+    changed: bool = False  # and the script has changed them since
 
 
 class StepResult(NamedTuple):
     """What came of a step's end."""
 
-    skipped: int = 0
-    """Rounds that a worker left behind skips."""
-    are_equal: bool = False
-    """Whether all workers are known to hold the same model now."""
+    skipped: int = 0  # rounds that a worker left behind skips
+    are_equal: bool = False  # whether all workers are known to hold the same model now
 
 
 ON_TIME = AveragedGradients()
@@ -170,12 +158,9 @@ class Runner:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.membership = run.membership
-        """Who else is there still."""
-        self.reducers: tuple[Reducer, ...] = ()
-        """What it averages by, apart from the run's own reducers."""
-        self.mailboxes: list[Mailbox] = []
-        """Closed together with this runner."""
+        self.membership = run.membership  # who else is there still
+        self.reducers: tuple[Reducer, ...] = ()  # what it averages by, apart from the run's own reducers
+        self.mailboxes: list[Mailbox] = []  # closed together with this runner
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
         """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any."""

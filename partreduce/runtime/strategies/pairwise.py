@@ -150,8 +150,7 @@ class _Pair(GenerationDriver[PairState]):
         self.opening: tuple[int, list[torch.Tensor]] | None = None
         self.model: list[torch.Tensor] = []
         self.answered = 0
-        self.averaged: list[int] = []
-        """With whom this worker averaged, in order."""
+        self.averaged: list[int] = []  # with whom this worker averaged, in order
         self.pauses: dict[int, int] = {}
         self._snapshots = Snapshots()
         self._sent: list[memoryview] = []

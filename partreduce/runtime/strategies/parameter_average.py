@@ -85,10 +85,8 @@ class Part:
         self.outer = OuterOptimizer(outer, reducer.buckets, run.host)
         self.reference: Reference | None = None
         self._starts_made = 0
-        self._starts: list[torch.Tensor] = []
-        """Where the round began, for progress that is to be rescaled."""
-        self._factor = 1.0
-        """By which it has been, until it is merged."""
+        self._starts: list[torch.Tensor] = []  # where the round began, for progress that is to be rescaled
+        self._factor = 1.0  # by which it has been, until it is merged
         self.flight: Flight | None = None
         self._started = -1
         self._is_inside = False

@@ -26,8 +26,7 @@ class ProtocolDriver(Generic[State]):
 
     def __init__(self, machine: Machine[State], process: int) -> None:
         self.machine, self.process = machine, process
-        self.condition = threading.Condition()
-        """Its lock orders all events; told of every change."""
+        self.condition = threading.Condition()  # its lock orders all events; told of every change
         self._state: State | None = None
 
     @property
@@ -166,16 +165,13 @@ class GapEvent:
     from it, `update`, `tokens` (`by` of them) and `ack` came from worker `source`.
     """
 
-    seconds: float
-    """On the monotonic clock, which all processes of a machine share."""
+    seconds: float  # on the monotonic clock, which all processes of a machine share
     kind: str
     step: int
     by: int = 0
     source: int = -1
-    used: tuple[tuple[int, int], ...] = ()
-    """(source, step) of each update whose arrays were averaged."""
-    fill: int = 0
-    """Of an update that came: how many of its sender's updates are held then."""
+    used: tuple[tuple[int, int], ...] = ()  # (source, step) of each update whose arrays were averaged
+    fill: int = 0  # of an update that came: how many of its sender's updates are held then
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +184,7 @@ class QuorumEvent:
     workers met, which is `segment`.
     """
 
-    seconds: float
-    """On the monotonic clock."""
+    seconds: float  # on the monotonic clock
     kind: str
     segment: int
     round: int
@@ -230,8 +225,7 @@ class GapLog(EventLog):
 
     def __init__(self, *, is_on: bool) -> None:
         super().__init__(is_on=is_on)
-        self.capacities: Mapping[int, int] = {}
-        """Of the queue from each source."""
+        self.capacities: Mapping[int, int] = {}  # of the queue from each source
 
     def facts(self) -> dict[str, Any]:
         return {"capacities": {str(source): capacity for source, capacity in self.capacities.items()}} | super().facts()

@@ -32,8 +32,7 @@ Result = TypeVar("Result")
 
 OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)
 """What torch says where its own collective failed."""
-LAST_WORD_SECONDS = 2.0
-"""How long the launcher may take to note a death that the network has told already."""
+LAST_WORD_SECONDS = 2.0  # how long the launcher may take to note a death that the network has told already
 
 RUNNING = "running"
 EVALUATING = "in mean_model()"
@@ -204,8 +203,7 @@ class Meeting:
 
     def __init__(self, run: Run, ending: Ending) -> None:
         self.run, self.ending = run, ending
-        self.lineage = ""
-        """Which checkpoints are of this run, once it has saved or resumed; equal on all workers."""
+        self.lineage = ""  # which checkpoints are of this run, once it has saved or resumed; equal on all workers
         self.earlier: list[str] = []
         """Of sharded models: the folders of this run's checkpoints that it has not deleted, the newest last."""
 

@@ -24,8 +24,7 @@ from partreduce.topo.errors import InputError
 
 PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")
 """Of what a checkpoint holds: the names of the place in the protocol, of arrays, and of counts for each neighbor."""
-Recipients = Mapping[int, tuple[int, ...]]
-"""Who gets an update, and the numbers that go with it."""
+Recipients = Mapping[int, tuple[int, ...]]  # who gets an update, and the numbers that go with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +50,22 @@ class Outcome:
     """What an event asks of the thread that raised it."""
 
     letters: tuple[Letter, ...] = ()
-    update: Recipients = field(default_factory=dict)
-    """To whom the update goes that was offered."""
+    update: Recipients = field(default_factory=dict)  # to whom the update goes that was offered
     averaged: NeighborUpdates | None = None
-    by: int = 0
-    """Steps by which the worker moved on."""
+    by: int = 0  # steps by which the worker moved on
 
 
-Totals = Counter[tuple[int, str]]
-"""By the other worker, and `token` or `ack`."""
+Totals = Counter[tuple[int, str]]  # by the other worker, and `token` or `ack`
 
 
 @dataclass(slots=True)
 class _Part:
     """What the messages of one generation have said, besides the object's state."""
 
-    step: int
-    """Counted by the events that were raised; what goes into messages and into the log."""
+    step: int  # counted by the events that were raised; what goes into messages and into the log
     given: Totals = field(default_factory=Counter)
     """Tokens and acknowledgements for each in-neighbor since the beginning; messages carry these totals."""
-    taken: Totals = field(default_factory=Counter)
-    """The totals that each out-neighbor said last."""
+    taken: Totals = field(default_factory=Counter)  # the totals that each out-neighbor said last
     is_offered: bool = False
     """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
 

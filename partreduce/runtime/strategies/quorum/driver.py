@@ -25,10 +25,8 @@ from partreduce.schedulers.protocols import partial_state
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.partial import Partial
 
-DIRECT = 64
-"""Up to so many workers each receives a message from its sender."""
-ROOT = " of "
-"""Between the kind of a word that travels down a tree, and the worker that began it."""
+DIRECT = 64  # up to so many workers each receives a message from its sender
+ROOT = " of "  # between the kind of a word that travels down a tree, and the worker that began it
 
 
 def children(place: int, size: int) -> tuple[int, ...]:
@@ -97,8 +95,7 @@ class TakenResult:
     """Results that the training is to apply, by round ascending."""
 
     sums: tuple[GradientSum, ...]
-    by: int
-    """Rounds by which the worker is further."""
+    by: int  # rounds by which the worker is further
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +103,7 @@ class Word:
     """A message without arrays, to each of some workers."""
 
     kind: str
-    numbers: tuple[int, int]
-    """Segment and round."""
+    numbers: tuple[int, int]  # segment and round
     to: tuple[int, ...]
 
 
@@ -123,14 +119,11 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
     def __init__(self, machine: Partial, rank: int, payload: GradientSums, *, log: QuorumLog, grace: float) -> None:
         super().__init__(machine, rank, generation=-1)
         self.rank, self.payload, self.log = rank, payload, log
-        self.error: BaseException | None = None
-        """What ended the collective thread."""
-        self.spread: Spread | None = None
-        """By which words leave; set before the first segment."""
+        self.error: BaseException | None = None  # what ended the collective thread
+        self.spread: Spread | None = None  # by which words leave; set before the first segment
         self._grace = grace
         self._closing = False
-        self._notes: list[Any] = []
-        """Of the last event."""
+        self._notes: list[Any] = []  # of the last event
 
     # The training.
 

@@ -20,10 +20,8 @@ from partreduce.runtime.averaging.gradients import sparse_gradient
 class GradientSum:
     """Gradients in host memory: what a worker brings to a round, and later the sum of that round."""
 
-    arrays: list[torch.Tensor]
-    """One for each bucket, and last one of float32 where no bucket's can carry exact numbers."""
-    is_empty: bool = True
-    """Whether nothing was added, so that the arrays hold whatever they held before."""
+    arrays: list[torch.Tensor]  # one for each bucket, and last one of float32 where no bucket's can carry exact numbers
+    is_empty: bool = True  # whether nothing was added, so that the arrays hold whatever they held before
     scaled: bool = False
     """Whether a GradScaler was at work on a gradient in it, so that what is not finite must be looked for."""
 
@@ -39,8 +37,7 @@ class GradientSums:
         self.buckets, self._room, self._num_workers = tuple(buckets), room, num_workers
         self._carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
         """The array at whose end the room is."""
-        self.made = 0
-        """Sums that were allocated so far; they are used again."""
+        self.made = 0  # sums that were allocated so far; they are used again
         self._spare: list[GradientSum] = []
         self._buffer = self._lend()
         self._kept: dict[int, GradientSum] = {}

@@ -170,8 +170,7 @@ class QuorumGradients(Runner):
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
         self._base: int | None = None
         self._settings, self._has_warned = Settings(run.applier.optimizer), False
-        self._met = 0
-        """The round of this segment in which models were averaged last."""
+        self._met = 0  # the round of this segment in which models were averaged last
         reducer.recorder.attach("quorum", self.log.facts)
         reducer.recorder.attach("mailbox", mailbox.traffic_facts)
         mailbox.start()
