@@ -116,8 +116,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         for name in ("candidates", "trials")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
-    **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "gradients")},
-    "partreduce/runtime/strategies/quorum/gradient_buffers.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
+    "partreduce/runtime/strategies/quorum/gradients.py": ((QUORUM_RUNS,),),
+    "partreduce/runtime/strategies/quorum/driver.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
     "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
         ("tests/schedulers/simulator/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),

@@ -25,9 +25,9 @@ from partreduce.runtime.arguments import (
 )
 from partreduce.runtime.averaging.dtensor_shards import replica_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, digest_of
+from partreduce.runtime.averaging.gradients import OptimizerStepper
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.mean_model import ADVICE, restore_local_values, squared_distance
-from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.member import Member, joins

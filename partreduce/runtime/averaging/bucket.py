@@ -120,11 +120,6 @@ class Bucket:
     _own_users: int = 0  # how many tensors lie in a live parameter's memory by this bucket's own doing
 
     @property
-    def tail(self) -> int:
-        """Where presence and tag begin in an operation's array."""
-        return self.length
-
-    @property
     def exact(self) -> bool:
         """Whether the tag is exact in this dtype and so stands in the tail of an operation's array."""
         return self.dtype in EXACT_DTYPES
@@ -159,7 +154,7 @@ class Bucket:
         """Presence and tag of a lent array in host memory."""
         parts = self._parts_of(array)
         if parts.tail is None:
-            parts.tail = array[self.tail :].numpy()
+            parts.tail = array[self.length :].numpy()
         return parts.tail
 
     def _parts_of(self, array: torch.Tensor) -> _Parts:
@@ -177,17 +172,13 @@ class Bucket:
         if array is not self._home:
             self._spare.append(array)
 
-    def _is_shared(self) -> bool:
-        """Whether anybody but the parameters and this bucket's own windows looks into the live array."""
-        return any(_users(slot.values) > self._own_users for slot in self.slots)
-
     def swap(self, array: torch.Tensor) -> None:
         """Make an operation's array the live parameters', without copying; the old live array is lent next.
 
         Where the script holds tensors in a parameter's memory (`p.detach()`, a state dict), that stays, and is copied
         to.
         """
-        if self._is_shared():
+        if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return
         old, self._home = self._home, array
@@ -300,7 +291,10 @@ def commit_piggybacked(
             continue
         new = tensor.view(sums)
         if tensor.rule is BufferRule.OWN:
-            _replace_bytes(value, new, ok)
+            if ok is not None:  # of some dtypes a device may not choose between two tensors
+                own = value.detach().contiguous().reshape(-1).view(torch.uint8)
+                new = torch.where(ok, new.reshape(-1).view(torch.uint8), own).view(value.dtype).view(value.shape)
+            value.copy_(new)
             continue
         old = before[index] if before is not None else None
         if old is not None and tensor.rule is BufferRule.FIRST:
@@ -312,11 +306,3 @@ def commit_piggybacked(
             if tensor.name.endswith("running_var"):
                 new = new.clamp_min(0)  # a variance stays one
         replace_where(value, new, ok)
-
-
-def _replace_bytes(value: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """As `replace_where`, for dtypes in which a device may not choose between two tensors."""
-    if ok is not None:
-        own = value.detach().contiguous().reshape(-1).view(torch.uint8)
-        new = torch.where(ok, new.reshape(-1).view(torch.uint8), own).view(value.dtype).view(value.shape)
-    value.copy_(new)

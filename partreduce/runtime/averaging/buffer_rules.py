@@ -38,18 +38,6 @@ class Kind(NamedTuple):
     rule: BufferRule
 
 
-def _is_sparse(_attribute: str, buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return buffer.layout is not torch.strided
-
-
-def _is_no_real_number(_attribute: str, buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return buffer.dtype not in AVERAGED
-
-
-def _is_of_quantizer(_attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
-    return any(base.__name__ in QUANTIZERS for base in type(module).__mro__)
-
-
 def _is_singular_vector(attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
     if type(module).__name__ == "_SpectralNorm":
         return attribute in ("_u", "_v")
@@ -61,34 +49,25 @@ def _is_statistic(attribute: str, _buffer: torch.Tensor, module: torch.nn.Module
     return attribute.startswith("running_") or isinstance(module, torch.nn.modules.batchnorm._NormBase)  # noqa: SLF001 - as above
 
 
-def _is_mask(attribute: str, _buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return attribute == "mask" or attribute.endswith("_mask")
-
-
-def _is_any(_attribute: str, _buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return True
+def _is_of_quantizer(_attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
+    return any(base.__name__ in QUANTIZERS for base in type(module).__mro__)
 
 
 KINDS = (
-    Kind("sparse", _is_sparse, BufferRule.CONSTANT),
-    Kind("integer, bool, complex, float8", _is_no_real_number, BufferRule.OWN),
+    Kind("sparse", lambda _name, buffer, _module: buffer.layout is not torch.strided, BufferRule.CONSTANT),
+    Kind("integer, bool, complex, float8", lambda _name, buffer, _module: buffer.dtype not in AVERAGED, BufferRule.OWN),
     Kind("of an observer or fake quantizer", _is_of_quantizer, BufferRule.OWN),
     Kind("vectors of `spectral_norm`", _is_singular_vector, BufferRule.FIRST),
     Kind("running statistics", _is_statistic, BufferRule.MEAN),
-    Kind("masks, by name", _is_mask, BufferRule.FIRST),
-    Kind("other real numbers", _is_any, BufferRule.MEAN),
+    Kind("masks, by name", lambda name, _buffer, _module: name == "mask" or name.endswith("_mask"), BufferRule.FIRST),
+    Kind("other real numbers", lambda _name, _buffer, _module: True, BufferRule.MEAN),
 )
-"""The table: the first kind that fits counts."""
+"""The table: the first kind that fits counts. Of the last kind the values decide: zeros and ones alone are a mask."""
 
 
 def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> Kind:
     """The kind of the buffer that `module` has under its own name."""
     return next(kind for kind in KINDS if kind.fits(attribute, buffer, module))
-
-
-def may_be_mask(kind: Kind) -> bool:
-    """Whether the values of such a buffer decide: with zeros and ones alone it is a mask."""
-    return kind is KINDS[-1]
 
 
 class Values(StrEnum):

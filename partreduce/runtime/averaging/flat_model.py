@@ -20,11 +20,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, align_count, drop_repetitions
 from partreduce.runtime.averaging.buffer_rules import (
+    KINDS,
     BufferRule,
     BufferSpec,
     Values,
     buffer_kind,
-    may_be_mask,
     values_of,
 )
 from partreduce.runtime.averaging.dtensor_shards import Sharders, local
@@ -158,12 +158,9 @@ class FlatModel:
         ]
         return lines
 
-    def rule_lines(self) -> list[str]:
-        """One line per buffer with its rule, equal on all workers that run the same model."""
-        return [f"buffer {name} {rule.value}" for name, rule in self.rules.items()]
-
     def details(self) -> dict[str, list[str]]:
-        return {"model": self.layout(), "buffer rules": self.rule_lines()}
+        rules = [f"buffer {name} {rule.value}" for name, rule in self.rules.items()]
+        return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
         """What the values of those buffers look like that are averaged unless they are masks; waits for a device."""
@@ -203,7 +200,7 @@ class FlatModel:
                     self.keeps_buffers |= buffer.is_floating_point()
                     _ride(self.buffer_buckets, name, drop_repetitions(buffer), rule, fetch)
                     continue
-                if may_be_mask(kind):
+                if kind is KINDS[-1]:
                     self._undecided.append(name)
                 if rule is BufferRule.MEAN and self.buffer_policy is BufferPolicy.BROADCAST:
                     rule = BufferRule.FIRST

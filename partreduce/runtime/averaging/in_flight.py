@@ -205,7 +205,7 @@ def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: b
     named[f"{prefix}/common"] = torch.frombuffer(bytearray(common), dtype=torch.uint8)
     for _, reduction in sums:
         for index, (bucket, array) in enumerate(zip(buckets, reduction.arrays, strict=True)):
-            named[f"{prefix}/sums/{index}"] = array[: bucket.tail + len(bucket.slots)]
+            named[f"{prefix}/sums/{index}"] = array[: bucket.length + len(bucket.slots)]
             if index in reduction.absent:
                 named[f"{prefix}/absent/{index}"] = torch.tensor(sorted(reduction.absent[index]), dtype=torch.int64)
     for index, (bucket, snapshot) in enumerate(zip(buckets, flight.kept, strict=bool(flight.kept))):

@@ -113,8 +113,8 @@ class _PReducer:
         if not world.has(members):
             world.create(members)
         call = self._calls[members] = self._calls.get(members, 0) + 1
-        buckets = [self._bucket(key, [t for t in tensors if (t.device, t.dtype) == key]) for key in _kinds(tensors)]
-        reducer.buckets = buckets
+        kinds = dict.fromkeys((tensor.device, tensor.dtype) for tensor in tensors)
+        reducer.buckets = [self._bucket(kind, [t for t in tensors if (t.device, t.dtype) == kind]) for kind in kinds]
         layout = [(tuple(t.shape), str(t.dtype)) for t in tensors]
         reducer.agree("P-Reduce header", call, group, relaxation, layout, deferred=True)
         reduction = reducer.begin("P-Reduce", call, call, group)
@@ -143,10 +143,6 @@ class _PReducer:
 
 
 _of_world: WeakKeyDictionary[World, _PReducer] = WeakKeyDictionary()
-
-
-def _kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.device, torch.dtype]]:
-    return list(dict.fromkeys((tensor.device, tensor.dtype) for tensor in tensors))
 
 
 def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

@@ -117,7 +117,9 @@ class CodecInput:
             return cls(coding, (~torch.isfinite(values).all()).float().view(1))
         peak = _peak(values)
         beyond = LARGEST[coding.transport.codec] < peak < math.inf
-        return cls(coding, torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
+        peaks = ((one.names[0], float(one.view(array).abs().max())) for one in slots if beyond and one.values.numel())
+        worst = max(peaks, key=lambda found: found[1], default=None)
+        return cls(coding, torch.tensor([0.0 if peak < math.inf else 1.0]), worst)
 
     def together(self, other: CodecInput) -> CodecInput:
         both = [one for one in (self.worst, other.worst) if one is not None]
@@ -128,11 +130,6 @@ class CodecInput:
 def _peak(values: torch.Tensor) -> float:
     """The largest absolute value; infinite or NaN where one of them is."""
     return float(torch.maximum(values.amax(), values.amin().neg())) if len(values) else 0.0
-
-
-def _worst(slots: Sequence[Slot], array: torch.Tensor) -> tuple[str, float]:
-    peaks = [(slot.names[0], float(slot.view(array).abs().max())) for slot in slots if slot.values.numel()]
-    return max(peaks, key=lambda found: found[1])
 
 
 NOTHING_KEPT: Sequence[Snapshot] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import math
@@ -17,6 +16,7 @@ from partreduce.runtime.liveness.store_collectives import broadcast_decision
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.pilot.job import Curve, PilotJob, probes, reference
 from partreduce.runtime.profile import cluster_of
+from partreduce.runtime.sharding.row_access import evaluating
 from partreduce.runtime.transport.rendezvous import default_world, place
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
@@ -142,8 +142,8 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
     losses = []
     for step in range(steps + 1):
         if step % every == 0:
-            with optimizer.mean_model():
-                losses.append(_mean_loss(job, kept))
+            with optimizer.mean_model(), torch.no_grad(), evaluating(job.model):
+                losses.append(sum(float(job.loss(batch)) for batch in kept) / len(kept))
         if step < steps and schedule.stepping_at(step)[rank]:
             _step(job, optimizer, next(batches))
     curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
@@ -171,23 +171,6 @@ def _endless(job: PilotJob) -> Iterator[Any]:
             yield batch
         if empty:
             raise InputError("pilot: the job's batches are empty, or end for good; hand over what can be begun again")
-
-
-def _mean_loss(job: PilotJob, batches: list[Any]) -> float:
-    """The mean loss of these batches, as the model stands, with dropout and the like off."""
-    with torch.no_grad(), _evaluating(job.model):
-        return sum(float(job.loss(batch)) for batch in batches) / len(batches)
-
-
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _step(job: PilotJob, optimizer: DistributedOptimizer, batch: Any) -> None:  # noqa: ANN401 - the user's batch

@@ -72,7 +72,10 @@ class Exchange:
             bring = {table: self._encode_part(table, part) for table, part in bring.items()}
         targets = self._targets(bring, source, doing, self.wire.places)
         leg = Leg(self, self.wire.owners, call, bring, targets=targets, mates=mates)
-        did = self._agreed_call(leg.met)
+        if (rank := leg.met.with_problem) is not None:
+            self._stop(rank)
+        if (did := leg.met.agreed) is None:
+            raise InputError(f"tables: {leg.met.difference([table.name for table in self.tables])}")
         if did.kind in LOOKUPS:
             rows, odd = self._answer(leg, did, source)
             if inside is not None:
@@ -109,13 +112,6 @@ class Exchange:
         text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
         self._num_problems, self._problem = self._num_problems + 1, ""
         raise InputError(f"worker {rank}: {text}")
-
-    def _agreed_call(self, met: CollectiveCalls) -> Call:
-        if (rank := met.with_problem) is not None:
-            self._stop(rank)
-        if met.agreed is None:
-            raise InputError(f"tables: {met.difference([table.name for table in self.tables])}")
-        return met.agreed
 
     def _encode_part(self, table: int, part: Part) -> Part:
         """Gradients as they cross; what is wrong with numbers that do not fit is kept for the next operation."""

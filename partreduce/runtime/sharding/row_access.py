@@ -88,22 +88,30 @@ def record_lookups(
         forward(model, batch)
         return {name: union(rows) for name, rows in found.items()}
 
-    training = {module: module.training for module in model.modules()}
     norms = {module: module.max_norm for module in lookups}
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in lookups]
     try:
-        model.eval()
         for module in lookups:
             module.max_norm = None
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield look
     finally:
         for hook in hooks:
             hook.remove()
         for module, norm in norms.items():
             module.max_norm = norm
-        for one, was_training in training.items():
-            one.training = was_training
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, dropout and the like are off."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

@@ -245,10 +245,6 @@ class Table:
     def placed(self, rows: torch.Tensor) -> torch.Tensor:
         return rows if self.layout is None else self.layout.place_of(rows)
 
-    def rows_at(self, array: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Rows of an array, wherever it lies, by their places in it; both on the host."""
-        return self.staging.to_host(array[self.staging.to_device(places, array.device)])
-
     def put(self, array: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
         """Write rows that came over the host into an array that has this worker's, wherever it lies."""
         places = self.staging.to_device(self.placed(ids), array.device)

@@ -126,11 +126,12 @@ class Tables:
     ) -> torch.Tensor:
         """Rows of a block that others have, on the host; all workers ask for some, or none, and answer from `array`."""
         self._step = self._current_step()  # workers whose data ended come, and are named, rather than wait for a step
-        return self._looked_up(
-            Call(Kind.WHOLE, self._step, table.index, number),
-            ids,
-            source=lambda _call: (layout, lambda places: table.rows_at(array, places)),
-        )
+
+        def answer(places: torch.Tensor) -> torch.Tensor:
+            return table.staging.to_host(array[table.staging.to_device(places, array.device)])
+
+        call = Call(Kind.WHOLE, self._step, table.index, number)
+        return self._looked_up(call, ids, source=lambda _call: (layout, answer))
 
     def together(self, advice: str) -> AbstractContextManager[None]:
         assert self._exchange is not None, "tables are connected before their blocks are asked for"

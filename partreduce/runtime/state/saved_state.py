@@ -92,18 +92,15 @@ class StateFile:
             for name in self._model():
                 if name not in tensors:
                     raise DocumentError(name, "is missing", str(path))
-                if self._is_averaged(name, tensors[name]):
+                kind, _, rest = name.partition("/")
+                is_mean = kind != "buffer" or self.flat.rules.get(rest) is BufferRule.MEAN
+                if is_mean and tensors[name].dtype in AVERAGED:
                     value = tensors[name].double()
                     sums[name] = sums[name] + value if name in sums else value
                 first.setdefault(name, tensors[name])
         means = {name: (total / count).to(first[name].dtype) for name, total in sums.items()}
         self._restore(self._model(), first | means)
         return layouts
-
-    def _is_averaged(self, name: str, tensor: torch.Tensor) -> bool:
-        kind, _, rest = name.partition("/")
-        is_mean = kind != "buffer" or self.flat.rules.get(rest) is BufferRule.MEAN
-        return is_mean and tensor.dtype in AVERAGED
 
     def _model(self) -> Tensors:
         """The live tensors of the model by name, each once, without the rows that only this worker has."""
@@ -158,11 +155,8 @@ def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: di
     plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
     numbers[prefix] = plain
     # A momentum of sparse gradients is sparse, which the format does not know; the optimizer gets a dense one.
-    tensors.update({f"{prefix}/{k}": _dense(v) for k, v in values.items() if isinstance(v, torch.Tensor)})
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_dense() if tensor.is_sparse else tensor.detach().clone()
+    own = {f"{prefix}/{key}": value.detach() for key, value in values.items() if isinstance(value, torch.Tensor)}
+    tensors.update({name: one.to_dense() if one.is_sparse else one.clone() for name, one in own.items()})
 
 
 def _random_states(tensors: Tensors, device: torch.device) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.averaging.gradients import OptimizerStepper
 from partreduce.runtime.averaging.in_flight import FixedMembership, State
-from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.sharding.tables import Tables

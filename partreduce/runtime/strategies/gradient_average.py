@@ -208,7 +208,11 @@ class GradientAverage(Runner):
 
     def drain(self) -> str:
         """Drop the gradients in flight: what is loaded next has not seen them. Nor are roundings made up for."""
-        lost = self._in_flight()
+        lost = ""
+        if flights := self.membership.flights:
+            first, last = flights[0].step, flights[-1].step
+            which = f"step {first}" if first == last else f"steps {first} to {last}"
+            lost = f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
         if self.layers is not None:
             self.layers.drop()
         self.membership.drop()
@@ -216,13 +220,6 @@ class GradientAverage(Runner):
         if self._codings is not None:
             self._codings.clear()
         return lost
-
-    def _in_flight(self) -> str:
-        if not (flights := self.membership.flights):
-            return ""
-        first, last = flights[0].step, flights[-1].step
-        which = f"step {first}" if first == last else f"steps {first} to {last}"
-        return f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
 
     def close(self, *, failed: bool = False) -> None:
         if self.layers is not None:

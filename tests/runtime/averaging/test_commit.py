@@ -20,8 +20,13 @@ from partreduce.runtime.averaging.bucket import (
 )
 from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
-from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
+from partreduce.runtime.averaging.gradients import (
+    OptimizerStepper,
+    averaged_are_finite,
+    commit_gradients,
+    load_gradients,
+    unscale,
+)
 from partreduce.topo.errors import InputError
 
 YES, NO = torch.tensor(True), torch.tensor(False)

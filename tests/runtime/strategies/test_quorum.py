@@ -27,8 +27,7 @@ from partreduce.planner.predict import ARRAYS
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.quorum import driver as broadcast_tree
-from partreduce.runtime.strategies.quorum.driver import StartedRound, children
-from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum
+from partreduce.runtime.strategies.quorum.driver import GradientSum, StartedRound, children
 from partreduce.runtime.strategies.quorum.gradients import RoundsThread, room_for
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld

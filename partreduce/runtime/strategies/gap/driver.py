@@ -283,7 +283,8 @@ class GapDriver(GenerationDriver[hop.HopState]):
         for action in actions:
             match action:
                 case Note((("reduced" | "renewed") as kind, int(step), tuple(used))):
-                    averaged = self._fetch(step, used)
+                    arrays = tuple(self.rings.take(source, of) for source, of in used)  # which compare the steps
+                    averaged = NeighborUpdates(step, tuple((source, of) for source, of in used), arrays)
                     self.log.add(kind, step, used=averaged.used)
         if isinstance(event, hop.Advance):
             part.step += event.by
@@ -307,10 +308,6 @@ class GapDriver(GenerationDriver[hop.HopState]):
         given = self._part.given
         given[to, kind] += count
         return Letter(to, kind, (self._generation, given[to, kind]))
-
-    def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> NeighborUpdates:
-        arrays = tuple(self.rings.take(source, of) for source, of in used)
-        return NeighborUpdates(step, tuple((source, of) for source, of in used), arrays)
 
 
 def wait_in_step(

@@ -20,8 +20,14 @@ from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import DIFFERENT, AveragedGradients, Run, Runner, StepRequest, StepResult
 from partreduce.runtime.strategies.protocol_driver import QuorumLog, wait_for_missing
-from partreduce.runtime.strategies.quorum.driver import QuorumDriver, Spread, StartedRound, TakenResult
-from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
+from partreduce.runtime.strategies.quorum.driver import (
+    GradientSum,
+    GradientSums,
+    QuorumDriver,
+    Spread,
+    StartedRound,
+    TakenResult,
+)
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
