@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,14 @@ def checked_number(place: str, value: float | torch.Tensor) -> float:
         return float(torch.as_tensor(value).detach())
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{place}: is {str(value)[:40]!r}; give one number, or a tensor that holds one") from None
+
+
+def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
+    """One of some names."""
+    names = [str(choice) for choice in choices]
+    if value not in names:
+        raise InputError(f"{place}: {value!r} is not one of {', '.join(names)}")
+    return value
 
 
 def checked_directory(place: str, path: str | Path | None) -> Path | None:

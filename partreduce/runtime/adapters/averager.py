@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from partreduce.runtime.arguments import checked_timeout, read_schedule
+from partreduce.runtime.arguments import checked_choice, checked_timeout, read_schedule
 from partreduce.runtime.averaging.p_reduce import p_reduce, queue_p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.transport.rendezvous import is_alone, log_single_process, place
@@ -145,10 +145,7 @@ class ScheduleHookState:
     ) -> None:
         self.schedule = read_schedule(schedule)
         check_strategy(self.schedule, "schedule_hook")
-        try:
-            self.gradients = HookGradients(gradients)
-        except ValueError:
-            raise InputError(f"gradients: {gradients!r} is not one of local, group") from None
+        self.gradients = HookGradients(checked_choice("gradients", gradients, HookGradients))
         self.all_reduce_steps, self.timeout, self.world = all_reduce_steps, checked_timeout(timeout), world
         self.rank = world.rank if world is not None else place()[0]
         self.step = 0

@@ -194,6 +194,14 @@ class Bucket:
         self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
 
 
+def copy_to(arrays: list[torch.Tensor], buckets: Sequence[Bucket]) -> list[torch.Tensor]:
+    """The live numbers of some buckets in these arrays; in new ones where there are none."""
+    arrays = arrays or [torch.empty_like(bucket.flat) for bucket in buckets]
+    for array, bucket in zip(arrays, buckets, strict=True):
+        array.copy_(bucket.flat)
+    return arrays
+
+
 def _users(tensor: torch.Tensor) -> int:
     """How many tensors lie in the storage of this one, autograd's among them."""
     storage = tensor.untyped_storage()

@@ -119,7 +119,7 @@ class Sharders:
 
 def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule) -> list[int]:
     """The ranks that hold a sharded model together with this one, itself first; empty for whole models."""
-    shards = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
+    shards: dict[str, Any] = {name: one for name, one in model.named_parameters() if is_sharded(one)}
     if mesh is None and shards:
         name, parameter = next(iter(shards.items()))
         over = f"DTensor over {_mesh_dims(parameter)}"
@@ -136,7 +136,7 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
         )
     own, replicas, together = dist.get_rank(), set(mesh.mesh.tolist()), set[int]()
     for name, parameter in shards.items():
-        ranks = set(_mesh_of(parameter).mesh.flatten().tolist())
+        ranks = set(parameter.device_mesh.mesh.flatten().tolist())
         if others := sorted((replicas & ranks) - {own}):
             raise InputError(
                 f"model: parameter {name!r} lies on rank {others[0]}, too (over {_mesh_dims(parameter)}), which is of "
@@ -165,7 +165,8 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
 
 def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
     """The ranks of a sharded model."""
-    mesh, *others = {_mesh_of(parameter) for parameter in model.parameters() if is_sharded(parameter)}
+    sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    mesh, *others = {parameter.device_mesh for parameter in sharded}
     if others or mesh.ndim > 1:
         raise InputError(
             "model: lies over several dimensions of a mesh, and a checkpoint is written over one; save the model by "
@@ -175,11 +176,6 @@ def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
     return group
 
 
-def _mesh_of(parameter: Any) -> DeviceMesh:  # noqa: ANN401 - a DTensor, whose module is imported by who has one
+def _mesh_dims(parameter: Any) -> str:  # noqa: ANN401 - a DTensor, whose module is imported by who has one
     mesh: DeviceMesh = parameter.device_mesh
-    return mesh
-
-
-def _mesh_dims(parameter: torch.Tensor) -> str:
-    mesh = _mesh_of(parameter)
     return " × ".join(mesh.mesh_dim_names or ()) or f"a mesh of {mesh.size()}"

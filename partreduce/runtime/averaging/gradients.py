@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Slot, only_where, replace_where
+from partreduce.runtime.averaging.bucket import Bucket, Slot, copy_to, only_where, replace_where
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.transport.tags import EXACT_DTYPES, Tail
 from partreduce.topo.errors import InputError
@@ -262,10 +262,7 @@ class OptimizerStepper:
         if ok is None:
             return
         with torch.no_grad():
-            if not self._before:
-                self._before = [torch.empty_like(bucket.flat) for bucket in self._flat.buckets]
-            for before, bucket in zip(self._before, self._flat.buckets, strict=True):
-                before.copy_(bucket.flat)
+            self._before = copy_to(self._before, self._flat.buckets)
 
     def undo(self) -> None:
         """Undo the step where the device found no means: by zeros, too, momentum and decay would move parameters."""

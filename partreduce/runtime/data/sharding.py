@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from partreduce.runtime.arguments import checked_choice
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
 
@@ -48,10 +49,7 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
         InputError: data that has no length and no order, or fewer elements than workers.
     """
     rank, num_workers = place()
-    try:
-        chosen = None if order is None else ShardOrder(order)
-    except ValueError:
-        raise InputError(f"order: {order!r} is not one of {', '.join(ShardOrder)}") from None
+    chosen = None if order is None else ShardOrder(checked_choice("order", order, ShardOrder))
     if num_workers == 1:
         return data
     _check_countable(data)

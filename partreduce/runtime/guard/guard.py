@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.mean_model import sample_of
 from partreduce.runtime.guard import training
-from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at
+from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at, run_checks
 from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, version_of
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import Store, torch_compile_disable
@@ -103,7 +103,7 @@ class Guard(Facts):
             training.loaded_in_mean_model(undone)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        _run(Moment.ADD_GROUP, self, group)
+        run_checks(Moment.ADD_GROUP, self, group)
 
     # The moments of a step.
 
@@ -121,7 +121,7 @@ class Guard(Facts):
             if (found := look(self)) is not None:
                 row.report(found)
         if skip or found_inf is not None or scale is not None:
-            _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
+            run_checks(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def after_closure(self) -> None:
         training.model_inside_distributed_data_parallel(self)
@@ -154,7 +154,7 @@ class Guard(Facts):
 
     def means_changed(self) -> bool:
         """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters)."""
-        _run(Moment.AFTER_AVERAGING, self)
+        run_checks(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
     def after_step(self, *, ends_round: bool = False) -> None:
@@ -169,7 +169,7 @@ class Guard(Facts):
                 self.made.clear()
         if ends_round and not self._is_torchs:
             self.prepare()
-            _run(Moment.ROUND_END, self)
+            run_checks(Moment.ROUND_END, self)
         if self.averages_gradients:
             self.has_stepped = True
             if self.shares:
@@ -214,11 +214,6 @@ class Guard(Facts):
                 self.added = next(slot.names[0] for slot in self.flat.slots() if slot.parameter is parameter)
         elif parameter.grad is not None:
             self.made[parameter] = version_of(parameter)
-
-
-def _run(moment: Moment, *facts: object) -> None:
-    for row in checks_at(moment):
-        row(*facts)
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:
@@ -316,4 +311,4 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, _arguments: object,
         watching = list(_watching)
     for guard in watching:
         if not guard.run.applier.is_stepping and (id(optimizer) in guard.own or guard.share_of(optimizer)):
-            _run(Moment.OPTIMIZER_STEP, guard, optimizer)
+            run_checks(Moment.OPTIMIZER_STEP, guard, optimizer)

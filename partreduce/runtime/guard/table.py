@@ -106,6 +106,12 @@ def checks_at(moment: Moment) -> tuple[Check, ...]:
     return tuple(row for row in TABLE if moment in row.moments)
 
 
+def run_checks(moment: Moment, *facts: object) -> None:
+    """Run the checks of a moment."""
+    for row in checks_at(moment):
+        row(*facts)
+
+
 def checks_always() -> bool:
     """Whether all checks run in every step."""
     asked = os.environ.get(CHECK, "")

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from partreduce.runtime.averaging.bucket import drop_repetitions
 from partreduce.runtime.averaging.buffer_rules import AVERAGED
 from partreduce.runtime.averaging.dtensor_shards import Sharders, is_sharded, local
-from partreduce.runtime.guard.table import Found, Moment, check, checks_at
+from partreduce.runtime.guard.table import Found, Moment, check, run_checks
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import of_type
 from partreduce.topo.schedule import Schedule
@@ -49,8 +49,7 @@ FOLLOWS = "follows_a_schedule"
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer, if it is one of torch's that follows no schedule yet and does not communicate."""
-    for row in checks_at(Moment.WRAP_OPTIMIZER):
-        row(optimizer)
+    run_checks(Moment.WRAP_OPTIMIZER, optimizer)
     return optimizer
 
 
@@ -77,14 +76,12 @@ def check_model(
 ) -> None:
     """Check a model and its optimizer before `FlatModel` moves anything."""
     Sharders(model)  # a forward pass may have left whole parameters in the places of shards
-    for row in checks_at(Moment.WRAP_MODEL):
-        row(WrappedModel(model, apart, optimizer))
+    run_checks(Moment.WRAP_MODEL, WrappedModel(model, apart, optimizer))
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
     """Check a schedule against the workers that are there, and the other schedules of this process."""
-    for row in checks_at(Moment.WRAP_RUN):
-        row(world, optimizer.schedule, optimizer)
+    run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 
 # The optimizer.

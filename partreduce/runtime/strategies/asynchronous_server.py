@@ -52,13 +52,10 @@ class AsynchronousServer(OneSided):
         self._open(step // self.run.steps_per_round)
         return ON_TIME
 
-    def after_step(self, step: int) -> StepResult:
-        round_, taken = divmod(step, self.run.steps_per_round)
-        if taken + 1 < self.run.steps_per_round:
-            return DIFFERENT
+    def end_round(self, step: int, round_: int) -> StepResult:
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open(round_)
-        progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
+        progress = self._progress()
         if self._factor != 1.0:
             for part in progress:
                 part.mul_(self._factor)
@@ -159,8 +156,11 @@ class AsynchronousServer(OneSided):
                     except PeerGoneError as error:
                         raise base.failure(self._pending, error) from None
 
+    def _progress(self) -> list[torch.Tensor]:
+        return [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
+
     def _refresh(self) -> None:
-        progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
+        progress = self._progress()
         if self._pending is not None:
             self._take(progress)
         self._ask(shards.Pull(), -1, -1, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -107,6 +107,11 @@ class Run:
     def steps_per_round(self) -> int:
         return self.schedule.steps_per_round_of(self.rank)
 
+    def progress_factor(self, members: Sequence[int]) -> float:
+        """The mean steps per round of some workers, divided by this one's."""
+        steps = [self.schedule.steps_per_round_of(member) for member in members]
+        return sum(steps) / len(steps) / self.steps_per_round
+
     @property
     def traits(self) -> Traits:
         """What is to be known of the schedule's kind; where the script runs alone, of none."""
@@ -201,11 +206,7 @@ class Runner:
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
         """Put back what `state` gave, to continue with this step; InputError where this runner does not keep that."""
-        if state:
-            raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
-                "was it saved with a codec?"
-            )
+        check_kept(state)
 
     def close(self, *, failed: bool = False) -> None:
         """End threads and sockets of this runner; may be called twice. After a failure nothing is waited for."""
@@ -213,6 +214,14 @@ class Runner:
             mailbox.abandon() if failed else mailbox.close()
         if failed:
             self.mailboxes = []
+
+
+def check_kept(state: Iterable[str]) -> None:
+    """Refuse what a checkpoint holds besides what this run keeps."""
+    if names := ", ".join(sorted(state)):
+        raise InputError(
+            f"load_checkpoint: the file holds {names}, which this run does not keep; was it saved with a codec?"
+        )
 
 
 class OneSided(Runner):
@@ -234,11 +243,10 @@ class OneSided(Runner):
         super().__init__(run)
         if any(tensor.is_state for bucket in run.flat.buckets for tensor in bucket.piggybacked):
             raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
-        normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
-        self._factor = float(run.schedule.worker_steps().mean()) / run.steps_per_round if normalizes else 1.0
-        """By which a round's progress is multiplied."""
+        normalizes, everyone = strategy.averaging is Averaging.STEP_NORMALIZED, range(run.schedule.num_workers)
+        self._factor = run.progress_factor(everyone) if normalizes else 1.0  # by which a round's progress is multiplied
         reducer = run.reducer
-        self._peer_watch = PeerWatch(reducer.heartbeat, range(run.schedule.num_workers))
+        self._peer_watch = PeerWatch(reducer.heartbeat, everyone)
         self._mailbox = Mailbox(
             reducer.world.store,
             run.rank,
@@ -251,6 +259,14 @@ class OneSided(Runner):
         )
         self.mailboxes.append(self._mailbox)
         reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
+
+    def after_step(self, step: int) -> StepResult:
+        round_, taken = divmod(step, self.run.steps_per_round)
+        return DIFFERENT if taken + 1 < self.run.steps_per_round else self.end_round(step, round_)
+
+    def end_round(self, step: int, round_: int) -> StepResult:
+        """What is due after the last step of a round."""
+        raise NotImplementedError
 
     def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
         """Wait until messages made `done` true, with which an operation is over."""

@@ -125,7 +125,9 @@ class GeneratedMeans(Runner):
         if self.membership.connected(members, str(seq), why):
             if self.normalizes and self._starts:
                 own = [bucket.flat.clone() for bucket in buckets]
-                self._normalize(members)
+                for bucket, start in zip(buckets, self._starts, strict=True):
+                    rescale_progress(bucket, start, self.run.progress_factor(members))
+                self._starts = []
             # Members count different rounds, but the same groups, so the group's number stands for the round.
             reduction = reducer.attempt("average", step, seq, Group(members), given_up=why)
         if reduction is None:
@@ -137,10 +139,3 @@ class GeneratedMeans(Runner):
             self.client.broke()
             return
         reducer.commit(reduction, commit_plain_mean)
-
-    def _normalize(self, members: tuple[int, ...]) -> None:
-        """Count what the round learned as if all members took equally many steps per round."""
-        worker_steps = [self.run.schedule.steps_per_round_of(member) for member in members]
-        for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True):
-            rescale_progress(bucket, start, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
-        self._starts = []

@@ -50,14 +50,11 @@ class PairMeans(OneSided):
         self._open()
         return ON_TIME
 
-    def after_step(self, step: int) -> StepResult:
-        """After a round: add its progress to the model; an active worker also starts or awaits an exchange."""
-        round_, taken = divmod(step, self.run.steps_per_round)
-        if taken + 1 < self.run.steps_per_round:
-            return DIFFERENT
+    def end_round(self, step: int, round_: int) -> StepResult:
+        """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
-        self._merge(self._factor)
+        self.pair.add([part.mul_(self._factor).to("cpu") for part in self._progress()])
         if self.is_active and self.neighbors:
             if self.strategy.is_delayed:
                 self._wait()
@@ -107,12 +104,6 @@ class PairMeans(OneSided):
 
     def _progress(self) -> list[torch.Tensor]:
         return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
-
-    def _merge(self, factor: float) -> None:
-        """Add the progress since the last adoption to the model, at once with respect to exchanges."""
-        with torch.no_grad():
-            progress = [part.mul_(factor).to("cpu") for part in self._progress()]
-        self.pair.add(progress)
 
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
         """Continue from the model; `keep` is progress of a round that has not ended."""

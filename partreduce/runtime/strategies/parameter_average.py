@@ -17,6 +17,7 @@ from partreduce.runtime.averaging.bucket import (
     commit_delayed,
     commit_mean,
     commit_piggybacked,
+    copy_to,
     rescale_progress,
     snapshot_piggybacked,
 )
@@ -28,7 +29,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import OffloadedArray, OuterOptimizer, Reference
 from partreduce.runtime.codecs import Codings
-from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult
+from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult, check_kept
 from partreduce.topo.errors import InputError
 from partreduce.topo.metrics.outer_steps import check_unstable
 from partreduce.topo.phase import Group
@@ -182,11 +183,8 @@ class Part:
         flight = {name: rest.pop(name) for name in state if name.startswith(f"{KEY}/")}
         starts = {name: rest.pop(name) for name in state if name.startswith("start/")}
         momenta = {name: rest.pop(name) for name in self.outer.names & rest.keys()}
-        if (rest or left) and not self._measures:
-            raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(rest | left))}, which this run does not keep; "
-                "was it saved with a codec?"
-            )
+        if not self._measures:
+            check_kept(rest | left)
         if self._measures:
             feedback = self._codings is not None and self.run.schedule.strategy.transport.error_feedback
             if bool(left) != feedback:
@@ -317,7 +315,7 @@ class Part:
         if self.is_delayed:
             self.send(step, round_)
         elif self.normalizes:
-            self._starts = _copy_to(self._starts, [bucket.flat for bucket in self.reducer.buckets])
+            self._starts = copy_to(self._starts, self.reducer.buckets)
 
     def _makes_equal(self, group: Group) -> bool:
         """Whether all workers hold the same model after this group's operation, buffers included."""
@@ -328,9 +326,8 @@ class Part:
     def _normalize(self, flight: Flight, group: Group) -> None:
         """Bring this worker's progress to the mean steps per round of the members; of all, where groups overlap."""
         members = self.membership.members if self._groups else group.members
-        worker_steps = [self.run.schedule.steps_per_round_of(member) for member in members]
         starts = [one.array for one in flight.kept if one.array is not None] if self.is_delayed else self._starts
-        self._rescale(starts, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
+        self._rescale(starts, self.run.progress_factor(members))
 
     def _rescale(self, starts: Sequence[torch.Tensor], factor: float) -> None:
         if factor != self._factor:
@@ -432,12 +429,3 @@ class ParameterAverage(Runner):
             part.resume(step, step // self.run.steps_per_round)
         if self.membership.is_between:  # what the others have in flight they begin again in this order
             self.membership.flights = deque(sorted(self.membership.flights, key=lambda flight: flight.turn))
-
-
-def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of `new`, in the memory of `old` where there is any."""
-    if not old:
-        return [tensor.clone() for tensor in new]
-    for target, source in zip(old, new, strict=True):
-        target.copy_(source)
-    return old

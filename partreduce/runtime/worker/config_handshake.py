@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from enum import StrEnum
 from functools import cache
-from typing import TypeVar
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from partreduce.runtime.arguments import checked_choice
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.liveness.handshake import handshake
@@ -27,8 +27,6 @@ from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport
-
-E = TypeVar("E", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +41,10 @@ class Policies:
 
     @classmethod
     def chosen(cls, buffers: str, optimizer_state: str, initial: str, outer_state: str) -> Policies:
-        chosen_buffers = _choice(BufferPolicy, "buffers", buffers)
-        chosen_state = _choice(StatePolicy, "optimizer_state", optimizer_state)
-        if initial not in ("broadcast", "keep"):
-            raise InputError(f"initial: {initial!r} is not one of broadcast, keep")
-        if outer_state not in ("device", "host"):
-            raise InputError(f"outer_state: {outer_state!r} is not one of device, host")
+        chosen_buffers = BufferPolicy(checked_choice("buffers", buffers, BufferPolicy))
+        chosen_state = StatePolicy(checked_choice("optimizer_state", optimizer_state, StatePolicy))
+        checked_choice("initial", initial, ("broadcast", "keep"))
+        checked_choice("outer_state", outer_state, ("device", "host"))
         return cls(chosen_buffers, chosen_state, initial == "broadcast", outer_state == "host")
 
     def check_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
@@ -119,7 +115,7 @@ def agree(
 
     def check(store: Store, rank: int, size: int) -> None:
         nonlocal key, lifelines
-        key = str(_next_key())  # counted only where the store answered
+        key = str(next(_keys))  # counted only where the store answered
         publish_stage(store, rank, "was in the handshake")
         if not os.environ.get(MAX_FAILED):  # whose launcher tells of every death, and of who takes the dead one's place
             lifelines = lifelines_of(store, rank, size, key)
@@ -127,7 +123,9 @@ def agree(
             Notes(store, "processes").write(str(rank), json.dumps(list(replica)))
         handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
         if replica and isinstance(store, NamedPrefixStore):
-            _share_processes(store, size)
+            # All have said theirs by now; the death of any of its processes ends a replica.
+            notes = Notes(store, "processes")
+            store.processes |= {worker: json.loads(notes.wait_for(str(worker))) for worker in range(size)}
         if lifelines is not None:
             lifelines.start()
 
@@ -138,12 +136,6 @@ def agree(
             lifelines.close()
         raise
     return HandshakeResult(world, key, lifelines)
-
-
-def _share_processes(store: NamedPrefixStore, size: int) -> None:
-    """Learn the processes of all replicas, any of whose deaths ends its replica; all have said theirs by now."""
-    notes = Notes(store, "processes")
-    store.processes |= {worker: json.loads(notes.wait_for(str(worker))) for worker in range(size)}
 
 
 def facts_of(
@@ -180,20 +172,7 @@ def _partreduce_version() -> str:
         return "unknown"
 
 
-_keys = 0
-
-
-def _next_key() -> int:
-    global _keys  # noqa: PLW0603 - the count belongs to the process, as the default world does
-    _keys += 1
-    return _keys
-
-
-def _choice(enum: type[E], name: str, value: str) -> E:
-    try:
-        return enum(value)
-    except ValueError:
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(member.value for member in enum)}") from None
+_keys = itertools.count(1)  # counts the optimizers of this process
 
 
 def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | None, device: torch.device) -> Schedule:
@@ -201,11 +180,7 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
     strategy = schedule.strategy
     transport = strategy.transport
     if codec is not None:
-        try:
-            chosen = Codec(codec)
-        except ValueError:
-            raise InputError(f"codec: {codec!r} is not one of {', '.join(one.value for one in Codec)}") from None
-        transport = _with_codec(transport, chosen)
+        transport = _with_codec(transport, Codec(checked_choice("codec", codec, Codec)))
     if transport.codec is Codec.NONE:
         return schedule if transport == strategy.transport else _with_transport(schedule, transport)
     if transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:

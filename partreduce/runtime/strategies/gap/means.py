@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from partreduce.runtime.averaging.bucket import copy_to
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, OneSided, Run, StepResult
+from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, OneSided, Run, StepResult
 from partreduce.runtime.strategies.gap.driver import (
     PLACE,
     GapDriver,
@@ -45,26 +46,17 @@ class GapMeans(OneSided):
         self.gap, machine = strategy.sync, hop_of(strategy.rounds[0], strategy.sync)
         self.is_parallel = self.gap.update_order is UpdateOrder.DPSGD
         self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
-        self.layout = Layout(self._flat(run))
+        self.layout = Layout(run.flat.arrays())
         from partreduce.verify.gap_bounds import capacities_of  # what proves need not be loaded by all
 
         capacities = capacities_of(machine.graph, self.gap, run.rank)
         self.log.capacities = capacities.updates
         self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)
-        self.driver = GapDriver(machine, run.rank, self.rings, log=self.log, send=self._send_from_side)
-        super().__init__(
-            strategy,
-            run,
-            "a neighborhood that keeps a gap",
-            self.driver.deliver,
-            bound=message_bound(machine, self.layout),
-        )
-        self._sender = UpdateSender(
-            self._mailbox,
-            self.layout,
-            capacity=max(capacities.sent.values(), default=1),
-            streams=run.reducer.streams,
-        )
+        self.driver = GapDriver(machine, run.rank, self.rings, log=self.log, send=self._send)
+        bound = message_bound(machine, self.layout)
+        super().__init__(strategy, run, "a neighborhood that keeps a gap", self.driver.deliver, bound=bound)
+        capacity = max(capacities.sent.values(), default=1)
+        self._sender = UpdateSender(self._mailbox, self.layout, capacity=capacity, streams=run.reducer.streams)
         run.reducer.recorder.attach("gap", self.log.facts)
         if self.gap.skip is not None:
             run.reducer.heartbeat.unequal = SKIPPED
@@ -81,11 +73,8 @@ class GapMeans(OneSided):
             self._open(step, round_)
         return ON_TIME
 
-    def after_step(self, step: int) -> StepResult:
-        """After a round: send, reduce and enter the next, or a later one, waiting where the protocol says so."""
-        round_, taken = divmod(step, self.run.steps_per_round)
-        if taken + 1 < self.run.steps_per_round:
-            return DIFFERENT
+    def end_round(self, step: int, round_: int) -> StepResult:
+        """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
@@ -142,7 +131,7 @@ class GapMeans(OneSided):
             return
         round_ = step // self.run.steps_per_round
         if self.is_parallel:
-            self._start = [live.clone() for live in self._live()]
+            self._start = [live.clone() for live in self.run.flat.arrays()]
         self._round = round_
         self.driver.unpack(round_, state)
 
@@ -158,12 +147,7 @@ class GapMeans(OneSided):
 
     def _depart(self, operation: Operation, tokens: Sequence[Letter]) -> None:
         """In the parallel order: send the parameters with which a round is entered."""
-        live = self._live()
-        if not self._start:
-            self._start = [torch.empty_like(array) for array in live]
-        with torch.no_grad():
-            for begun, now in zip(self._start, live, strict=True):
-                begun.copy_(now)
+        self._start = copy_to(self._start, self.run.flat.buckets)
         self._post(operation, self.driver.offer(tokens))
 
     def _average(self, averaged: NeighborUpdates | None, own_step: int, *, since_start: bool) -> None:
@@ -176,7 +160,7 @@ class GapMeans(OneSided):
         if not averaged.used:
             return
         _, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
-        live, streams = self._live(), self.run.reducer.streams
+        live, streams = self.run.flat.arrays(), self.run.reducer.streams
         with torch.no_grad():
             if not since_start and not self._scratch:
                 self._scratch = [torch.empty_like(array) for array in live]
@@ -184,13 +168,6 @@ class GapMeans(OneSided):
             add_updates(arrays, averaged.arrays, weights, self.layout, into=change, streams=streams)
             for now, difference in zip(live, change, strict=True):
                 now.add_(difference)
-
-    @staticmethod
-    def _flat(run: Run) -> list[torch.Tensor]:
-        return [bucket.flat for bucket in run.flat.buckets]
-
-    def _live(self) -> list[torch.Tensor]:
-        return self._flat(self.run)
 
     def _begin(self, kind: str, step: int, round_: int) -> Operation:
         num_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in self.run.flat.buckets)
@@ -205,14 +182,13 @@ class GapMeans(OneSided):
                 else:
                     self._mailbox.send_newest(letter.to, letter.kind, letter.numbers, urgent=True)
             if outcome.update:
-                arrays = self._start if self.is_parallel else self._live()
-                self._sender.send("update", arrays, outcome.update)
+                self._send(outcome.update)
         except PeerGoneError as error:
             raise self.run.reducer.failure(operation, error) from None
 
-    def _send_from_side(self, recipients: Recipients) -> None:
-        """Send an update that had to wait, from the mailbox's thread; no other thread changes its arrays now."""
-        self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
+    def _send(self, recipients: Recipients) -> None:
+        """Send an update; where it had to wait, from the mailbox's thread, and no other one changes its arrays."""
+        self._sender.send("update", self._start if self.is_parallel else self.run.flat.arrays(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
         driver = self.driver

@@ -17,7 +17,6 @@ from partreduce.runtime.averaging.mean_model import average_model
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
-from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import DIFFERENT, AveragedGradients, Run, Runner, StepRequest, StepResult
 from partreduce.runtime.strategies.protocol_driver import QuorumLog, wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import (
@@ -87,17 +86,13 @@ class RoundsThread:
                 reducer.wait_for(work, operation)
             shares, scaled = self._read(begun, tag)
         except (RuntimeError, PeerGoneError, PartreduceError) as error:
-            raise self._error_of_round(operation, error) from None
+            if self._driver.is_closing:  # no error is made of a run that ends
+                raise UnavailableError(f"the run ended during {operation}") from None
+            raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)
         self._sums.arrived(begun.payload, scaled=scaled)
         self._driver.finish(begun, shares)
         self._driver.publish_activity(reducer.heartbeat.doing)
-
-    def _error_of_round(self, operation: Operation, error: Exception) -> BaseException:
-        """The error that the training raises; none is made of a run that ends."""
-        if self._driver.is_closing:
-            return UnavailableError(f"the run ended during {operation}")
-        return self._reducer.failure(operation, error)
 
     def _write(self, begun: StartedRound, tag: tuple[int, ...]) -> None:
         """What this worker tells, in its own place; all others are zero. (workers + 1 + tag,)."""
@@ -121,17 +116,6 @@ PARTED = (
     "their models differ: a scheduler that is stepped once a call continues by calls, and calls take different numbers "
     "of results; with missed: each, step it between average_gradients() and step() and in join(after_averaging=...)"
 )
-
-
-class Settings:
-    """A number that tells with which settings a worker has applied its results so far, in order."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self.number = 0
-
-    def on_applied(self) -> None:
-        self.number = zlib.crc32(repr(settings_of(self._optimizer)).encode(), self.number)
 
 
 class QuorumGradients(Runner):
@@ -175,7 +159,8 @@ class QuorumGradients(Runner):
         )
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
         self._base: int | None = None
-        self._settings, self._has_warned = Settings(run.applier.optimizer), False
+        self._settings = 0  # a number that tells with which settings results were applied so far, in order
+        self._has_warned = False
         self._met = 0  # the round of this segment in which models were averaged last
         reducer.recorder.attach("quorum", self.log.facts)
         reducer.recorder.attach("mailbox", mailbox.traffic_facts)
@@ -188,7 +173,9 @@ class QuorumGradients(Runner):
         self.check_failure()
         self.count_from_here()
         self.sums.check_sparse()
-        taken = self.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
+        self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
+        self.wait(self.driver.may_take)
+        taken = self.driver.take()
         last = self._apply_result(taken, but_last=True)
         if last is not None:
             self._put(last)
@@ -197,7 +184,7 @@ class QuorumGradients(Runner):
         return AveragedGradients(taken.by - 1, last is not None and last.scaled)
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - the signature of all
-        self._settings.on_applied()
+        self._note_settings()
         self._synchronize()
         return DIFFERENT
 
@@ -249,9 +236,13 @@ class QuorumGradients(Runner):
         last = sums.pop() if but_last else None
         for one in sums:
             self.run.applier.apply(partial(self._put, one, changes=True), check_finite=one.scaled)
-            self._settings.on_applied()
+            self._note_settings()
             self.driver.release([one])
         return last
+
+    def _note_settings(self) -> None:
+        settings = repr(settings_of(self.run.applier.optimizer))
+        self._settings = zlib.crc32(settings.encode(), self._settings)
 
     def _put(self, one: GradientSum, *, changes: bool = False) -> None:
         """Make a result the parameters' gradients; with `changes` do to it what the script does to means."""
@@ -262,7 +253,7 @@ class QuorumGradients(Runner):
     def _compare(self, *, warns: bool) -> None:
         """Warn where workers have applied their results with different settings; the collective thread rests here."""
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
-        numbers[self.run.rank] = self._settings.number
+        numbers[self.run.rank] = self._settings
         round_ = self.run.progress.step
         # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
         everyone = self.run.everyone
@@ -306,12 +297,6 @@ class QuorumGradients(Runner):
         self._thread.join(CLOSE_SECONDS)
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
-
-    def call(self, load: Callable[[], None]) -> TakenResult:
-        """Hand over what `load` adds to the send buffer, and take the results that are there, at least one."""
-        self.driver.call(load)
-        self.wait(self.driver.may_take)
-        return self.driver.take()
 
     def end_segment(self, apply: Callable[[TakenResult], None]) -> int:
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
