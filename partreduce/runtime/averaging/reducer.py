@@ -326,8 +326,8 @@ class Reducer:
         elif agree:
             operation = reduction.operation
             for part in reduction.coded.values():
-                if why := part.beyond_range():
-                    self._refuse(reduction, why, f"step {operation.step}, round {operation.round}")
+                if beyond := part.beyond_range():
+                    self._refuse(reduction, beyond, f"step {operation.step}, round {operation.round}")
             self.recorder.end(operation)
         else:
             members, step, settings = reduction.operation.members, reduction.operation.step, reduction.settings
