@@ -17,7 +17,7 @@ from partreduce.runtime.averaging.bucket import Bucket, commit_mean, commit_pigg
 from partreduce.runtime.averaging.buffer_rules import BufferSpec, check_spec
 from partreduce.runtime.averaging.flat_model import FlatModel, digest_of
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reference import OffloadedArray, Reference
+from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.streams import Streams
@@ -157,7 +157,7 @@ def common_start(
         for array in arrays:
             if len(array) and not all_equal:
                 reducer.wait_for(everyone.broadcast(array), operation)
-    return Reference([OffloadedArray(array, host) for array in arrays], starts)
+    return Reference.of(arrays, starts, host)
 
 
 def same_start(
@@ -170,4 +170,4 @@ def same_start(
             f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
             "same on all, or run it with --tolerate-failures 0, where worker 0's goes to all"
         )
-    return Reference([OffloadedArray(array, host) for array in arrays], starts)
+    return Reference.of(arrays, starts, host)

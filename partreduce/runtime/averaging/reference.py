@@ -82,6 +82,11 @@ class Reference:
         return named | {f"{name}/place": torch.tensor([self.starts, self.round])}
 
     @classmethod
+    def of(cls, arrays: Sequence[torch.Tensor], starts: int, host: Streams | None) -> Reference:
+        """These arrays, which lie in host memory meanwhile where there is a `host`."""
+        return cls([OffloadedArray(array, host) for array in arrays], starts)
+
+    @classmethod
     def restored(
         cls, name: str, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket], host: Streams | None
     ) -> Reference:

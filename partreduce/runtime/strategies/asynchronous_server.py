@@ -17,7 +17,7 @@ from partreduce.runtime.transport.server_allreduce import shard_bounds
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
 from partreduce.schedulers.protocols import shards
-from partreduce.schedulers.protocols.base import Action, Note, Received, Send
+from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.server import Server
 
@@ -38,14 +38,15 @@ class AsynchronousServer(OneSided):
         self.server = server
         self._bounds = [shard_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
         """For each bucket the part of every host."""
-        self.driver = _Worker(shards.shards_of(server, run.schedule.num_workers), run.rank)
+        self._machine = shards.shards_of(server, run.schedule.num_workers)
+        self.driver = ProtocolDriver[Any](self._machine, run.rank, is_open=True)
         self._base: list[torch.Tensor] = []
         self._answers: dict[int, tuple[Any, ...]] = {}
         self._pending: Operation | None = None
         self._shard: _Shard | None = None
         if run.rank in server.hosts:
             own = server.hosts.index(run.rank)
-            self._shard = _Shard(self.driver.machine, self.driver.machine.shards[own], [b[own] for b in self._bounds])
+            self._shard = _Shard(self._machine, self._machine.shards[own], [b[own] for b in self._bounds])
         self._mailbox.start()
 
     def before_step(self, step: int) -> AveragedGradients:
@@ -146,7 +147,7 @@ class AsynchronousServer(OneSided):
         for action in self.driver.raised(event):
             match action:
                 case Send(shard, shards.Progress(generation, number) | shards.Ask(generation, number)):
-                    index = self.driver.machine.shards.index(shard)
+                    index = self._machine.shards.index(shard)
                     frames = [
                         frame_of(part[slice(*bounds[index])])  # this round's progress is written no more
                         for part, bounds in zip(progress, self._bounds, strict=kind == "push")
@@ -197,34 +198,18 @@ class AsynchronousServer(OneSided):
             with driver.condition:
                 if message.numbers[0] == driver.open_state.number:
                     self._answers[message.source] = message.payload
-                shard = driver.machine.shards[self.server.hosts.index(message.source)]
+                shard = self._machine.shards[self.server.hosts.index(message.source)]
                 driver.step(Received(shard, shards.Answer(message.numbers[0])))
         else:
             assert self._shard is not None, "only hosts are written to"
             self._shard.receive(message, self._mailbox)
 
 
-class _Worker(ProtocolDriver[Any]):
-    """A worker's side, open from the beginning."""
-
-    machine: shards.Shards
-
-    def __init__(self, machine: shards.Shards, rank: int) -> None:
-        super().__init__(machine, rank)
-        self._state, _ = machine.start(rank)
-
-    def raised(self, event: shards.Open | shards.Push | shards.Pull | shards.Take | shards.Drain) -> tuple[Action, ...]:
-        with self.condition:
-            assert self.offers(type(event)), f"{event} is not ready"
-            return self.step(event)
-
-
 class _Shard(ProtocolDriver[Any]):
     """One host's part of the model, by the `bounds` of each bucket; lives in the side thread."""
 
     def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
-        super().__init__(machine, process)
-        self._state, _ = machine.start(process)
+        super().__init__(machine, process, is_open=True)
         self._bounds = bounds
         self._opening: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []

@@ -107,17 +107,12 @@ class GradientAverage(Runner):
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
         if self.layers is not None:
             return [(self.run.reducer, self.layers.finish(flight.step))]
+        divisor = self._divisor or (self.membership.givers(flight.step) if self.membership.may_change else None)
+        codings = None if self._codings is None else self._codings.of_buckets
         reduction = self.run.reducer.begin(
-            flight.kind,
-            flight.step,
-            flight.round,
-            group,
-            gradients=True,
-            kept=flight.kept,
-            divisor=self._divisor or (self.membership.givers(flight.step) if self.membership.may_change else None),
-            codings=None if self._codings is None else self._codings.of_buckets,
-            settings=flight.settings,
-        )
+            flight.kind, flight.step, flight.round, group, gradients=True, kept=flight.kept, divisor=divisor,
+            codings=codings, settings=flight.settings,
+        )  # fmt: skip
         return [(self.run.reducer, reduction)]
 
     def _commit(self, flight: Flight) -> None:

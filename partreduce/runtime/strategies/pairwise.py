@@ -134,8 +134,7 @@ class _Pair(GenerationDriver[PairState]):
     """One worker's model and its side of the pairing; driven by the side thread, `add` by the training loop."""
 
     def __init__(self, rank: int, machine: Pairing) -> None:
-        super().__init__(machine, rank, generation=-1)
-        self._state, _ = machine.start(rank)
+        super().__init__(machine, rank, generation=-1, is_open=True)
         self.lock = threading.Lock()
         self.mailbox: Mailbox
         self.opening: tuple[int, list[torch.Tensor]] | None = None

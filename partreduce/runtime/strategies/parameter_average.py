@@ -8,7 +8,7 @@ flight: the first one sent is merged first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -23,11 +23,11 @@ from partreduce.runtime.averaging.bucket import (
 )
 from partreduce.runtime.averaging.flat_model import BufferPolicy
 from partreduce.runtime.averaging.gradients import Snapshot
-from partreduce.runtime.averaging.in_flight import KEY, FixedMembership, Flight, State, Sums, restore_flights, state_of
+from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.averaging.neighbor_reducer import Neighborhood, PeerReducer
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.reference import OffloadedArray, OuterOptimizer, Reference
+from partreduce.runtime.averaging.reference import OuterOptimizer, Reference
 from partreduce.runtime.codecs import Codings
 from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult, check_kept
 from partreduce.topo.errors import InputError
@@ -38,7 +38,6 @@ from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.fragments import Move, moves, round_ends
 from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.outer import OuterStep
 from partreduce.topo.strategies.static import StaticGroups
 
 
@@ -55,25 +54,21 @@ class Part:
     and each member of every group steps from its own. Costs two more arrays: reference and momentum.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        reducer: Reducer,
-        membership: FixedMembership,
-        *,
-        averaging: Averaging,
-        is_delayed: bool = False,
-        outer: OuterStep | None = None,
-        name: str = "average",
-        turn_of: Callable[[int], int] = lambda round_: round_,
-        groups: Sequence[Group | None] = (),
-    ) -> None:
-        self.run, self.reducer, self.membership, self.name, self.turn_of = run, reducer, membership, name, turn_of
-        self.is_delayed, self.normalizes = is_delayed, averaging is Averaging.STEP_NORMALIZED
-        self._groups = groups
-        transport, outer = run.schedule.strategy.transport, outer or OuterStep()
-        rounds = transport.codec.rounds
-        self._codings = Codings.of(transport, len(reducer.buckets)) if rounds else None
+    def __init__(self, run: Run, reducer: Reducer, number: int, groups: Sequence[Group | None]) -> None:
+        strategy = run.schedule.strategy
+        transport, outer, self._count = strategy.transport, strategy.payload.outer, strategy.payload.num_fragments
+        self.run, self.reducer, self.membership, self._number, self._groups = (
+            run,
+            reducer,
+            run.membership,
+            number,
+            groups,
+        )
+        self.name = f"average of fragment {number}" if self._count > 1 else "average"
+        self.is_delayed = strategy.is_delayed and not strategy.takes_turns
+        self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
+        membership, rounds = run.membership, transport.codec.rounds
+        self._codings = Codings.of(transport, len(reducer.buckets))
         if self._codings is not None:
             # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
             membership.changed.append(self._codings.clear)
@@ -115,7 +110,7 @@ class Part:
     def send(self, step: int, round_: int, *, early: bool = False, due: int | None = None) -> None:
         """Start an operation; where that is `early`, steps are taken until it is merged, in round `due`."""
         self.flight = Flight(
-            kind=self.name, turn=self.turn_of(round_ if due is None else due), step=step, round=round_,
+            kind=self.name, turn=self._turn(round_ if due is None else due), step=step, round=round_,
             start=self._start, group=self._group(round_),
         )  # fmt: skip
         if self.is_delayed or (early and self.membership.may_change):
@@ -126,7 +121,7 @@ class Part:
     def merge(self, round_: int) -> bool:
         """Complete and commit the operation that is in flight, if one is; whether all hold the same model now."""
         if (flight := self.flight) is None:
-            self.membership.skip(self.turn_of(round_))
+            self.membership.skip(self._turn(round_))
             return False
         equal = False
         try:
@@ -240,15 +235,9 @@ class Part:
         self._is_of_all = self._has_all(group)
         codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
         reduction = self.reducer.begin(
-            self.name,
-            flight.step,
-            flight.round,
-            group,
-            kept=flight.kept,
-            lag=int(self.is_delayed),
-            codings=codings,
+            self.name, flight.step, flight.round, group, kept=flight.kept, lag=int(self.is_delayed), codings=codings,
             since=self._since(group),
-        )
+        )  # fmt: skip
         return [(self.reducer, reduction)]
 
     def _has_all(self, group: Group) -> bool:
@@ -294,6 +283,10 @@ class Part:
 
     # A round.
 
+    def _turn(self, round_: int) -> int:
+        """The operation of the schedule that this part has in a round."""
+        return round_ * self._count + self._number
+
     def _group(self, round_: int) -> Group | None:
         if self._groups:
             return self._groups[round_ % len(self._groups)]
@@ -304,13 +297,10 @@ class Part:
             self._starts_made += 1
             starts, reducer, host = self._starts_made, self.reducer, self.run.host
             if self._is_own:
-                self.reference = Reference(
-                    [OffloadedArray(b.flat.detach().clone(), host) for b in reducer.buckets], starts
-                )
+                self.reference = Reference.of([b.flat.detach().clone() for b in reducer.buckets], starts, host)
             else:
-                self.reference = self.membership.common_start(
-                    reducer, step, round_, name=self.name, starts=starts, host=host
-                )
+                name, start = self.name, self.membership.common_start
+                self.reference = start(reducer, step, round_, name=name, starts=starts, host=host)
         self._started = round_
         if self.is_delayed:
             self.send(step, round_)
@@ -362,20 +352,7 @@ class ParameterAverage(Runner):
         self._takes_turns, self._late = strategy.takes_turns, strategy.sync.late_steps
         if strategy.takes_turns:
             self.reducers = tuple(reducer.of(run.flat.fragment(one), f"fragment {one}") for one in range(count))
-        self.parts = [
-            Part(
-                run,
-                own,
-                self.membership,
-                averaging=strategy.averaging,
-                is_delayed=strategy.is_delayed and not strategy.takes_turns,
-                outer=outer,
-                name=f"average of fragment {number}" if count > 1 else "average",
-                turn_of=lambda round_, number=number: round_ * count + number,  # type: ignore[misc]
-                groups=groups,
-            )
-            for number, own in enumerate(self.reducers or [reducer])
-        ]
+        self.parts = [Part(run, own, number, groups) for number, own in enumerate(self.reducers or [reducer])]
         self._moves: dict[int, list[Move]] = {}
         self._ends = round_ends(count, run.steps_per_round)
         if strategy.takes_turns:

@@ -24,10 +24,10 @@ MAX_EVENTS = 200_000
 class ProtocolDriver(Generic[State]):
     """The machine of a protocol and the state of one of its processes."""
 
-    def __init__(self, machine: Machine[State], process: int) -> None:
+    def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
         self.machine, self.process = machine, process
         self.condition = threading.Condition()  # its lock orders all events; told of every change
-        self._state: State | None = None
+        self._state: State | None = machine.start(process)[0] if is_open else None
 
     @property
     def state(self) -> State | None:
@@ -45,6 +45,12 @@ class ProtocolDriver(Generic[State]):
         """Whether an event of this kind may be raised now; if so, then also later, though perhaps another one."""
         return any(isinstance(event, kind) for event in self.ready())
 
+    def raised(self, event: Hashable) -> tuple[Action, ...]:
+        """An event that the process itself raises, and what it asks for."""
+        with self.condition:
+            assert self.offers(type(event)), f"{event} is not ready"
+            return self.step(event)
+
     def step(self, event: object) -> tuple[Action, ...]:
         """Under the lock: one event, and what it asks for."""
         self._state, actions = self.machine.step(self.process, self.open_state, event)
@@ -58,8 +64,8 @@ class GenerationDriver(ProtocolDriver[State]):
     Messages of a later one wait for it, those of an earlier one are dropped.
     """
 
-    def __init__(self, machine: Machine[State], process: int, *, generation: int = 0) -> None:
-        super().__init__(machine, process)
+    def __init__(self, machine: Machine[State], process: int, *, generation: int = 0, is_open: bool = False) -> None:
+        super().__init__(machine, process, is_open=is_open)
         self._generation = generation
         self._early: list[Message] = []
 
