@@ -220,7 +220,6 @@ def load_checkpoint(
 
 
 def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str | Path) -> Path:
-    """The directory as a path, where both arguments are what they should be and stand in their order."""
     if not hasattr(optimizer, "ending"):
         raise InputError(f"{who}: optimizer is a {type(optimizer).__name__}; pass the DistributedOptimizer first")
     if not isinstance(directory, (str, os.PathLike)) or "\0" in str(directory):

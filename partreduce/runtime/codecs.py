@@ -1,8 +1,7 @@
 """Encode numbers in fewer bytes and decode them, by pure functions of tensors; this module does not communicate.
 
-int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte, the first one in its lower half. Blocks
-of them share one float32 scale, in one array of bytes. A block with a number that is not finite decodes to NaN
-throughout, and one that is almost zero to zeros. `topo.codec_numbers` bounds the error of a code.
+int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte. Blocks of them share one float32 scale. A
+block with a number that is not finite decodes to NaN, and one that is almost zero to zeros.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Measure a cluster from inside a job: links, shared NICs and buses, and the time of a step.
-
-A profile measures the calibration phases, fits link metrics to them under the very cost model that predicts schedules,
-then checks the fit on random phases that it has not seen.
-"""
+"""Measure a cluster from inside a job: fit link metrics under the cost model, and check them on unseen phases."""
 
 from __future__ import annotations
 
@@ -98,17 +94,9 @@ def profile(
 ) -> Profile:
     """Measure links, contention, codecs and, given `step`, the compute time of every worker. All workers call this.
 
-    Args:
-        cluster: its shape; number of workers as in this run.
-        model_bytes: the size that the schedule will move; also half and an eighth of it are measured.
-        step: runs one training step of this worker; its median over 10 calls becomes `compute`, its spread `jitter`.
-        repetitions: of every phase; medians count.
-        num_checks: random phases on which the fit is checked afterwards.
-        seed: of those phases.
-        timeout: seconds for any single operation.
-        device: cpu by default.
-        world: how to reach the others; found from the launcher's environment by default.
-        progress: told what is being measured.
+    In parts of `model_bytes`, the size that the schedule will move, every phase is measured `repetitions` times, and
+    the fit is checked on `num_checks` random phases of `seed`. `step` runs one training step; `timeout` are seconds for
+    any single operation; `progress` is told what is being measured.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(
@@ -301,13 +289,8 @@ def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hard
 def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Hardware) -> Fit:
     """Fit latency and inverse bandwidth of links inside nodes, of NICs and of the bus, by least squares on logarithms.
 
-    Which of a link and the bus explains a metric is only decided by phases with several groups at once, so the
-    measurements should hold such phases. Four starting points; the best result counts.
-
-    Args:
-        measurements: of phases whose groups lie inside nodes and, for several nodes, across them.
-        cluster: the shape.
-        base: other properties (number of NICs, speeds) that are kept as they are.
+    Which of a link and the bus explains a metric is only decided by phases with several groups at once. Four starting
+    points; the best result counts. Other properties are those of `base`.
     """
     across = cluster.num_nodes > 1
     measured = np.log([measurement.median for measurement in measurements])

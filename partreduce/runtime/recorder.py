@@ -1,7 +1,6 @@
 """Record a worker's last operations (for error reports), its statistics, and a trace that Perfetto opens.
 
-The ring buffer always runs; the trace only when a directory is given. Both are plain JSON. A trace that cannot be
-written causes one warning and never ends a run.
+The ring buffer always runs; the trace only when a directory is given, and a failure to write it never ends a run.
 """
 
 from __future__ import annotations

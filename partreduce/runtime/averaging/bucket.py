@@ -144,7 +144,6 @@ class Bucket:
             self.lose(array)
 
     def windows(self, array: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters' windows of a lent array, in the order of the slots."""
         parts = self._parts_of(array)
         if parts.windows is None:
             parts.windows = [slot.window(array) for slot in self.slots]

@@ -1,13 +1,9 @@
 """Send a step's gradients in segments during the backward pass, overlapped with the rest of it.
 
-Backward computes the gradients of the last layers first. A segment is a stretch of the flat array, from its end toward
-its beginning; it is sent when all its parameters have their gradients and all segments before it were sent, so that the
-order is the same on all workers, independent of their timing. Unused parameters, piggybacked buffers, presence and tag
-follow at the end of the step.
-
-A gradient that was sent cannot be recalled. A later change to it raises an error at the step, depending on the backward
-pass and not on the segments sent, so that all workers raise; the operation is then completed with a separate tag, so
-that no worker uses its sums as gradients and the next operation starts at the same place on all.
+A segment is a stretch of the flat array, from its end toward its beginning; it is sent when all its parameters have
+their gradients and all segments before it were sent, so that the order is the same on all workers. Unused parameters,
+piggybacked buffers, presence and tag follow at the end of the step. A later change to a gradient that was sent raises
+an error at the step on all workers; the operation is then completed with a tag that fits no sums.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Define how a model's buffers are averaged: one table of rules for all strategies.
 
-A rule depends on the buffer's type, its name, and the class of its module. So all workers that run the same model have
-the same rules, which the handshake compares. One rule depends on values: a buffer of zeros and ones is a mask. It is
-applied where all workers have the same values, or have exchanged whether they are zeros and ones.
+A rule depends on the buffer's type, its name, and its module's class, so the handshake can compare them. One depends on
+values: a buffer of zeros and ones is a mask. It is applied where all workers have, or have exchanged, the same values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Report the results of device-side checks of queued operations, and watch over their completion.
 
-On CUDA no step waits for the device: the device checks whether all members meant the same operation (a commit with a
-false check changes nothing, and neither does any later one), and the host reads it a few operations later. A thread
-looks once a second at the oldest operation, since the training loop may stand in a call that waits for the device: when
-a member can no longer come, or the timeout has passed, it destroys the groups, which ends their kernels.
+On CUDA no step waits for the device: a commit with a false check changes nothing, and neither does any later one; the
+host reads it a few operations later. A thread looks once a second at the oldest operation: when a member can no longer
+come, or the timeout has passed, it destroys the groups, which ends their kernels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Average each rank's local shards if a model is sharded over the ranks of a replica.
 
 A worker of the schedule is then a replica, and every rank of one runs the schedule with the ranks that hold the same
-shards of the other replicas. The schedule is unaffected: a `ShardSlot` gives the local numbers of a DTensor in place of
-those of a parameter.
+shards of the other replicas: a `ShardSlot` gives the local numbers of a DTensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Store a model's parameters as views of one flat array per (device, dtype), with piggybacked tensors.
-
-A group operation then moves one array and commits it with one pass. Buffers (by their rules) and optimizer state, if a
-policy asks for it, are part of the same operation.
-"""
+"""Store a model's parameters as views of one flat array per (device, dtype), with piggybacked tensors."""
 
 from __future__ import annotations
 

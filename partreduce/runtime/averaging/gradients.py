@@ -40,14 +40,12 @@ class Snapshot:
 
     @classmethod
     def of_gradients(cls, bucket: Bucket) -> Snapshot:
-        """Those that are in place, in an array that the bucket lends."""
         array = bucket.lend()
         with torch.no_grad():
             return cls(bucket, array, load_some(bucket.slots, bucket.windows(array), 1))
 
     @classmethod
     def copy(cls, bucket: Bucket, values: torch.Tensor) -> Snapshot:
-        """Parameters, in an array that the bucket lends."""
         array = bucket.lend()
         with torch.no_grad():
             array[: bucket.size].copy_(values[: bucket.size])

@@ -1,9 +1,7 @@
 """Queue operations in flight: each begins in one step, and is awaited and committed or dropped in a later one.
 
-`begin → wait → commit`. The payload is gradients, parameters, or the change of parameters since a reference. The queue
-belongs to the run's membership, which lists the members. Here the members are fixed; a run that continues after
-failures has the same queue (`elastic.member`), and each of its operations is committed by all members of its group or
-by none. Operations in flight are part of a checkpoint.
+The queue belongs to the run's membership, which lists the members. Here these are fixed; a run that continues after
+failures has the same queue (`elastic.member`), whose operations are committed by all members of a group or by none.
 """
 
 from __future__ import annotations
@@ -170,7 +168,6 @@ class FixedMembership:
         return common_start(reducer, self._members, starts, step, round_, host=host)
 
     def average_model(self, reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-        """Replace parameters of all workers by their means, and buffers by their rules; all of them call this."""
         average_model(reducers, members, step, round_)
 
     # Who else is there, for those that wait by notes.

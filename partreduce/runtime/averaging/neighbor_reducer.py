@@ -1,9 +1,8 @@
 """Run one round of weighted averaging by point-to-point messages instead of a group reduction.
 
-Each worker sends its whole scratch array (parameters, piggybacked tensors, tag) to its out-neighbors and receives one
-from each in-neighbor; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and
-committed as a group's mean would be. Copied buffers are those of the lowest rank among a worker's in-neighbors and
-itself. Costs one receive array of model size for every in-neighbor of the busiest round.
+Each worker exchanges whole scratch arrays with its neighbors; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in one
+order and committed as a group's mean would be. Copied buffers are those of the lowest rank among a worker's
+in-neighbors and itself. Costs one receive array of model size for every in-neighbor of the busiest round.
 """
 
 from __future__ import annotations

@@ -72,10 +72,6 @@ def queue_p_reduce(
     """As `p_reduce`; on CUDA the host only queues it, and hears the check at a later call or by the result's `flush`.
 
     Until then a failed operation has left the tensors as they were. None in a script that runs alone.
-
-    Raises:
-        InputError: as `p_reduce`.
-        PeerFailedError: as `p_reduce`, also for an earlier call.
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _check_tensors(all_tensors)

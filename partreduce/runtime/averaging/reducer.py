@@ -1,10 +1,9 @@
 """Run one group operation in a scratch array, with a tag, a deadline, and a check before any commit.
 
-No user-visible state changes until every sum has arrived and every tag agrees: a worker that is killed during an
-operation leaves partial sums in the scratch arrays of its peers, never in their parameters. On CUDA the host does not
-wait: the commit itself checks the tag on the device, and a violation is reported a few rounds later, at the latest by
-`flush`. There the tag is always summed separately, after the payload: an aborted operation may have summed the end of
-an array and not its beginning.
+No user-visible state changes until every sum has arrived and every tag agrees: a worker that is killed leaves partial
+sums in the scratch arrays of its peers, never in their parameters. On CUDA the commit itself checks the tag on the
+device, and a violation is reported a few rounds later, at the latest by `flush`. There the tag is always summed
+separately, after the payload: an aborted operation may have summed the end of an array and not its beginning.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ class Reducer:
 
     @cached_property
     def streams(self) -> Streams:
-        """Where the operations run; all buckets lie on one device."""
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(

@@ -1,9 +1,8 @@
 """Hold one group operation in flight, with the arrays that it borrowed from its buckets, and send its numbers coded.
 
-With a codec parameters or gradients are encoded; the rest of the array (piggybacked tensors, presence, the tag) is sent
-as it is in a second operation, together with one number: how many members contributed infinite or NaN values. If none
-did and the sum still has such values, they exceeded the codec's range, and all members detect this from data that all
-have: the sum's bits and that number.
+The rest of a coded array (piggybacked tensors, presence, the tag) is sent as it is, together with one number: how many
+members contributed infinite or NaN values. If none did and the sum still has such values, they exceeded the codec's
+range, and all members detect this from the sum's bits and that number.
 """
 
 from __future__ import annotations
@@ -128,7 +127,6 @@ class CodecInput:
 
 
 def _peak(values: torch.Tensor) -> float:
-    """The largest absolute value; infinite or NaN where one of them is."""
     return float(torch.maximum(values.amax(), values.amin().neg())) if len(values) else 0.0
 
 

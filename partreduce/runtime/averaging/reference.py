@@ -1,8 +1,7 @@
 """Keep reference parameters, bitwise equal on all workers, from which each encodes its change, and the outer optimizer.
 
-Rounding parameters themselves loses each update that is smaller than their last digit. A worker's change since the last
-common parameters is as small as the updates, and so is its rounding error. Outer steps (DiLoCo) take the workers' mean
-change as a gradient.
+A worker's change since the last common parameters is as small as the updates, and so is its rounding error. Outer steps
+(DiLoCo) take the workers' mean change as a gradient.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class OffloadedArray:
         return copy.copy_(values, non_blocking=True)
 
     def put(self, new: torch.Tensor, ok: torch.Tensor | None = None) -> None:
-        """Take the values of an array, unless the device's check says otherwise."""
         if not self._is_apart:
             replace_where(self.values, new, ok)
         else:
@@ -116,7 +114,6 @@ class OuterOptimizer:
         self.names = self._momenta.keys()
 
     def step(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
-        """Make a movement of bucket `index` the step of the outer parameters, in place; and the next momentum."""
         outer_step(self._outer, movement, self._momenta.get(f"momentum/{index}"), ok)
 
     def clear(self) -> None:

@@ -30,12 +30,10 @@ def assign_samples(
     """(round, samples by worker) of each round of an epoch that begins with round `start`.
 
     The order of the epoch is dealt round by round to who is a member, by rank and steps per round. In the round from
-    which the members of a new view average, a failed worker's samples go back to the front, since no worker has seen
-    them in an average; who joins takes those of its steps from there: of one, or where fragments have turns in the
-    round of all that are left of it. From the next round on all that is left is dealt to the new members. So every
-    sample is in one average, and none in two, but for what does not fill a last round of all members, and for fragments
-    that had had their turn when a worker failed. Where fewer are left than one that joins needs, it takes of the
-    epoch's first ones again: the others wait for it.
+    which the members of a new view average, a failed worker's samples go back to the front; who joins takes those of
+    its steps from there (where fragments have turns, of all that are left of the round). From the next round on all
+    that is left is dealt to the new members, so every sample is in one average but for what does not fill a last round.
+    Where fewer are left than one that joins needs, it takes of the epoch's first ones again.
     """
     rest, round_ = deque(order), start
     members = next(members for after, members in reversed(views) if after < start * turns)

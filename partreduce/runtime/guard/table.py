@@ -1,9 +1,8 @@
 """List all checks: what each inspects, when it runs, its cost, and its message.
 
-`@check(...)` registers a plain function. It receives the inspected state and returns None if all is well, and otherwise
-the values for the message. All checks run at wrapping and in the first steps. A later step runs only checks that cost
-almost nothing, or that state why they must run (`why`); `PARTREDUCE_CHECK=always` runs all in each step. The tables of
-`docs/errors.md` are printed from it.
+`@check(...)` registers a plain function, which returns None if all is well, and otherwise the values for the message.
+All run at wrapping and in the first steps, later only those that cost almost nothing or state why they must (`why`);
+`PARTREDUCE_CHECK=always` runs all in each step. The tables of `docs/errors.md` are printed from it.
 """
 
 from __future__ import annotations

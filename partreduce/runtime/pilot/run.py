@@ -47,17 +47,10 @@ def run_pilot(
 ) -> list[Curve]:
     """Run All-Reduce and every probe for some steps, once per seed. All workers call this; all get the same curves.
 
-    Args:
-        build: makes this worker's job from a seed.
-        steps: of every run.
-        seeds: one repetition each, of all schedules.
-        warm_up: steps of All-Reduce before every run, which do not count: the prices are then those of what follows.
-        data: how the samples are spread: `shuffled`, `per-worker` or `per-node`.
-        cluster: its shape; found from the launcher's environment by default.
-        schedules: what to compare with All-Reduce; `probes` of the cluster by default.
-        then: asked on worker 0, with all curves so far, what else to run, until that is nothing.
-        timeout: seconds for any single operation.
-        progress: told what is run.
+    `build` makes this worker's job from a seed. `warm_up` steps of All-Reduce before every run do not count: the prices
+    are then those of what follows. `data` says how samples are spread: `shuffled`, `per-worker` or `per-node`. `then`
+    is asked on worker 0, with all curves so far, what else to run, until that is nothing; `progress` is told what is
+    run.
     """
     say = progress or (lambda _: None)
     where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))

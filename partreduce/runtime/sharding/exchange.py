@@ -1,13 +1,11 @@
 """Exchange table rows between all workers: look rows up, send gradients to owners, synchronize.
 
 Each operation is one message from all to all (see `Wire.meet`) and then the rows; if rows are coalesced per node, the
-same is done inside the node first, where the collector of a row requests, or sums, for all of its node. No state
-changes before everything has arrived.
+same is done inside the node first. No state changes before everything has arrived.
 
-If a table has a codec, an owner encodes the rows that it sends, and a collector forwards the codes unchanged; gradients
-are encoded by their sender after they were summed in the node. Every worker decodes, the owner its own rows, too. A
-worker with numbers outside the codec's range reports it to all: with the rows that it sends, in four bytes that
-collectors forward; for gradients before the next operation, which precedes any change of a row.
+If a table has a codec, an owner encodes the rows that it sends, and a collector forwards the codes; gradients are
+encoded by their sender after they were summed in the node. A worker with numbers outside the codec's range reports it
+to all: with the rows that it sends, for gradients before the next operation, which precedes any change of a row.
 """
 
 from __future__ import annotations
@@ -195,7 +193,6 @@ class Leg:
         return found
 
     def asked(self, did: Call) -> torch.Tensor:
-        """The rows that the members ask this worker for, member by member."""
         if self.met.ids is not None:
             return self.met.ids
         ids = self._parts[did.table].ids if did.table in self._parts else torch.empty(0)

@@ -1,9 +1,8 @@
 """Define one embedding's separately placed parameter: the owners of its rows, and their path to host and wire.
 
-Wherever a table lies, its rows and their numbers are exchanged in host memory (over gloo), since only the host knows
-which worker requested which row. From a CUDA device a copy into pinned memory is queued in the current stream, and the
-host waits for a mark behind it before it looks at the numbers; back, a copy from pinned memory is queued in the current
-stream, so that what this one does next has them. Nothing else in tables orders streams.
+Rows and their numbers are exchanged in host memory (over gloo), since only the host knows which worker requested which
+row. From a CUDA device a copy into pinned memory is queued in the current stream, and the host waits for a mark behind
+it; back, a copy from pinned memory is queued likewise. Nothing else in tables orders streams.
 """
 
 from __future__ import annotations
@@ -93,7 +92,6 @@ class Part:
     rows: torch.Tensor | None = None
 
     def taken(self, order: torch.Tensor) -> Part:
-        """The same rows in another order, or some of them."""
         return Part(self.ids[order], None if self.rows is None else self.rows[order])
 
     def coalesced(self) -> Part:

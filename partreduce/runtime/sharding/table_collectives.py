@@ -1,13 +1,12 @@
 """Run the collectives of tables, on separate communicators and with deadlines, and count the bytes that they send.
 
-Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
-tables begins with one small message from every worker to every other one, of a length that all know: what it does, for
-which table, how many rows follow, and room for their numbers. A worker that found a mistake of its user (an index out
-of range) says so there, and all raise the same line. A worker whose data ended takes part in whatever the others do.
+Each operation begins with one small message from every worker to every other one, of a length that all know: what it
+does, for which table, how many rows follow, and room for their numbers, so that two workers that mean different ones
+find out. A worker that found a mistake of its user says so there, and all raise the same line. A worker whose data
+ended takes part in whatever the others do.
 
-With that room a lookup usually needs no exchange for the numbers of its rows. All members of a group know how much
-there is: it follows from the most rows that any of them asked of another in the steps before, which each of them tells
-all. Where somebody asks for more, which all hear as well, the numbers travel by themselves afterwards.
+All members know how much room there is: it follows from the most rows that any of them asked of another in the steps
+before. Where somebody asks for more, the numbers travel by themselves afterwards.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Save tables: whole ones in state dicts, and each worker's rows in checkpoints.
 
-In a state dict worker 0 gets all rows, block by block, in memory that a file backs, so that
-`torch.save(model.state_dict(), path)` writes what a script on one device reads, and no worker ever holds more of a
-table in memory than its own rows and a block: the kernel writes the mapped pages out and drops them. The file lies in
-the folder for temporary files (TMPDIR), has no name, and is gone with the tensor. The other workers' state dicts hold a
-tensor without numbers (on the device `meta`), which cannot be loaded by mistake.
+In a state dict worker 0 gets all rows, block by block, in memory that a nameless file in TMPDIR backs, so that no
+worker ever holds more of a table in memory than its own rows and a block. The other workers' state dicts hold a tensor
+on the device `meta`, which cannot be loaded by mistake.
 
-In a checkpoint each worker saves its own rows; another number of workers redistributes them. What the optimizer keeps
-of each row (Adagrad's sums, Adam's moments) has one owner, as the row itself, and goes along. Worker 0 then reads one
-old worker's file after the other, and every worker takes its rows out of it block by block, so that no worker holds
-more than two shards at a time.
+In a checkpoint each worker saves its own rows, and what the optimizer keeps of them; another number of workers
+redistributes them: worker 0 reads one old worker's file after the other, and every worker takes its rows out of it.
 """
 
 from __future__ import annotations

@@ -22,15 +22,10 @@ class Steps(Protocol):
     """Where this worker is in the run."""
 
     @property
-    def steps(self) -> int:
-        """The steps taken so far."""
-
+    def steps(self) -> int: ...
     @property
-    def round(self) -> int:
-        """The round that this worker is in."""
-
-    def declare(self) -> None:
-        """Let workers without data know that a step has begun."""
+    def round(self) -> int: ...
+    def declare(self) -> None: ...
 
 
 class Tables:

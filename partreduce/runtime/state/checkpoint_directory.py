@@ -1,8 +1,7 @@
 """Find the complete checkpoints of a directory, the newest one, and those that a run may delete.
 
-A checkpoint's manifest carries a number, one more than the highest that any worker saw in the directory, and a lineage:
-the run that wrote it together with the runs that it resumed from and that resumed from it. The highest number is the
-newest, even if a new run counts its rounds from zero; a run deletes only checkpoints of its lineage.
+A manifest carries a number, one more than the highest that any worker saw, and a lineage: the run that wrote it with
+those that it resumed from and that resumed from it. A run deletes only checkpoints of its lineage.
 """
 
 from __future__ import annotations

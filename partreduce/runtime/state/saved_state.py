@@ -236,7 +236,6 @@ class Handover:
             group.update(taken)  # a scheduler that is made sets the first learning rate
 
     def check_unfit(self) -> None:
-        """Refuse a script of which one that joins would know too little."""
         steps = (getattr(one, "step", None) for one in (self.optimizer, self._wrapper()))
         if any(hasattr(step, "_wrapped_by_lr_sched") for step in steps) and not self.objects:
             raise InputError(f"scheduler: {BEHIND}")

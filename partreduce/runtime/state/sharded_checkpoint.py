@@ -1,8 +1,7 @@
 """Save checkpoints of sharded models by torch.distributed.checkpoint, with one folder per replica.
 
-The tensors of a parameter (its numbers, the optimizer's and the strategy's) are DTensors there, so a run may continue
-with another number of shards. What only one rank has, such as its buffers and random states, lies under `shard-INDEX/`.
-A folder without torch's metadata does not count, and a checkpoint counts where every replica's does.
+A parameter's tensors are DTensors there, so a run may continue with another number of shards. What only one rank has
+lies under `shard-INDEX/`. A checkpoint counts where every replica's folder has torch's metadata.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Choose the runner that carries out a schedule, by its kind, its payload and its timing.
-
-The table names kinds (virtual time has its own, in `simulate.py`). A new kind is a runner and one line there.
-"""
+"""Choose the runner that carries out a schedule, by its kind (a line of the table), its payload and its timing."""
 
 from __future__ import annotations
 

@@ -105,7 +105,6 @@ class AsynchronousServer(OneSided):
         self._begin(round_)
 
     def _begin(self, round_: int) -> None:
-        """A generation begins with the live parameters."""
         if self._shard is not None:
             self._shard.take([bucket.flat for bucket in self.run.flat.buckets])
         for action in self.driver.raised(shards.Open(round_)):

@@ -1,9 +1,8 @@
 """Run strategy `allreduce` of gradients: the mean over all workers before the step, as in DDP, or in a pipeline.
 
-Pipe-SGD (Li et al., NeurIPS 2018, Algorithm 1): while the sum of a step's gradients travels, the next K - 1 steps are
-computed: x[s+1] = x[s] - U(g[s-K+1]), where g[s] is the mean gradient taken at x[s], K the width and U the update of
-the wrapped optimizer, momentum and decay included. All workers apply the same gradients in the same order, so their
-models stay equal bit for bit.
+Pipe-SGD (Li et al., NeurIPS 2018, Algorithm 1): x[s+1] = x[s] - U(g[s-K+1]), where g[s] is the mean gradient taken at
+x[s], K the width and U the update of the wrapped optimizer. All workers apply the same gradients in the same order, so
+their models stay equal bit for bit.
 """
 
 from __future__ import annotations

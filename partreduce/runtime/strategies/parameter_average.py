@@ -1,8 +1,7 @@
 """Run rounds that end with a mean of parameters: `static`, `allreduce`, `neighbor`, outer steps, fragments in turn.
 
-A `Part` is their operation on a fragment of the model, or on the whole: it begins and is merged after steps of the
-round that depend only on the schedule. So all workers run the same operations in the same order, also with several in
-flight: the first one sent is merged first.
+A `Part` is their operation on a fragment of the model, or on the whole, after steps of the round that depend only on
+the schedule: all workers run the same operations in the same order, also with several in flight.
 """
 
 from __future__ import annotations
@@ -57,17 +56,11 @@ class Part:
     def __init__(self, run: Run, reducer: Reducer, number: int, groups: Sequence[Group | None]) -> None:
         strategy = run.schedule.strategy
         transport, outer, self._count = strategy.transport, strategy.payload.outer, strategy.payload.num_fragments
-        self.run, self.reducer, self.membership, self._number, self._groups = (
-            run,
-            reducer,
-            run.membership,
-            number,
-            groups,
-        )
+        self.run, self.reducer, self._number, self._groups = run, reducer, number, groups
+        self.membership = membership = run.membership
         self.name = f"average of fragment {number}" if self._count > 1 else "average"
         self.is_delayed = strategy.is_delayed and not strategy.takes_turns
         self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
-        membership, rounds = run.membership, transport.codec.rounds
         self._codings = Codings.of(transport, len(reducer.buckets))
         if self._codings is not None:
             # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
@@ -75,7 +68,7 @@ class Part:
         membership.changed.append(lambda: self._rescale(self._starts, 1.0))
         self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
         self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
-        self._measures = rounds or self._is_outer
+        self._measures = transport.codec.rounds or self._is_outer
         self._reference_name = "outer_params" if self._is_own else "reference"
         self._has_equal_steps = len(set(run.schedule.worker_steps().tolist())) == 1
         self.outer = OuterOptimizer(outer, reducer.buckets, run.host)

@@ -1,8 +1,7 @@
 """Drive one process of a protocol's machine between real processes, with its waits and its log.
 
-The training thread raises the worker's own events, other threads deliver received ones. One lock orders both, and the
-data of an event (arrays, numbers, a line of a log) changes under it together with the state, so that everything that
-the machine counts is present.
+The training thread raises the worker's own events, other threads deliver received ones. One lock orders both, and an
+event's data change under it together with the state.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Take one worker's steps, count steps and rounds, and reject what a schedule does not support.
-
-Where gradients are averaged, that is before the wrapped optimizer's step, and a round is a step. Where parameters are,
-that is after the last step of a round.
-"""
+"""Take one worker's steps, count steps and rounds, and reject what a schedule does not support."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Drive one worker's side of Hop's protocol between real processes, with the updates' arrays and its waits.
-
-The protocol object and the arrays change together under one lock, so that every update that the object counts is
-present, and one that it takes cannot be replaced by a newer one at the same time.
-"""
+"""Drive one worker's side of Hop's protocol between real processes: state and arrays change together, under a lock."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
 """Drive one worker's side of a partial collective between real processes, with the arrays, in host memory.
 
 Three threads work here: the training raises `Call`, `Take` and `End`, the collective thread `Begin` and `Finish`, and
-the mailbox's thread passes messages to the protocol object as they arrive. One lock orders them. The object and the
-arrays change together under that lock: a round includes exactly the gradients that the object counts.
+the mailbox's thread passes messages on. One lock orders them: a round includes exactly the gradients that the object
+counts.
 
-The run is cut into *segments*: where all workers synchronize (a mean model, a checkpoint, the end), each ends like a
-worker without data, all take the results up to the same last round, and nothing is in flight.
+The run is cut into *segments*: where all workers synchronize (a mean model, a checkpoint, the end), all take the
+results up to the same last round, and nothing is in flight.
 
-Notices of the protocol are cumulative (round r may start, and so may all before it): a later one replaces an earlier
-one that still waits for room, no sender waits, and their order does not matter. To very many workers they go down a
-tree. An array of one bucket holds its gradients as the bucket lays them out, then one number for each parameter, which
-says whether any worker had a gradient for it.
+Notices are cumulative (round r may start, and so may all before it): a later one replaces an earlier one that still
+waits for room, and no sender waits. To very many workers they go down a tree.
 """
 
 from __future__ import annotations
@@ -303,7 +301,6 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
         self._post(words)
 
     def call(self, load: Callable[[], None]) -> None:
-        """A gradient is computed: `load` adds it to the send buffer."""
         with self.condition:
             load()
             self.log.add("called", self._generation, self.open_state.version, (self.open_state.calls,))

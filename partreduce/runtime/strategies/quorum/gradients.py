@@ -1,8 +1,4 @@
-"""Run strategy `allreduce` of gradients with partial rounds: eager-SGD's workers (Li et al., PPoPP 2020).
-
-All workers apply the same results in the same order, each in its own call. A value that a script changes from call to
-call, such as a learning rate, then differs between two workers that apply the same result, which causes a warning.
-"""
+"""Run strategy `allreduce` of gradients with partial rounds: eager-SGD's workers (Li et al., PPoPP 2020)."""
 
 from __future__ import annotations
 
