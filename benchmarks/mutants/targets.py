@@ -38,7 +38,7 @@ LOOKED_UP = (
     *(f"tests/runtime/sharding/test_hybrid_{name}.py" for name in ("bytes", "faults", "after_mistakes")),
 )
 HYBRID = (LOOKED_UP, ("tests/runtime/sharding/test_hybrid_state.py",))
-SHARDING = ("exchange", "placement", "saved", "table", "tables", "wire")
+SHARDING = ("placement", "saved", "table", "tables", "wire")
 ROUTES = (("tests/partreduce/planner/test_routes.py",), ("tests/partreduce/planner/test_design_model.py",))
 QUORUM_RUNS = "tests/runtime/strategies/test_quorum.py"
 QUORUM_ARRAYS = "tests/runtime/strategies/test_quorum_arrays.py"

@@ -138,14 +138,19 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
     if ok is not None:
         only_where(sums[: bucket.size], ok)
     presence = sums[bucket.length : bucket.length + len(bucket.slots)].tolist() if absent else ()
+    put_gradients(bucket.slots, bucket.windows(sums), [place for place in absent if presence[place] == 0])
+
+
+def put_gradients(slots: Sequence[Slot], values: Sequence[torch.Tensor], missing: Sequence[int]) -> None:
+    """Write values into the parameters' gradients; those of the `missing` places have none now."""
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
-    for index, (slot, average) in enumerate(zip(bucket.slots, bucket.windows(sums), strict=True)):
+    for index, (slot, average) in enumerate(zip(slots, values, strict=True)):
         gradient = slot.gradient
-        if index in absent and presence[index] == 0:
+        if missing and index in missing:
             slot.put_gradient(None)
         elif gradient is None:
-            slot.put_gradient(average.clone())
+            slot.put_gradient(average.to(slot.parameter.device, copy=True))
         else:
             gradients.append(gradient)
             averages.append(average)

@@ -69,10 +69,10 @@ class Reducer:
         """Asked what a failure means, for as long as it is set; else it ends the run."""
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
-    def of(self, buckets: Sequence[Bucket], name: str) -> Reducer:
-        """A reducer of some of the buckets; `name` is part of its tags."""
-        key = f"{self.key} {name}"
-        part = Reducer(self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
+    def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:
+        """A reducer of some of the buckets, maybe over another world; `name` is part of its tags."""
+        key = f"{self.key} {name}".rstrip()
+        part = Reducer(world or self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
         part.checks = self.checks
         return part
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.strategies.dynamic_groups import GeneratedMeans
@@ -63,7 +62,7 @@ def _server(server: Server, run: Run) -> Runner:
     )
     base.recorder.attach("mailbox", communicator.mailbox.traffic_facts)
     world = through_servers(base.world, communicator)
-    reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
+    reducer = base.of(base.buckets, world=world)
     same = AllReduce(
         steps_per_round=server.steps_per_round, sync=server.sync, transport=server.transport, averaging=server.averaging
     )

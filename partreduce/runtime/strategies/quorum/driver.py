@@ -20,7 +20,7 @@ from typing import Any, get_args
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.gradients import sparse_gradient
+from partreduce.runtime.averaging.gradients import put_gradients, sparse_gradient
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver, Missing, QuorumLog
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.schedulers.protocols import partial_state
@@ -173,20 +173,8 @@ class GradientSums:
         with torch.no_grad():
             for bucket, array in zip(self.buckets, one.arrays, strict=False):
                 presence = array[bucket.size : bucket.size + len(bucket.slots)].tolist()
-                gradients, values = [], []
-                for slot, is_there in zip(bucket.slots, presence, strict=True):
-                    if not is_there:
-                        slot.parameter.grad = None
-                    elif slot.parameter.grad is None:
-                        slot.parameter.grad = slot.view(array).to(bucket.device, copy=True)
-                    else:
-                        gradients.append(slot.parameter.grad)
-                        values.append(slot.view(array))
-                if gradients and bucket.device.type == "cpu":
-                    torch._foreach_copy_(gradients, values)
-                    continue
-                for gradient, value in zip(gradients, values, strict=True):
-                    gradient.copy_(value)
+                missing = [place for place, is_there in enumerate(presence) if not is_there]
+                put_gradients(bucket.slots, [slot.view(array) for slot in bucket.slots], missing)
 
 
 DIRECT = 64  # up to so many workers each receives a message from its sender

@@ -150,9 +150,7 @@ class QuorumGradients(Runner):
         )
         self.mailboxes.append(mailbox)
         self.driver.spread = Spread(mailbox, len(everyone))
-        self.on_host = Reducer(
-            world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
-        )
+        self.on_host = reducer.of((), "quorum", world)
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
         self._base: int | None = None
         self._settings = 0  # a number that tells with which settings results were applied so far, in order
