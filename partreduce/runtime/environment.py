@@ -6,8 +6,7 @@ from __future__ import annotations
 SCHEDULE = "PARTREDUCE_SCHEDULE"  # the path of the schedule file
 MAX_FAILED = "PARTREDUCE_MAX_FAILURES"  # how many workers may fail, where the launcher decides who continues
 MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"  # how often in all a failed worker is started again
-RESTARTED = "PARTREDUCE_RESTARTED"
-"""Only of a worker that was started in place of a failed one: how many were before it in this run."""
+RESTARTED = "PARTREDUCE_RESTARTED"  # of a worker in place of a failed one: how many were before it
 RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
 """What mailboxes mix into their keys, so that reading the store is not enough to write to a mailbox.
 
@@ -17,8 +16,7 @@ GENERATOR = "PARTREDUCE_GENERATOR"  # the address of the group generator
 GENERATOR_KEYS = "PARTREDUCE_GENERATOR_KEYS"  # the key of the group generator
 
 # What users set.
-OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
-"""Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
+OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"  # set to 1, CUDA tensors go over gloo, for tests of several processes on a GPU
 
 CHECK = "PARTREDUCE_CHECK"  # set to `always`, every check for misuse runs in every step (see `guard.table`)
 
@@ -35,11 +33,9 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 AGENT_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 
 # What other launchers and libraries set or read.
-SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
+SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # of other launchers: more than one process
 SLURM_NODEID = "SLURM_NODEID"
-NODE_RANKS = (GROUP_RANK, SLURM_NODEID, "JOB_COMPLETION_INDEX")
-"""Where torchrun, SLURM and an indexed Job of Kubernetes say which node this one is."""
+NODE_RANKS = (GROUP_RANK, SLURM_NODEID, "JOB_COMPLETION_INDEX")  # of torchrun, SLURM and an indexed Kubernetes Job
 SLURM_TOPOLOGY = ("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN")
 SLURM_JOB = (
     "SLURM_JOB_ID",

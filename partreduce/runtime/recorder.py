@@ -39,8 +39,7 @@ class Operation:
     start: float
     end: float | None = None
     outcome: str = "running"
-    lag: int = 0
-    """Rounds by which it is late: it belongs to the beginning of its round, which a worker that ends has begun, too."""
+    lag: int = 0  # rounds by which it is late: it belongs to the beginning of its round
 
     @property
     def rounds_before(self) -> int:
@@ -67,8 +66,7 @@ class Totals:
     seconds: float = 0.0
     failed: int = 0
     lag: int = 0  # of the last one, in rounds
-    distance: float = math.nan
-    """The squared distance to the mean over all workers at the last `mean_model()`, where it is traced."""
+    distance: float = math.nan  # squared, to the mean of all at the last `mean_model()`, where it is traced
 
     def stats(self) -> Stats:
         """As `DistributedOptimizer.stats` names them."""

@@ -25,8 +25,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
-WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""Where accelerate leaves every process a whole model and the averaging to DDP, which can be silenced."""
+WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # where every process has a whole model, and DDP can be silenced
 
 
 class ScheduleAverager:

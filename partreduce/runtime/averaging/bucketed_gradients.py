@@ -25,8 +25,7 @@ from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.phase import Group
 
-SEGMENT_BYTES = 128 * 2**10
-"""Layers that are smaller share a segment: at 200 Mbit/s as much takes 5 ms, well above what an operation costs."""
+SEGMENT_BYTES = 128 * 2**10  # smaller layers share one: at 200 Mbit/s as much takes 5 ms, above an operation's own cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,7 @@ class LayerSender:
             for number, segment in enumerate(self.segments)
             for slot in segment.slots
         }
-        self._made: dict[torch.Tensor, tuple[int, int]] = {}
-        """Gradients that backward has made for this step, by parameter: identity and version."""
+        self._made: dict[torch.Tensor, tuple[int, int]] = {}  # of this step's gradients identity and version
         self._missing: list[int] = []
         self._reduction: Reduction | None = None
         self._coded: list[Coding] | None = None

@@ -14,10 +14,8 @@ import torch
 
 from partreduce.topo.errors import InputError
 
-AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What a trainable parameter may be of, and a buffer that is averaged."""
-QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")
-"""Classes of quantization-aware training, by name, since versions of torch and torchao have their own."""
+AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of parameters, and of averaged buffers
+QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")  # by name, since versions of torch and torchao have their own
 
 
 class BufferRule(StrEnum):

@@ -75,8 +75,7 @@ class FlatModel:
         self.model = model
         self.sharders = Sharders(model)
         named = [entry for entry in _named_parameters(model) if entry[2] not in self.apart]
-        self.frozen_names = {p: names[0] for names, _, p in named if not p.requires_grad}
-        """The parameters that were not trainable at wrapping."""
+        self.frozen_names = {p: names[0] for names, _, p in named if not p.requires_grad}  # not trainable at wrapping
         trainable = [(names, owners, p) for names, owners, p in named if p.requires_grad]
         numbers = assign(fragments, [(names, p.numel()) for names, _, p in trainable])
         keys = [(number, p.device, p.dtype) for number, (_, _, p) in zip(numbers, trainable, strict=True)]
@@ -85,14 +84,12 @@ class FlatModel:
             same = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
             self.buckets.append(_flatten(same, self.sharders, fragment=key[0]))
         self.buffer_policy = buffers
-        self.buffer_buckets: list[Bucket] = []
-        """Buckets of buffers alone, for the mean model: of those that do not ride along with every operation."""
+        self.buffer_buckets: list[Bucket] = []  # of buffers that do not ride along with every operation
         self.rules: dict[str, BufferRule] = {}  # what an average does with each buffer
         self._undecided: list[str] = []  # buffers that are averaged unless their values are those of a mask
         self.keeps_buffers = False  # whether averages of groups leave workers with different buffers, counters aside
         self._add_buffers()
-        self.riding: dict[torch.nn.Parameter, list[str]] = {}
-        """The optimizer's states that are averaged together with each parameter, where a policy asks for it."""
+        self.riding: dict[torch.nn.Parameter, list[str]] = {}  # the optimizer's states that are averaged with each
         if state is StatePolicy.AVERAGE:
             self._add_state(optimizer)
         for bucket in self.buckets + self.buffer_buckets:

@@ -191,14 +191,10 @@ class OptimizerStepper:
     ) -> None:
         self.optimizer, self._flat, self._apart = optimizer, flat, apart
         self.scaled = False  # whether a GradScaler scaled the loss of this worker's last step
-        self.changes_means = False
-        """Whether the script changed the means of this worker's last step before it took them, as clipping does."""
-        self.after_averaging: Callable[[], object] | None = None
-        """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
-        self.is_stepping = False
-        """Whether the wrapped optimizer's own step is wanted, where its `step` drives the schedule (see `attach`)."""
-        self.evaluated: list[Any] = []
-        """The loss of the script's closure, where that has made the gradients that were averaged."""
+        self.changes_means = False  # whether the script changed the last step's means, as clipping does
+        self.after_averaging: Callable[[], object] | None = None  # what it does to means, for those it does not see
+        self.is_stepping = False  # whether its own step is wanted, where its `step` drives the schedule (see `attach`)
+        self.evaluated: list[Any] = []  # the loss of the script's closure, which has made the averaged gradients
         self._before: list[torch.Tensor] = []
         self._ok: torch.Tensor | None = None
 

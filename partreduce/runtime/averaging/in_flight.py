@@ -27,8 +27,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 Sums = list[tuple[Reducer, Reduction]]
-Piggybacked = Sequence[Sequence[torch.Tensor | None]]
-"""By bucket the values of what rides along; None where there is nothing yet."""
+Piggybacked = Sequence[Sequence[torch.Tensor | None]]  # by bucket what rides along; None where there is nothing yet
 State = dict[str, torch.Tensor]
 KEY = "flight"  # what the names of tensors begin with that belong to an operation in flight
 
@@ -40,17 +39,13 @@ class Flight:
     turn: int  # the operation of the schedule, counted from 0, with which it is committed
     step: int
     round: int  # where it began, as reports and tags name it
-    start: Callable[[Flight, Group], Sums]
-    """Copies what is sent and begins to sum it over a group; once more, where members were lost."""
+    start: Callable[[Flight, Group], Sums]  # copies what is sent and begins to sum it; again, where members failed
     group: Group | None = None  # with whom, as the schedule says; None where this worker rests
     kind: str = ""
     settings: Settings = ()  # what all members must have in common where gradients are sent
-    kept: Sequence[Snapshot] = ()
-    """By bucket what is sent, as it was when the operation began, where it is needed for longer."""
-    before: Piggybacked = ()
-    """What rode along, as it was when the sum began; empty where it is taken from the sums as it is."""
-    scaled: bool = False
-    """Whether gradients were scaled by a GradScaler: the step is skipped if an averaged one is infinite or NaN."""
+    kept: Sequence[Snapshot] = ()  # by bucket what is sent, as it was in the beginning, where that is needed for longer
+    before: Piggybacked = ()  # what rode along, as it was when the sum began; empty where it is taken as it is
+    scaled: bool = False  # whether by a GradScaler: the step is skipped if an averaged one is infinite or NaN
     sums: Sums | None = None  # None before they have begun, and after they were lost
     is_waited: bool = False
     is_restored: bool = False  # whether the sums come from a checkpoint
@@ -85,14 +80,12 @@ class Flight:
 class FixedMembership:
     """The workers of a run that ends with the first one that is lost."""
 
-    may_change = False
-    """Whether operations may have to begin again, so that what they send is kept until they are committed."""
+    may_change = False  # whether operations may have to begin again, so that what they send is kept until the commit
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self._members = members
         self.flights: deque[Flight] = deque()  # what has begun and is not committed, the oldest first
-        self.changed: list[Callable[[], object]] = []
-        """Called where members have failed or join, when all that continue connect, and before one gives its state."""
+        self.changed: list[Callable[[], object]] = []  # called where members have changed, before one gives its state
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -45,8 +45,7 @@ class PeerReducer(Reducer):
         super().__init__(base.world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
         self.checks = base.checks
         self.neighborhoods = tuple(neighborhoods)
-        self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
-        """By bucket and place of the in-neighbor, kept from round to round."""
+        self._received: dict[tuple[int, int], list[torch.Tensor]] = {}  # by bucket and place of the in-neighbor
 
     def _near(self, round_: int) -> Neighborhood:
         return self.neighborhoods[round_ % len(self.neighborhoods)]

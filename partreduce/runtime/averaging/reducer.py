@@ -34,8 +34,7 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PeerFailedError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
-Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
-"""Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
+Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]  # bucket's index, bucket, sums, check
 _NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
 
@@ -63,10 +62,8 @@ class Reducer:
     ) -> None:  # fmt: skip
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
-        self._lines: dict[tuple[int, ...], tuple[Group, str, Communicator]] = {}
-        """By the members of a group, what stays the same from one operation to the next."""
-        self.outlives: FailureHandler | None = None
-        """Asked what a failure means, for as long as it is set; else it ends the run."""
+        self._lines: dict[tuple[int, ...], tuple[Group, str, Communicator]] = {}  # by members, what stays the same
+        self.outlives: FailureHandler | None = None  # says what a failure means, while it is set; else the run ends
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:

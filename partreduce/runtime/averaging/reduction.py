@@ -35,8 +35,7 @@ class CodedPart:
     array: torch.Tensor
     coding: Coding
     extra: torch.Tensor  # what goes uncoded and holds, at its end, the number of members that gave what is not finite
-    with_rest: bool
-    """Whether `extra` has the rest of the array too, with the tag at its end; otherwise it begins with the tag."""
+    with_rest: bool  # whether `extra` has the rest of the array too, the tag at its end; else it begins with the tag
     worst: tuple[str, float] | None
     """This worker's share that is beyond the codec's range, with the name of its parameter."""
 
@@ -104,8 +103,7 @@ class CodecInput:
 
     coding: Coding
     not_finite: torch.Tensor  # one number on their device: 1 if one of them is infinite or none
-    worst: tuple[str, float] | None = None
-    """The parameter with the largest number, where that is beyond the codec's range, and the number."""
+    worst: tuple[str, float] | None = None  # the parameter with the largest number, if beyond the codec's range, and it
 
     @classmethod
     def of(

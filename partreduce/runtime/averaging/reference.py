@@ -27,8 +27,7 @@ class OffloadedArray:
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
         self.device = values.device
-        self.values, self._is_apart = values, host is not None and host.runs_ahead
-        """Where it lies; of one in host memory the device may still have to write it."""
+        self.values, self._is_apart = values, host is not None and host.runs_ahead  # which may still be written
         if self._is_apart:
             assert host is not None, "as just said"
             self.values = host.host_room(values.nbytes).view(values.dtype)

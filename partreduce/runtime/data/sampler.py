@@ -20,8 +20,7 @@ from partreduce.topo.strategies.fragments import round_ends
 
 Batch = TypeVar("Batch")
 Members = tuple[int, ...]
-Views = Sequence[tuple[int, Members]]
-"""Who is a member after which turn, in order; the first is of all, before round 0. A round has one turn or several."""
+Views = Sequence[tuple[int, Members]]  # who is a member after which turn, in order; the first is of all, before round 0
 
 
 def assign_samples(

@@ -92,8 +92,7 @@ def _check_countable(data: object) -> None:
         raise InputError(f"shard_dataset: the {kind} is a single number; give an array with one sample a row")
 
 
-_dealt: set[int] = set()
-"""Lengths of the samples that this process has dealt: integers of one of these lengths are their labels."""
+_dealt: set[int] = set()  # lengths of dealt samples: integers of one of these lengths are their labels
 
 
 def _warn_of_sequence(data: Any) -> None:  # noqa: ANN401 - anything with a length

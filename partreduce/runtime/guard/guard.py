@@ -227,8 +227,7 @@ def _remove(hooks: list[RemovableHandle]) -> None:
 # what it makes.
 
 _wholes: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
-_parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
-"""Apart, since a part of one optimizer's model may be the whole model of another."""
+_parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()  # maybe a whole model elsewhere
 _modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
 
 

@@ -43,8 +43,7 @@ def version_of(parameter: torch.Tensor) -> Version:
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
 
-LOCK = threading.Lock()
-"""Optimizers of several threads step, and each step looks at all runs: none may come while another one lists."""
+LOCK = threading.Lock()  # each step of any thread's optimizer lists all runs: none may come meanwhile
 
 
 class Facts(Layout):
@@ -60,17 +59,13 @@ class Facts(Layout):
         self.said: set[str] = set()  # what was warned of
         self.averaged_elsewhere = False  # whether a forward pass ran inside a DistributedDataParallel
         self.asks_for_checkpoint = False  # whether the script has asked for one to continue from
-        self.loads = self.known_loads = 0
-        """How often the model, or a part of it, was loaded; and how many of these are as they should be."""
+        self.loads = self.known_loads = 0  # how often the model, or a part, was loaded; and how many are all right
         self.made: dict[torch.Tensor, Version] = {}  # gradients as the last backward pass made them
-        self.means: list[Version] | None = None
-        """The gradients as average_gradients() left them, until the step that takes them."""
+        self.means: list[Version] | None = None  # as average_gradients() left them, until the step that takes them
         self.added = ""  # the name of a parameter to whose mean a backward pass has added
         self.frozen: dict[str, str] = {}  # fingerprints of the frozen parameters as the first step found them
-        self.starts: Callable[[], list[dict[str, str]]] | None = None
-        """Fingerprints of the models with which workers begin, where each kept its own; for the first average."""
-        self.notes: Notes | None = None
-        """Where workers are processes: what they compare their first gradients by, until these said enough."""
+        self.starts: Callable[[], list[dict[str, str]]] | None = None  # fingerprints of models, if each kept its own
+        self.notes: Notes | None = None  # where workers are processes: to compare their first gradients by
         self.num_compared = 0
         self.own = {id(one) for one in with_inner(engine.optimizer)}  # the wrapped optimizer, and those inside it
         self.shares: WeakKeyDictionary[torch.optim.Optimizer, list[Slot]] = WeakKeyDictionary()

@@ -43,8 +43,7 @@ WAYS_OUT: dict[str, str] = {
 }
 WAYS_OUT["pytorch_lightning"] = WAYS_OUT["lightning"]
 
-FOLLOWS = "follows_a_schedule"
-"""Marks DistributedOptimizer, and the step of an optimizer to which a schedule is attached."""
+FOLLOWS = "follows_a_schedule"  # marks DistributedOptimizer, and the step of an optimizer with a schedule attached
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

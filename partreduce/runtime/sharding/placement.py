@@ -218,8 +218,7 @@ def handle_of(module: torch.nn.Module) -> Handle | None:
 
 
 ROUTABLE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")
-"""Optimizers of torch whose step of one number depends on the others of its tensor, so that rows cannot lie apart."""
+WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")  # of torch, whose step of one number depends on others of its tensor
 
 
 def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter, tuple[Embeddings, ...]]]:

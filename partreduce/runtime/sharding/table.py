@@ -212,10 +212,8 @@ class Table:
     layout: RowLayout | None  # None where every worker has all rows
     own: torch.Tensor | None = None  # the rows that lie here, ascending, once the table is sharded
     staging: Staging = field(default_factory=Staging)
-    pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)
-    """Row numbers, and gradients on their way to the host, of lookups that no exchange has taken yet."""
-    copies: list[weakref.ref[Embeddings]] = field(default_factory=list)
-    """The module in which each copy of the model has this table; 0 is the one that is trained."""
+    pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)  # of lookups not yet exchanged
+    copies: list[weakref.ref[Embeddings]] = field(default_factory=list)  # modules of the model's copies; 0 is trained
 
     @property
     def name(self) -> str:

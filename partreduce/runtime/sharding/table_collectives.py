@@ -26,8 +26,7 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.timing.tables import ROOM
 
-NAME = "tables"
-"""The name of the communicators that only tables use, so that nothing else comes between two of their messages."""
+NAME = "tables"  # of communicators that only tables use, so that nothing else comes between two messages
 
 
 class Kind(IntEnum):
@@ -43,8 +42,7 @@ class Kind(IntEnum):
 
 LENGTH = 8  # numbers of a call, before its counts
 SAME = 5  # the first of them, in which workers that do the same agree
-PROBLEM, LONGEST = 5, 6
-"""Places of whether there is a problem, and of the most that goes to one member: rows asked of it, or bytes brought."""
+PROBLEM, LONGEST = 5, 6  # places of whether there is a problem, and of the most that goes to one: rows, or bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +93,7 @@ class CollectiveCalls:
     members: tuple[int, ...]
     said: torch.Tensor  # their calls as numbers, int64 [members, LENGTH]
     counts: torch.Tensor  # their counts for this worker, int64 [members, tables]
-    ids: torch.Tensor | None = None
-    """The rows that they ask this worker for, member by member; None where these travel by themselves."""
+    ids: torch.Tensor | None = None  # the rows that they ask this worker for; None where these travel by themselves
 
     @property
     def calls(self) -> Mapping[int, Call]:
@@ -189,8 +186,7 @@ class Wire:
         mates = tuple(other for other, node in enumerate(self.nodes) if node == self.nodes[rank])
         sizes = {self.nodes.count(node) for node in self.nodes}
         coalesces = coalesces and 1 < max(sizes) < world.size
-        self.node = _communicator(world, mates) if coalesces and len(mates) > 1 else None
-        """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
+        self.node = _communicator(world, mates) if coalesces and len(mates) > 1 else None  # None: nothing coalesces
         self._node_size = max(sizes)
         places = torch.tensor([self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)])
         """Of each worker how many of its node come before it."""
@@ -336,8 +332,7 @@ class _Room:
 
     def __init__(self) -> None:
         self.size = 0
-        self.longest: dict[int, int] = {}
-        """The most rows that a member asked of another in the last lookup of each table."""
+        self.longest: dict[int, int] = {}  # the most rows asked of one member in each table's last lookup
 
     def used_by(self, counts: torch.Tensor) -> torch.Tensor:
         """The places that so many numbers of each member take, bool [members, size]."""

@@ -41,8 +41,7 @@ class Outcome:
     did: Call
     met: CollectiveCalls
     rows: torch.Tensor | None = None  # of a lookup: the rows asked for, in the order asked
-    parts: Mapping[int, Part] | None = None
-    """Of gradients: for each table that any worker brought gradients of, the sums of this worker's rows."""
+    parts: Mapping[int, Part] | None = None  # of gradients: by table the sums of this worker's rows
 
 
 class Exchange:
@@ -173,8 +172,7 @@ class Leg:
         """Meet; rows go to the members that `targets` says, those of other tables to all."""
         self._exchange, self._wire, self._group = exchange, exchange.wire, group
         self._is_node = group is exchange.wire.node
-        counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)
-        """For each member and table 0 if it is not brought, else 1 more than its rows."""
+        counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)  # 0: not brought; else rows + 1
         self._parts = dict(parts)
         self._orders: dict[int, torch.Tensor] = {}
         for table, part in parts.items():
@@ -275,10 +273,8 @@ class Tables:
         self._step = 0
         self._reduced = False
         self._closed = False
-        self._without_clipping: list[int] = []
-        """Workers without data that take this step with mean gradients as they are."""
-        self.device = torch.device("cpu")
-        """Where the model's other parameters lie, and with them tables that are drawn here."""
+        self._without_clipping: list[int] = []  # workers without data that take means as they are
+        self.device = torch.device("cpu")  # of the model's other parameters, and of tables that are drawn here
 
     def __bool__(self) -> bool:
         return bool(self.tables)

@@ -19,8 +19,7 @@ from typing import Any
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.errors import DocumentError, FileError, InputError, PartreduceError
 
-FORMAT, VERSION = "partreduce.checkpoint", 2
-"""Of version 1 only the models can be read, since what strategies keep had other names."""
+FORMAT, VERSION = "partreduce.checkpoint", 2  # of version 1 only the models can be read
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**20

@@ -21,8 +21,7 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.server import Server
 
-MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}
-"""To a shard, by their kinds; each has two numbers."""
+MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}  # to a shard; each has two numbers
 
 
 class AsynchronousServer(OneSided):
@@ -212,8 +211,7 @@ class _Shard(ProtocolDriver[Any]):
         self._bounds = bounds
         self._opening: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
-        self._progress: dict[tuple[int, int], tuple[Any, ...]] = {}
-        """By worker and request, until the machine says what becomes of it."""
+        self._progress: dict[tuple[int, int], tuple[Any, ...]] = {}  # by worker and request, until it is decided
         self._snapshots = Snapshots()
 
     def take(self, arrays: list[torch.Tensor]) -> None:

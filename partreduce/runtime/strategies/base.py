@@ -30,20 +30,13 @@ class Traits:
     """What the engine, checkpoints and checks have to know of a schedule's kind."""
 
     averages_gradients: bool  # before each step; else parameters, after the last one of a round
-    keeps_equal: bool
-    """Whether all workers step with the same mean gradients, so that their models are equal wherever all meet."""
-    agrees_on_end: bool = False
-    """Whether the protocol itself tells who has no more data, so that nothing of it goes by the store."""
-    drains_together: bool = False
-    """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
-    carries_state: bool = False
-    """Whether the optimizer's state dict holds `state()`, too, as it holds the wrapped optimizer's own momentum."""
-    measures_from_start: bool = False
-    """Whether rounds depend on the model that the first step finds, which has to be everybody's then."""
-    needs_round_start: bool = False
-    """Whether what a round's end does depends on the parameters with which the round began."""
-    saves_inside_rounds: bool = False
-    """Whether a checkpoint may lie inside a round, because `state()` says all that the rest of the round needs."""
+    keeps_equal: bool  # whether all step with the same means, so that models are equal wherever all meet
+    agrees_on_end: bool = False  # whether the protocol tells who has no more data, and the store nothing
+    drains_together: bool = False  # whether none may `drain` before all are ready to: they answer one another
+    carries_state: bool = False  # whether the optimizer's state dict holds `state()`, too, as its momentum
+    measures_from_start: bool = False  # whether rounds depend on the first step's model, everybody's then
+    needs_round_start: bool = False  # whether a round's end depends on the parameters of its beginning
+    saves_inside_rounds: bool = False  # whether `state()` says all that the rest of a round needs
 
 
 def traits_of(schedule: Schedule) -> Traits:
@@ -93,15 +86,13 @@ class Run:
     rank: int
     flat: FlatModel
     reducer: Reducer
-    mean_reducers: tuple[Reducer, ...]
-    """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
+    mean_reducers: tuple[Reducer, ...]  # of parameters, and of buffers that do not ride along with them
     applier: OptimizerStepper  # the wrapped optimizer, for strategies that have a mean gradient to apply
     tables: Tables  # what goes its own way, apart from what the strategy averages
     keeps_on_host: bool = False  # whether what outer steps keep lies in host memory between two of them
     alone: bool = False  # whether the script runs as one worker, without a launcher: nothing is averaged then
     progress: Progress = field(default_factory=Progress)
-    membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))
-    """Who takes part, with this worker's operations in flight."""
+    membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))  # with operations in flight
 
     @property
     def steps_per_round(self) -> int:

@@ -79,8 +79,7 @@ class Part:
         self.flight: Flight | None = None
         self._started = -1
         self._is_inside = False
-        self._is_of_all = False
-        """Whether the operation under way was begun by all who are there then; who has failed since is no matter."""
+        self._is_of_all = False  # whether all who were there then began the operation under way
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
         """Remember where the round began; in the very first round also start its operation."""

@@ -36,8 +36,7 @@ class Policies:
     buffers: BufferPolicy
     optimizer_state: StatePolicy
     broadcast: bool
-    keeps_on_host: bool = False
-    """Whether what outer steps keep lies in host memory; each worker's own choice, as no bit changes."""
+    keeps_on_host: bool = False  # whether what outer steps keep lies in host memory; each worker's own choice
 
     @classmethod
     def chosen(cls, buffers: str, optimizer_state: str, initial: str, outer_state: str) -> Policies:

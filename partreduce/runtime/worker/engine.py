@@ -24,12 +24,10 @@ class Engine:
         self._has_tables, self._progress, self._steps_per_round = bool(run.tables), run.progress, run.steps_per_round
         self.skipped = 0  # steps that were not taken because the worker skipped ahead to its neighbors
         self._batches_to_drop = 0
-        self.is_behind = False
-        """Whether the worker has joined the run and its script has not yet reached the step to continue with."""
+        self.is_behind = False  # whether it has joined the run, and its script not yet reached the run's step
         self.data_epoch = (-1, 0)  # the epoch of the data that is dealt by rounds, and the round with which it began
         self._joining = self._has_stepped = False
-        self._arrived: AveragedGradients | None = None
-        """What `average_gradients()` has put in the place of this step's gradients, or is about to; else None."""
+        self._arrived: AveragedGradients | None = None  # what `average_gradients()` has put in place, or is about to
         self._are_equal = False
         self.guard = Guard(self)
 

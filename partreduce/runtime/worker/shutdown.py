@@ -30,8 +30,7 @@ from partreduce.topo.strategies.base import HasGroups
 
 Result = TypeVar("Result")
 
-OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)
-"""What torch says where its own collective failed."""
+OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)  # of torch's own that failed
 LAST_WORD_SECONDS = 2.0  # how long the launcher may take to note a death that the network has told already
 
 RUNNING = "running"
@@ -47,11 +46,7 @@ class Ending:
         self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
-        self._refused = (-1, "")
-        """The step in which a call was refused, and why: a script may catch it and end, and the others wait.
-
-        A text, since the error holds the frames that it passed, and so this optimizer.
-        """
+        self._refused = (-1, "")  # the step of a refused call, and why, as a text: an error holds its frames
         if own_process:
             atexit.register(self.leave)
             if run.flat.sharders.shards:
@@ -204,8 +199,7 @@ class Meeting:
     def __init__(self, run: Run, ending: Ending) -> None:
         self.run, self.ending = run, ending
         self.lineage = ""  # which checkpoints are of this run, once it has saved or resumed; equal on all workers
-        self.earlier: list[str] = []
-        """Of sharded models: the folders of this run's checkpoints that it has not deleted, the newest last."""
+        self.earlier: list[str] = []  # of sharded models: this run's checkpoints, the newest last
 
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None

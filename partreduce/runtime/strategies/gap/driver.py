@@ -18,8 +18,7 @@ from partreduce.schedulers.protocols import hop
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError
 
-PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")
-"""Of what a checkpoint holds: the names of the place in the protocol, of arrays, and of counts for each neighbor."""
+PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")  # names in a checkpoint
 Recipients = Mapping[int, tuple[int, ...]]  # who gets an update, and the numbers that go with it
 
 
@@ -59,11 +58,9 @@ class _Part:
     """What the messages of one generation have said, besides the object's state."""
 
     step: int  # counted by the events that were raised; what goes into messages and into the log
-    given: Totals = field(default_factory=Counter)
-    """Tokens and acknowledgements for each in-neighbor since the beginning; messages carry these totals."""
+    given: Totals = field(default_factory=Counter)  # totals since the beginning, which messages carry
     taken: Totals = field(default_factory=Counter)  # the totals that each out-neighbor said last
-    is_offered: bool = False
-    """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
+    is_offered: bool = False  # whether this step's arrays are there, so that it leaves as soon as it may
 
 
 class GapDriver(GenerationDriver[hop.HopState]):

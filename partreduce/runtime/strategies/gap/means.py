@@ -62,8 +62,7 @@ class GapMeans(OneSided):
             run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
         self._start: list[torch.Tensor] = []  # in the parallel order: the parameters with which the round was entered
-        self._scratch: list[torch.Tensor] = []
-        """In the serial order, or after a skip: what an average adds to the parameters."""
+        self._scratch: list[torch.Tensor] = []  # in the serial order, or after a skip: what an average adds
         self._round = 0
         self._mailbox.start()
 

@@ -34,8 +34,7 @@ class GradientSum:
 
     arrays: list[torch.Tensor]  # one for each bucket, and last one of float32 where no bucket's can carry exact numbers
     is_empty: bool = True  # whether nothing was added, so that the arrays hold whatever they held before
-    scaled: bool = False
-    """Whether a GradScaler was at work on a gradient in it, so that what is not finite must be looked for."""
+    scaled: bool = False  # whether a GradScaler was at work, so that what is not finite must be looked for
 
 
 class GradientSums:
@@ -227,8 +226,7 @@ class Spread:
 
 
 AWord = partial_state.Activate | partial_state.Arrived | partial_state.Here | partial_state.Ended
-WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_args(AWord)}
-"""The messages that travel by mailbox; shares travel in the sums."""
+WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_args(AWord)}  # those that go by mailbox
 KINDS = {word: kind for kind, word in WORDS.items()}
 
 
