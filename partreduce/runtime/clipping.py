@@ -87,10 +87,7 @@ def _check(norm_type: float) -> None:
 
 
 class _Apart:
-    """The norm of all gradients, of which each worker has some rows, in the widest of their types (float32 at least).
-
-    Without tables it is that of this worker's gradients; with `equal` dense ones are the same on all once averaged.
-    """
+    """The norm of all gradients, of which each worker has some rows, in their widest type (float32 at least)."""
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, equal: bool

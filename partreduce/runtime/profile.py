@@ -228,7 +228,6 @@ def measure_codecs(
 
 
 def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]:
-    """(codec, encode or decode) → what does it, in the order in which they can run."""
     passes: dict[tuple[str, str], Callable[[], object]] = {}
     for codec, dtype in DTYPES.items():
         short, back = values.to(dtype), torch.empty_like(values)

@@ -81,11 +81,7 @@ class Totals:
 
 
 class Recorder:
-    """What one worker did: a ring of its last 256 operations and, if asked for, a trace file per worker.
-
-    Threads may share it: each ends the operations that it began. Times come from one monotonic clock, anchored once to
-    the wall clock.
-    """
+    """What one worker did: a ring of its last 256 operations and, if asked for, a trace; threads may share it."""
 
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:
         self.rank = rank
@@ -191,7 +187,6 @@ class Recorder:
         return self._written(self.directory / f"trace-{self.rank:05d}.json", content)
 
     def _written(self, path: Path, content: object) -> Path | None:
-        """Write a file of the trace; the first failure is a warning, and later ones are nothing."""
         try:
             return _write(path, content)
         except FileError as error:

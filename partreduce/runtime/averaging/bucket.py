@@ -172,11 +172,7 @@ class Bucket:
             self._spare.append(array)
 
     def swap(self, array: torch.Tensor) -> None:
-        """Make an operation's array the live parameters', without copying; the old live array is lent next.
-
-        Where the script holds tensors in a parameter's memory (`p.detach()`, a state dict), that stays, and is copied
-        to.
-        """
+        """Make an array the live parameters', without copying, unless the script holds tensors in their memory."""
         if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return

@@ -287,11 +287,7 @@ def digest_of(arrays: Iterable[torch.Tensor]) -> str:
 
 
 def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
-    """The per-parameter tensors that an optimizer keeps, found by one step of a copy of it on its own parameter.
-
-    With `optimizer_state="average"` they ride along, so all workers have to know them before the first step. The
-    settings are those of `group`, or of a parameter that is in none.
-    """
+    """The per-parameter tensors that an optimizer keeps (under a group's settings), found by a step of a copy of it."""
     device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
     probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
     probe.grad = torch.zeros_like(probe)

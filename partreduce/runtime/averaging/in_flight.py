@@ -182,11 +182,7 @@ class FixedMembership:
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
-    """A flight by the names that its tensors have in a file; its sums have arrived.
-
-    A worker that `joins` gets sums of a checkpoint, which all have. Others begin again: of these it gets what it has to
-    know, and the parameters that it adds, which are its donor's.
-    """
+    """A flight by its tensors' names in a file; one that `joins` gets sums of a checkpoint, or what to begin again."""
     begins_again = joins and not flight.is_restored
     sums, rode = ([], []) if begins_again else (flight.sums or [], flight.before)
     facts = [flight.turn, flight.step, flight.round, flight.scaled, len(sums), len(rode)]

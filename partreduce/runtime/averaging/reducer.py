@@ -214,11 +214,7 @@ class Reducer:
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
-        """Compare `fields` over the group with one tiny operation, before an operation whose sizes might differ.
-
-        With `deferred`, where the host runs ahead of the device, the check is left to it; it holds for what follows,
-        too.
-        """
+        """Compare `fields` over the group by one tiny operation; with `deferred` a device's check comes later."""
         if len(group.members) == 1:
             return
         self._check_after_abort()
@@ -385,11 +381,7 @@ class Reducer:
             self.streams.rejoin()
 
     def _launch(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
-        """Fill the bucket's scratch array and start reducing it.
-
-        A large array on CPU goes in two pieces, an eighth and the rest, so that filling the rest hides behind the first
-        piece.
-        """
+        """Fill and send a scratch array; a large one on CPU in two pieces, so that filling hides behind sending."""
         scratch, communicator = reduction.arrays[index], reduction.communicator
         coding = reduction.codings[index] if reduction.codings else None
         kept = reduction.kept[index] if reduction.kept else None

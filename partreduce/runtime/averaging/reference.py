@@ -20,10 +20,7 @@ WHOLE = slice(None)
 
 
 class OffloadedArray:
-    """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory.
-
-    Copies are queued in the streams that use them, so no worker waits for them. On CPU nothing is copied.
-    """
+    """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory."""
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
         self.device = values.device
@@ -49,10 +46,7 @@ class OffloadedArray:
 
 @dataclass(slots=True)
 class Reference:
-    """One array for each bucket, with the place in the run where all workers took it.
-
-    `starts` counts how often the run began from one model; `round` is that of the last mean over all since, or -1.
-    """
+    """One array for each bucket, of the run's `starts`-th start from one model, or of the mean over all of `round`."""
 
     arrays: list[OffloadedArray]
     starts: int

@@ -64,7 +64,6 @@ class Guard(Facts):
             _watching.discard(self)
 
     def resume(self) -> None:
-        """Watch what the script does with the model."""
         if self.run.alone or self._hooks:
             return
         # Not where it is defined: it imports the compiler, as every optimizer that is made has done by now.
@@ -178,7 +177,6 @@ class Guard(Facts):
                 self.left = {parameter: version_of(parameter) for parameter in held}
 
     def went_on(self) -> None:
-        """The run continues from another step, with what was loaded."""
         self.known_loads, self.means = self.loads, None
 
     def meeting(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from partreduce.runtime.averaging.bucket import Slot
 from partreduce.runtime.averaging.flat_model import digest_of, state_keys
 from partreduce.runtime.averaging.mean_model import has_moved
-from partreduce.runtime.data.sharding import pop_fingerprint
+from partreduce.runtime.data.sampler import pop_fingerprint
 from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import Found, Moment, When, check

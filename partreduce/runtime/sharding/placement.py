@@ -262,10 +262,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
 
 
 def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-    """The name of a parameter's optimizer if it is one of torch's that looks at whole tensors; empty if it is none.
-
-    Of several optimizers as one, which it holds in attributes or in lists of them, each counts for what it trains.
-    """
+    """The name of a parameter's optimizer, one or of several, if torch's own looks at whole tensors; else empty."""
     held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
     parts = [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
     for one in parts:
@@ -371,10 +368,7 @@ def _check_module(route: TablePlacement, module: Embeddings) -> None:
 
 
 def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
-    """Keep this worker's rows only, of each sharded table and of its optimizer's state so far; all workers call it.
-
-    With `broadcast` the values are those of worker 0's table, block by block, rather than this worker's own.
-    """
+    """Keep this worker's rows only, of worker 0's tables with `broadcast`, and of optimizer states; all call it."""
     assert tables.is_connected, "tables are connected before they are spread"
     for table in tables:
         if table.layout is not None:

@@ -216,10 +216,7 @@ def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
 
 
 class OtherUses(TorchFunctionMode):
-    """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor.
-
-    So a weight that is the output layer's, too (`F.linear(hidden, embedding.weight)`), is seen.
-    """
+    """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

@@ -346,5 +346,4 @@ class _Room:
 
 
 def _communicator(world: World, members: tuple[int, ...]) -> Communicator:
-    """The tables' communicator of these workers; one world makes it once."""
     return world.communicator(members, name=NAME) if world.has(members, name=NAME) else world.create(members, name=NAME)

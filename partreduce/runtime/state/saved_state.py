@@ -126,7 +126,9 @@ def pack(state: StateFile, extra: object, lineage: str) -> bytes:
     """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`)."""
     tensors, facts = state.collect()
     header = {"partreduce": json_of(facts | {"extra": extra}), "lineage": lineage}
-    data: bytes = _safetensors().save({name: t.contiguous().cpu() for name, t in tensors.items()}, header)
+    data: bytes = load("safetensors.torch", "a checkpoint").save(
+        {name: t.contiguous().cpu() for name, t in tensors.items()}, header
+    )
     return data
 
 
@@ -141,7 +143,7 @@ def json_of(facts: Mapping[str, Any]) -> str:
 def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
     """Tensors and facts of a file."""
     try:
-        tensors: Tensors = _safetensors().load(data)
+        tensors: Tensors = load("safetensors.torch", "a checkpoint").load(data)
         length = int.from_bytes(data[:8], "little")
         facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["partreduce"])
     except MissingDependencyError:
@@ -186,10 +188,6 @@ def _restore_random_states(tensors: Tensors, facts: Mapping[str, Any], device: t
         kind, place, has_gauss, cached = facts["numpy"]
         keys = tensors["random/numpy"].numpy().astype(np.uint32)
         np.random.set_state((kind, keys, place, has_gauss, cached))
-
-
-def _safetensors() -> Any:  # noqa: ANN401 - the module
-    return load("safetensors.torch", "a checkpoint")
 
 
 BEHIND = (

@@ -43,7 +43,6 @@ def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
 
 
 def _neighbor(strategy: NeighborAveraging, run: Run) -> Runner:
-    """In rounds, or with a gap between neighbors."""
     return GapMeans(strategy, run) if isinstance(strategy.sync, IterationGap) else ParameterAverage(strategy, run)
 
 

@@ -72,7 +72,7 @@ class AsynchronousServer(OneSided):
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
         """Take the answer in flight and the newest model, keeping what was learned since."""
-        if self._is_open:
+        if self.is_measured:
             self._refresh()
 
     def drain(self) -> str:
@@ -80,7 +80,7 @@ class AsynchronousServer(OneSided):
         if self._pending is not None:
             self._wait(self._pending)
             self._pending = None
-        if not self._is_open:
+        if not self.is_measured:
             self._begin(self.driver.open_state.round)  # all count the same generations
         self.driver.raised(shards.Drain())
         self._base = []
@@ -88,15 +88,11 @@ class AsynchronousServer(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """From the first step on: whatever changed since the last answer is sent."""
-        return self._is_open
-
-    @property
-    def _is_open(self) -> bool:
+        """Where there is a model from which progress is counted: whatever changed since the last answer is sent."""
         return bool(self.driver.open_state.stage != shards.CLOSED)
 
     def _open(self, round_: int) -> None:
-        if self._is_open:
+        if self.is_measured:
             return
         self._remember()
         if self.driver.open_state.generation == 0:

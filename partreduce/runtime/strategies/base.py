@@ -158,6 +158,20 @@ class Runner:
         self.reducers: tuple[Reducer, ...] = ()  # what it averages by, apart from the run's own reducers
         self.mailboxes: list[Mailbox] = []  # closed together with this runner
 
+    def open_mailbox(
+        self, kind: str, deliver: Callable[[Message], None], *, max_bytes: int = 0, bound: Bound | None = None
+    ) -> Mailbox:
+        """A mailbox of this runner; `deliver` is called with each message once it is started."""
+        reducer = self.run.reducer
+        store, heartbeat, name = reducer.world.store, reducer.heartbeat, f"{reducer.key} {kind}"
+        mailbox = Mailbox(
+            store, self.run.rank, name, deliver, max_bytes=max_bytes, timeout=reducer.timeout, bound=bound,
+            heartbeat=heartbeat,
+        )  # fmt: skip
+        self.mailboxes.append(mailbox)
+        reducer.recorder.attach("mailbox", mailbox.traffic_facts)
+        return mailbox
+
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
         """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any."""
         return ON_TIME
@@ -238,18 +252,8 @@ class OneSided(Runner):
         self._factor = run.progress_factor(everyone) if normalizes else 1.0  # by which a round's progress is multiplied
         reducer = run.reducer
         self._peer_watch = PeerWatch(reducer.heartbeat, everyone)
-        self._mailbox = Mailbox(
-            reducer.world.store,
-            run.rank,
-            f"{reducer.key} {strategy.kind}",
-            deliver,
-            max_bytes=sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets),
-            timeout=reducer.timeout,
-            bound=bound,
-            heartbeat=reducer.heartbeat,
-        )
-        self.mailboxes.append(self._mailbox)
-        reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
+        max_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets)
+        self._mailbox = self.open_mailbox(strategy.kind, deliver, max_bytes=max_bytes, bound=bound)
 
     def after_step(self, step: int) -> StepResult:
         round_, taken = divmod(step, self.run.steps_per_round)

@@ -197,11 +197,7 @@ class QuorumEvent:
 
 
 class EventLog:
-    """What a worker did under a protocol and when, as its messages and their arrays say it, if asked for.
-
-    Nothing in it is asked of the protocol's state, so what replays it through the protocol compares two different
-    things.
-    """
+    """What a worker did under a protocol and when, as its messages and arrays say it, not the protocol's state."""
 
     event: ClassVar[Callable[..., Any]]
 

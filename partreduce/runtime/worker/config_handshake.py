@@ -98,10 +98,7 @@ def agree(
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
 ) -> HandshakeResult:
-    """Compare `facts`, and the lines behind those that are hashes, over all workers; join the run if no world is given.
-
-    With `mesh` the workers are its replicas, and `replica` are the ranks of this one's processes, this one first.
-    """
+    """Compare `facts`, and the lines behind hashes, over all workers (or a mesh's replicas); join their run."""
     if is_alone(world, mesh):
         return HandshakeResult(SingleProcessWorld(), "alone")
     if world is not None:
@@ -162,7 +159,6 @@ def _digest(lines: Sequence[str]) -> str:
 
 @cache
 def _partreduce_version() -> str:
-    """The installed version, `unknown` when the source tree runs without being installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -180,9 +176,8 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
     transport = strategy.transport
     if codec is not None:
         transport = _with_codec(transport, Codec(checked_choice("codec", codec, Codec)))
-    if transport.codec is Codec.NONE:
-        return schedule if transport == strategy.transport else _with_transport(schedule, transport)
-    if transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
+    is_coded = transport.codec is not Codec.NONE
+    if is_coded and transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
         raise InputError(
             f"algorithm: is {algorithm}; the schedule's codec {transport.codec} is for what crosses the nodes, and "
             f"only {transport.algorithm} has such a stage; leave algorithm out, or give a codec too, which is then for "
@@ -190,7 +185,9 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
         )
     if transport.codec.has_blocks:
         check_stages_over_gloo(f"codec: '{transport.codec}'", device, "use bfloat16 or float16")
-    return schedule if transport == strategy.transport else _with_transport(schedule, transport)
+    if transport == strategy.transport:
+        return schedule
+    return Schedule(schedule.name, schedule.cluster, replace(strategy, transport=transport))
 
 
 NORMALIZES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "Lion", "LAMB", "Lamb")
@@ -215,10 +212,6 @@ def _with_codec(transport: Transport, codec: Codec) -> Transport:
     if codec is transport.codec:
         return transport
     return Transport(algorithm=transport.algorithm, codec=codec, gradient_buckets=transport.gradient_buckets)
-
-
-def _with_transport(schedule: Schedule, transport: Transport) -> Schedule:
-    return Schedule(schedule.name, schedule.cluster, replace(schedule.strategy, transport=transport))
 
 
 def fact_of(transport: Transport) -> str:

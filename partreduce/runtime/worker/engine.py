@@ -37,7 +37,6 @@ class Engine:
 
     @property
     def round(self) -> int:
-        """The round that this worker is in: steps divided by steps per round."""
         return self._progress.step // self._steps_per_round
 
     @property

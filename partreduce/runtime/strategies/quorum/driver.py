@@ -258,11 +258,7 @@ class Word:
 
 
 class QuorumDriver(GenerationDriver[partial_state.PartialState]):
-    """The protocol object, its state and the gradients of one worker; a segment is a generation.
-
-    `payload` holds the send buffer and the sums that wait; a round that may begin waits `grace` seconds for this
-    worker's own gradient.
-    """
+    """The protocol object, its state and the gradients of one worker; a segment is a generation."""
 
     machine: Partial
 
@@ -387,7 +383,6 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
         self._post(words)
 
     def fail(self, error: BaseException) -> None:
-        """The collective thread can continue no more; the training raises this where it waits or calls next."""
         with self.condition:
             self.error = error
             self.condition.notify_all()

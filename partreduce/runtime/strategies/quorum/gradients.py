@@ -24,7 +24,6 @@ from partreduce.runtime.strategies.quorum.driver import (
     TakenResult,
 )
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Background
@@ -139,16 +138,7 @@ class QuorumGradients(Runner):
         if not world.has(everyone, name=self._line):
             world.create(everyone, name=self._line)
         self.communicator = world.communicator(everyone, name=self._line)
-        mailbox = Mailbox(  # last, as it would have to be closed where what follows fails
-            reducer.world.store,
-            run.rank,
-            f"{reducer.key} quorum",
-            self.driver.deliver,
-            max_bytes=0,
-            timeout=reducer.timeout,
-            heartbeat=reducer.heartbeat,
-        )
-        self.mailboxes.append(mailbox)
+        mailbox = self.open_mailbox("quorum", self.driver.deliver)  # last: where what follows fails it were open
         self.driver.spread = Spread(mailbox, len(everyone))
         self.on_host = reducer.of((), "quorum", world)
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
@@ -157,7 +147,6 @@ class QuorumGradients(Runner):
         self._has_warned = False
         self._met = 0  # the round of this segment in which models were averaged last
         reducer.recorder.attach("quorum", self.log.facts)
-        reducer.recorder.attach("mailbox", mailbox.traffic_facts)
         mailbox.start()
         self._thread.start()
         self._open()
@@ -269,10 +258,7 @@ class QuorumGradients(Runner):
         average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
-        """Before the training calls, ends or takes in a segment: its steps so far are those before it.
-
-        Not where the segment begins: a state may be loaded after that, and the others' rounds may run while it is.
-        """
+        """Before the training calls, ends or takes: its steps are before the segment; a load may have come."""
         if self._base is None:
             self._base = self.run.progress.step
 
