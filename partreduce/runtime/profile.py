@@ -11,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import chain
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,8 +56,7 @@ class Measurement:
         return ordered[len(ordered) // 2]
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """The fitted hardware and its relative errors on the measurements that it was fitted to."""
 
     hardware: Hardware

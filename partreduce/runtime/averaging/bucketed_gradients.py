@@ -9,7 +9,7 @@ an error at the step on all workers; the operation is then completed with a tag 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -28,8 +28,7 @@ from partreduce.topo.phase import Group
 SEGMENT_BYTES = 128 * 2**10  # smaller layers share one: at 200 Mbit/s as much takes 5 ms, above an operation's own cost
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of one bucket's array, with the parameters that lie in it."""
 
     bucket: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -97,8 +98,7 @@ class CodedPart:
         self.array[end : max(end, self.bucket.size)].zero_()
 
 
-@dataclass(frozen=True, slots=True)
-class CodecInput:
+class CodecInput(NamedTuple):
     """What is known of a worker's numbers before they are coded."""
 
     coding: Coding

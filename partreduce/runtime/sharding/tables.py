@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol
+from dataclasses import replace
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -34,8 +34,7 @@ ID = torch.int32  # how row numbers travel, and ranks
 LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What came of an operation: what it was, all workers' calls, and the rows."""
 
     did: Call

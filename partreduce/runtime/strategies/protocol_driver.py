@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, SignsOfLife, Wait
@@ -107,8 +107,7 @@ class GenerationDriver(ProtocolDriver[State]):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(NamedTuple):
     """What a worker lacks to continue: the words for it, of whom, and how many of these must still come."""
 
     what: str

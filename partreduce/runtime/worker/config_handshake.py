@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -79,8 +80,7 @@ class Policies:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class HandshakeResult:
+class HandshakeResult(NamedTuple):
     """The outcome of a handshake: how to reach the others, and which optimizer of the run this is, equal on all."""
 
     world: World

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +23,7 @@ PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")
 Recipients = Mapping[int, tuple[int, ...]]  # who gets an update, and the numbers that go with it
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(NamedTuple):
     """A message without arrays that an event makes this worker send."""
 
     to: int
@@ -31,8 +31,7 @@ class Letter:
     numbers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NeighborUpdates:
+class NeighborUpdates(NamedTuple):
     """What a step averages besides the worker's own: sources ascending, and the pieces of each update's arrays."""
 
     step: int

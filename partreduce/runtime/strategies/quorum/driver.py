@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -230,8 +230,7 @@ WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_arg
 KINDS = {word: kind for kind, word in WORDS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class StartedRound:
+class StartedRound(NamedTuple):
     """A round that the collective thread is in, with what this worker brings."""
 
     segment: int
@@ -240,16 +239,14 @@ class StartedRound:
     payload: GradientSum
 
 
-@dataclass(frozen=True, slots=True)
-class TakenResult:
+class TakenResult(NamedTuple):
     """Results that the training is to apply, by round ascending."""
 
     sums: tuple[GradientSum, ...]
     by: int  # rounds by which the worker is further
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """A message without arrays, to each of some workers."""
 
     kind: str
