@@ -15,14 +15,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, align_count, drop_repetitions
-from partreduce.runtime.averaging.buffer_rules import (
-    KINDS,
-    BufferRule,
-    BufferSpec,
-    Values,
-    buffer_kind,
-    values_of,
-)
+from partreduce.runtime.averaging.buffer_rules import KINDS, BufferRule, BufferSpec, Values, buffer_kind, values_of
 from partreduce.runtime.averaging.dtensor_shards import Sharders, local
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.fragments import Fragments, assign

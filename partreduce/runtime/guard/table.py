@@ -83,12 +83,7 @@ TABLE: list[Check] = []
 
 
 def check(
-    *moments: Moment,
-    refuses: str = "",
-    warns: str = "",
-    when: When = When.ALWAYS,
-    cost: str = "none",
-    why: str = "",
+    *moments: Moment, refuses: str = "", warns: str = "", when: When = When.ALWAYS, cost: str = "none", why: str = ""
 ) -> Callable[[Callable[..., Found]], Check]:
     """Register a function as a row; its name is the row's, and its docstring says what it looks at."""
 

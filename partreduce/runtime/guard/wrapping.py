@@ -139,10 +139,7 @@ def model_in_distributed_data_parallel(wrapped: WrappedModel) -> Found:
     return {} if isinstance(wrapped.model, DistributedDataParallel) else None
 
 
-@check(
-    Moment.WRAP_MODEL,
-    refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap",
-)
+@check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap")
 def uninitialized_parameter(wrapped: WrappedModel) -> Found:
     """Lazy parameters."""
     return wrapped.first(lambda one: isinstance(one, torch.nn.parameter.UninitializedParameter))
@@ -158,10 +155,7 @@ def parameter_on_the_meta_device(wrapped: WrappedModel) -> Found:
     return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
 
-@check(
-    Moment.WRAP_MODEL,
-    refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant",
-)
+@check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant")
 def sparse_parameter(wrapped: WrappedModel) -> Found:
     """Each parameter's layout."""
     return wrapped.first(lambda one: one.layout is not torch.strided)
@@ -274,10 +268,7 @@ def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
     return None
 
 
-@check(
-    Moment.WRAP_MODEL,
-    refuses="model: has no trainable parameter{besides}; nothing could be averaged",
-)
+@check(Moment.WRAP_MODEL, refuses="model: has no trainable parameter{besides}; nothing could be averaged")
 def nothing_to_train(wrapped: WrappedModel) -> Found:
     """`requires_grad` of each parameter."""
     if any(one.requires_grad and one not in wrapped.apart for one in wrapped.model.parameters()):

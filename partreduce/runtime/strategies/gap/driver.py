@@ -72,13 +72,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
     machine: hop.Hop
 
     def __init__(
-        self,
-        machine: hop.Hop,
-        rank: int,
-        rings: PayloadRings,
-        *,
-        log: GapLog,
-        send: Callable[[Recipients], None],
+        self, machine: hop.Hop, rank: int, rings: PayloadRings, *, log: GapLog, send: Callable[[Recipients], None]
     ) -> None:
         super().__init__(machine, rank)
         self.rank, self.rings, self.log = rank, rings, log
