@@ -38,7 +38,7 @@ LOOKED_UP = (
     *(f"tests/runtime/sharding/test_hybrid_{name}.py" for name in ("bytes", "faults", "after_mistakes")),
 )
 HYBRID = (LOOKED_UP, ("tests/runtime/sharding/test_hybrid_state.py",))
-SHARDING = ("exchange", "placement", "saved", "table", "tables", "wire")
+SHARDING = ("placement", "saved", "table", "tables", "wire")
 ROUTES = (("tests/partreduce/planner/test_routes.py",), ("tests/partreduce/planner/test_design_model.py",))
 QUORUM_RUNS = "tests/runtime/strategies/test_quorum.py"
 QUORUM_ARRAYS = "tests/runtime/strategies/test_quorum_arrays.py"
@@ -99,7 +99,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     **{
         f"partreduce/runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
-        for name in ("commit", "gradients", "piggybacked")
+        for name in ("bucket", "gradients")
     },
     "partreduce/runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "partreduce/runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
@@ -116,8 +116,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         for name in ("candidates", "trials")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
-    **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "rounds")},
-    "partreduce/runtime/strategies/quorum/gradient_buffers.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
+    "partreduce/runtime/strategies/quorum/gradients.py": ((QUORUM_RUNS,),),
+    "partreduce/runtime/strategies/quorum/driver.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
     "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
         ("tests/schedulers/simulator/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),

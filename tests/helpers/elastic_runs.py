@@ -24,7 +24,7 @@ from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.peer_state import Handover
+from partreduce.runtime.state.saved_state import Handover
 from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.topo.cluster import Cluster

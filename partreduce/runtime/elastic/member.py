@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 
 from partreduce.runtime.averaging.in_flight import FixedMembership, Flight, Sums
-from partreduce.runtime.averaging.mean_model import commit_plain_mean
+from partreduce.runtime.averaging.mean_model import ADVICE, commit_plain_mean, same_start
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.reference_sync import ADVICE, same_start
 from partreduce.runtime.elastic.regroup import Regroup, State, name_of
 from partreduce.runtime.elastic.survivors import CONNECT_SECONDS, await_gathering
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS, RESTARTED
