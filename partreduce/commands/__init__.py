@@ -111,11 +111,7 @@ OUTPUTS = ("output", "certificate", "export", "plot")
 
 
 def check_overwriting(given: Mapping[str, object]) -> None:
-    """Check that no output is a file that the same command reads, such as the schedule by its certificate.
-
-    Raises:
-        InputError: an output is an input.
-    """
+    """Check that no output is a file that the same command reads, such as the schedule by its certificate."""
     from pathlib import Path
 
     from partreduce.topo.document.reader import is_file

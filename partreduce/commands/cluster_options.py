@@ -35,11 +35,7 @@ NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "
 
 
 def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
-    """What `--set` says of a cluster, as numbers in seconds, bytes a second and factors.
-
-    Raises:
-        InputError: a key that is not there, or a value that is not understood.
-    """
+    """What `--set` says of a cluster, as numbers in seconds, bytes a second and factors."""
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
@@ -70,9 +66,6 @@ def hardware_of(
     """The cluster file's hardware, overridden by what `--set` states, completed by the defaults.
 
     Without a `default_model` the size of the model stays unknown where neither file nor option states it.
-
-    Raises:
-        InputError: a size that is not understood, or hardware out of range.
     """
     stated = cluster.hardware if cluster is not None else None
     base = stated or USUAL
@@ -174,11 +167,7 @@ def compute_of(
 
 
 def disturbance_of(text: str) -> StragglerModel:
-    """`delay:2:50ms` → RandomDelay(2, 0.05).
-
-    Raises:
-        InputError: none of the three published disturbances, or a quantity that is not understood.
-    """
+    """`delay:2:50ms` → RandomDelay(2, 0.05)."""
     place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

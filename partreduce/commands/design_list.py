@@ -14,12 +14,7 @@ from partreduce.topo.document.cluster import load_cluster
 
 
 def list_entries(cluster: str | None, name: str | None, *, as_json: bool) -> None:
-    """List the schedules that can be built by name, or explain one; on a cluster, say which exist there.
-
-    Raises:
-        ScheduleError: no entry of that name.
-        InputError: no such cluster.
-    """
+    """List the schedules that can be built by name, or explain one; on a cluster, say which exist there."""
     place = None if cluster is None else load_cluster(cluster)
     chosen = (
         [quantity("--build", registry.entry, name)]

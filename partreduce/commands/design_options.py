@@ -142,11 +142,7 @@ PlotFile = Annotated[
 
 
 def limits_of(entries: list[str] | None) -> tuple[Limits, int | None]:
-    """The limits that `--max` states, and the most bytes of queues.
-
-    Raises:
-        InputError: a key that is not there, or a value that is not understood.
-    """
+    """The limits that `--max` states, and the most bytes of queues."""
     readers: dict[str, Callable[[str], object]] = dict(
         zip(LIMITS, (parse_time, parse_number, _period, options.whole(2), options.whole(1), parse_size), strict=True)
     )

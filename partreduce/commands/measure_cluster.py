@@ -28,11 +28,7 @@ DEFAULT_SIZE = "8MB"
 def cluster_measurement(
     output: Path, *, model_bytes: str | None, step: str | None, repetitions: int, as_json: bool
 ) -> Callable[[], None]:
-    """What every worker calls to measure links, contention and step time; rank 0 writes the cluster file.
-
-    Raises:
-        InputError: a size that is not understood, or a step function that is not there.
-    """
+    """What every worker calls to measure links, contention and step time; rank 0 writes the cluster file."""
     size = quantity("--model-bytes", parse_size, model_bytes or DEFAULT_SIZE)
     if not size:
         raise InputError(

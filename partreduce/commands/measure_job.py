@@ -26,10 +26,6 @@ def job_measurement(
     """What every worker calls to train the job under a few schedules; rank 0 writes the pilot file.
 
     With a `cluster` file there is a run-off of what would be recommended there.
-
-    Raises:
-        DocumentError: a cluster file that breaks its format.
-        FileError: there is no folder for the output.
     """
     file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
     check_without_place(output)

@@ -161,9 +161,6 @@ def check_unused(context: typer.Context, names: Collection[str], reason: str) ->
         context: of the verb.
         names: of the parameters without a meaning.
         reason: the message for the first one that was given.
-
-    Raises:
-        BadParameter: one of them was given.
     """
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -175,11 +172,7 @@ def check_unused(context: typer.Context, names: Collection[str], reason: str) ->
 def settings_of(
     option: str, entries: list[str] | None, keys: Mapping[str, Callable[[str], object]], example: str
 ) -> dict[str, Any]:
-    """What `OPTION KEY=VALUE …` says, each value read by its key's reader; a key of `REPEATED` may come again.
-
-    Raises:
-        InputError: an entry that is not KEY=VALUE, a key that is not there or is given twice, a value that is refused.
-    """
+    """What `OPTION KEY=VALUE …` says, each value read by its key's reader; a key of `REPEATED` may come again."""
     values: dict[str, Any] = {}
     for entry in entries or []:
         key, sign, text = entry.partition("=")
@@ -196,11 +189,7 @@ def settings_of(
 
 
 def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
-    """What an option's text means; a refusal names the option.
-
-    Raises:
-        InputError: a quantity that is not understood.
-    """
+    """What an option's text means; a refusal names the option."""
     try:
         return parse(text)
     except InputError as error:
@@ -208,11 +197,7 @@ def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
 
 
 def optional(place: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    """What the text of an option means that may be left out.
-
-    Raises:
-        InputError: a quantity that is not understood.
-    """
+    """What the text of an option means that may be left out."""
     return None if text is None else quantity(place, parse, text)
 
 
@@ -233,11 +218,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def check_nodes(option: str, nodes: int, workers: int) -> None:
-    """Check that local workers can be spread evenly over simulated machines.
-
-    Raises:
-        BadParameter: they cannot.
-    """
+    """Check that local workers can be spread evenly over simulated machines."""
     if workers % nodes:
         raise typer.BadParameter(f"expected a divisor of {workers} workers, got {nodes}", param_hint=option)
 
@@ -245,8 +226,7 @@ def check_nodes(option: str, nodes: int, workers: int) -> None:
 def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | None, nodes: int) -> int:
     """Run what `measure` measures: here, inside a job, or in `workers` processes of this machine; the exit code.
 
-    Raises:
-        BadParameter: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
+    `usage` is the end of the command that a cluster's launcher starts.
     """
     if RANK in os.environ:
         measure()
@@ -265,11 +245,7 @@ def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | N
 
 
 def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
-    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names.
-
-    Raises:
-        InputError: an entry without `=`, or a key given twice.
-    """
+    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names."""
     values: dict[str, object] = {}
     for entry in entries:
         key, sign, value = entry.partition("=")

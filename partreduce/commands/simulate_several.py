@@ -45,9 +45,6 @@ def simulate_several(
         touched: shares of rows of tables that go their own way.
         output: a picture of them.
         as_json: print a document instead of a table.
-
-    Raises:
-        InputError: a schedule for a cluster of another shape, or a picture in no such format.
     """
     claim_stdout(output, as_json=as_json)
     check(output)

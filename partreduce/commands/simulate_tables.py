@@ -19,11 +19,7 @@ from partreduce.topo.units import parse_share
 
 
 def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently.
-
-    Raises:
-        InputError: an entry that is not such.
-    """
+    """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently."""
     result: dict[str, RowAccess] = {}
     for entry in entries:
         name, *shares = entry.split(":")

@@ -90,11 +90,7 @@ def _is_its_own(loaded: Schedule, proof: Proof) -> bool:
 
 
 def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
-    """The fact `sent-bytes` for a model of this size.
-
-    Raises:
-        InputError: no size, or a schedule of which nothing is known to be sent.
-    """
+    """The fact `sent-bytes` for a model of this size."""
     size = quantity("--model-bytes", parse_size, model_bytes)
     if "sent-bytes" not in proof or not proof["sent-bytes"].numbers:
         raise InputError("--model-bytes: what a step sends is a fact of fixed rounds only; leave it out")

@@ -26,11 +26,7 @@ class Digits:
 
 
 def load_digits() -> Digits:
-    """The 1,797 digits that come with scikit-learn: four fifths to train on, one fifth to test.
-
-    Raises:
-        MissingDependencyError: scikit-learn is not installed.
-    """
+    """The 1,797 digits that come with scikit-learn: four fifths to train on, one fifth to test."""
     require("sklearn", purpose="the demonstration's data")
     import torch
     from sklearn.datasets import load_digits as bundled

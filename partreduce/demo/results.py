@@ -43,11 +43,7 @@ class Result:
 
 
 def read_result(folders: list[Path], schedule: Schedule, name: str) -> Result:
-    """Put the workers' files of all turns together; losses and bytes are those of the first.
-
-    Raises:
-        FileError: a file is missing or broken.
-    """
+    """Put the workers' files of all turns together; losses and bytes are those of the first."""
     first, *others = [_read_turn(folder, schedule, name) for folder in folders]
     seconds = np.concatenate([first.seconds, *(other.seconds for other in others)])
     return replace(first, seconds=seconds)

@@ -82,11 +82,7 @@ class Candidate:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder, and remove what an earlier demonstration measured there.
-
-    Raises:
-        FileError: it cannot be created or cleaned.
-    """
+    """Create the folder, and remove what an earlier demonstration measured there."""
     try:
         for part in ("schedules", "runs"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -98,12 +94,7 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
-    """Design, prove and export the three schedules with their certificates, and put a training script next to them.
-
-    Raises:
-        RefutedError: a schedule is not what it promises.
-        FileError: the folder cannot be written.
-    """
+    """Design, prove and export the three schedules with their certificates, and put a training script next to them."""
     write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []
     for label, (name, parameters) in CHOICES.items():
@@ -118,11 +109,7 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
 
 
 def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
-    """Run the plan in its own processes; `watch(name, step)` is called as it advances.
-
-    Raises:
-        UnavailableError: a run failed; its output is kept in a file that the message names.
-    """
+    """Run the plan in its own processes; `watch(name, step)` is called as it advances."""
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
     with log.open("wb") as output:

@@ -49,22 +49,14 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 def check_fields(value: object) -> None:
-    """Check the types of a dataclass's fields; for `__post_init__`.
-
-    Raises:
-        InputError: a field holds a value of another type than its annotation says.
-    """
+    """Check the types of a dataclass's fields; for `__post_init__`."""
     kind: Any = type(value)
     for name, hint in _field_hints(kind):
         check_type(f"{kind.__name__}: {name}", getattr(value, name), hint)
 
 
 def check_type(place: str, value: object, hint: object) -> None:
-    """Check that a value is what an annotation says.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that a value is what an annotation says."""
     if _fits(value, hint):
         return
     shown = " ".join(repr(value).split())

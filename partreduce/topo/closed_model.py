@@ -102,22 +102,14 @@ Value = TypeVar("Value")
 
 
 def validate(model: type[Checked], value: object, place: str) -> Checked:
-    """Check a parsed value against a model.
-
-    Raises:
-        DocumentError: the first fault, with its place below `place`.
-    """
+    """Check a parsed value against a model."""
     with translate_errors(value, place):
         return model.model_validate(value)
 
 
 @contextmanager
 def translate_errors(value: object, place: str) -> Iterator[None]:
-    """Turn pydantic's refusal of `value`, which stands at `place`, into ours.
-
-    Raises:
-        DocumentError: the first fault, with its place below `place`.
-    """
+    """Turn pydantic's refusal of `value`, which stands at `place`, into ours."""
     try:
         yield
     except ValidationError as error:
@@ -131,11 +123,7 @@ def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
 
 
 def read_value(kind: type[Value], raw: object, place: str) -> Value:
-    """A value that documents hold as an object of its fields.
-
-    Raises:
-        DocumentError: the first fault, with its place below `place`.
-    """
+    """A value that documents hold as an object of its fields."""
     with translate_errors(raw, place):
         value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
     return value

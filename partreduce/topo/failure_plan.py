@@ -48,11 +48,7 @@ class FailurePlan(JsonObject):
     failures: Annotated[int, Ge(1), Le(MAX_FAILURES)]
 
     def __post_init__(self) -> None:
-        """Take a word for the rule that it names.
-
-        Raises:
-            ScheduleError: an unknown rule, or a number out of range.
-        """
+        """Take a word for the rule that it names."""
         if self.rule not in list(SurvivorRule):
             raise ScheduleError(f"failure_plan.rule: expected {', '.join(SurvivorRule)}, got {self.rule!r}")
         object.__setattr__(self, "rule", SurvivorRule(self.rule))
@@ -74,11 +70,7 @@ class FailurePlan(JsonObject):
 
 
 def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) -> None:
-    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says.
-
-    Raises:
-        ScheduleError: the place, the value and the rule.
-    """
+    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says."""
     check_planned(strategy)
     n = cluster.num_workers
     most = min(MAX_FAILURES, n - 2)
@@ -211,20 +203,12 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 def check_covered(strategy: Strategy) -> None:
-    """Refuse schedules whose survivors cannot continue.
-
-    Raises:
-        ScheduleError: the place, and why.
-    """
+    """Refuse schedules whose survivors cannot continue."""
     _check(strategy, CASES)
 
 
 def check_planned(strategy: Strategy) -> None:
-    """Refuse schedules that can have no failure plan.
-
-    Raises:
-        ScheduleError: the place, and why.
-    """
+    """Refuse schedules that can have no failure plan."""
     _check(strategy, (*CASES, *UNPLANNED))
 
 

@@ -74,11 +74,7 @@ class JsonObject:
     """Where a schedule has it, such as `transport.`; refusals name it."""
 
     def __post_init__(self) -> None:
-        """Take words for the members that they name.
-
-        Raises:
-            ScheduleError: a word that is not in the list, or a number out of its range.
-        """
+        """Take words for the members that they name."""
         for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             if not isinstance(value, choice):
@@ -137,11 +133,7 @@ class Bulk:
 
 
 def check_ranges(value: object, error: type[InputError], place: str = "") -> None:
-    """Refuse a number of a dataclass outside the range that its field's type states, as documents do.
-
-    Raises:
-        InputError: of the given class, with the place, the value and the rule.
-    """
+    """Refuse a number of a dataclass outside the range that its field's type states, as documents do."""
     for name, least, most in _ranges(type(value)):  # type: ignore[arg-type]  # classes are hashable
         for number in _numbers(getattr(value, name)):
             if not least <= number <= most:
@@ -160,11 +152,7 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def take_numbers(value: JsonObject, *names: str) -> None:
-    """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10.
-
-    Raises:
-        ScheduleError: the place and the value.
-    """
+    """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10."""
     for name in names:
         given = getattr(value, name)
         try:

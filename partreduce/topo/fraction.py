@@ -14,11 +14,7 @@ _FRACTION = re.compile(rf"(-?(?:0|{_DIGITS}))(?:/({_DIGITS}))?")
 
 
 def parse_fraction(value: object) -> Fraction:
-    """The exact number that a document gives, in lowest terms.
-
-    Raises:
-        ValueError: neither an integer nor a fraction string; the message completes "<place>: ".
-    """
+    """The exact number that a document gives; the message of a ValueError completes "<place>: "."""
     if type(value) is int:
         return Fraction(value)
     if not isinstance(value, str):
@@ -33,11 +29,7 @@ def parse_fraction(value: object) -> Fraction:
 
 
 def dump_fraction(value: Fraction) -> int | str:
-    """An integer where it is one and short enough to stay exact everywhere, a fraction string otherwise.
-
-    Raises:
-        ValueError: more digits than a document may hold.
-    """
+    """An integer where it is one and short enough to stay exact everywhere, a fraction string otherwise."""
     if value.denominator == 1 and abs(value.numerator) < 2**53:
         return value.numerator
     if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:

@@ -25,10 +25,6 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
     The rule of the file's plan says what, where the plan covers the failure; otherwise All-Reduce over the survivors.
     Every worker that holds the file finds the same. After a further failure, ask again with the first schedule and all
     ranks that have failed by then.
-
-    Raises:
-        ScheduleError: a rank that the schedule does not have, fewer than two survivors, or a schedule for which no
-            plan can be built (`check_covered`).
     """
     check_covered(schedule.strategy)
     gone = frozenset(failed)
@@ -52,11 +48,7 @@ def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[in
 
 
 def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
-    """What the file plans for the failure of so many whole nodes, whichever they are.
-
-    Raises:
-        ScheduleError: it matters which nodes fail; or the plan does not cover such a failure.
-    """
+    """What the file plans for the failure of so many whole nodes, whichever they are."""
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
         raise ScheduleError("it plans for no failure (design --tolerate-failures)")
@@ -151,9 +143,6 @@ def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
 
     Each prime factor of the number of nodes, largest first, goes to the digit that is the furthest below its old
     radix, the first of several; digits of radix 1 are left out. On the old number of nodes nothing changes.
-
-    Raises:
-        ScheduleError: the schedule has no rule.
     """
     phases = _phases(schedule)
     if not isinstance(phases, RulePhases):

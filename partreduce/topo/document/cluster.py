@@ -82,11 +82,7 @@ def _load_file(path: str) -> Cluster:
 
 
 def cluster_of(raw: object) -> Cluster:
-    """The cluster of a parsed document.
-
-    Raises:
-        DocumentError: a document that breaks the format.
-    """
+    """The cluster of a parsed document."""
     check_header(raw, FORMAT, VERSION)
     listed = isinstance(raw, dict) and "nodes" in raw
     model: ListedClusterModel | RegularClusterModel

@@ -35,11 +35,7 @@ def _descriptor(path: str | os.PathLike[str], standard: int) -> int | None:
 
 
 def read_descriptor(descriptor: int, most: int) -> bytes:
-    """Up to `most` bytes, until the other side ends.
-
-    Raises:
-        OSError: the descriptor is not open, or is a directory.
-    """
+    """Up to `most` bytes, until the other side ends."""
     parts, missing = [], most
     while missing and (part := os.read(descriptor, min(missing, 2**20))):
         parts.append(part)
@@ -48,15 +44,10 @@ def read_descriptor(descriptor: int, most: int) -> bytes:
 
 
 def write_descriptor(descriptor: int, data: bytes) -> None:
-    """All bytes.
-
-    Raises:
-        BrokenPipeError: the reader has gone. Without its number, by which typer would take it for an error of ours.
-        OSError: anything else.
-    """
+    """All bytes."""
     rest = memoryview(data)
     try:
         while rest:
             rest = rest[os.write(descriptor, rest) :]
     except BrokenPipeError:
-        raise BrokenPipeError from None
+        raise BrokenPipeError from None  # without its number, by which typer would take it for an error of ours

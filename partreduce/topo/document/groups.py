@@ -39,11 +39,7 @@ def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase:
-    """The Phase of a checked list of groups in any order. O(size log size), vectorized.
-
-    Raises:
-        DocumentError: a rank out of range or twice in one group. Groups that overlap are allowed here.
-    """
+    """The Phase of a checked list of groups in any order. O(size log size), vectorized."""
     groups = [item["group"] for item in phase]
     sizes = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
     flat = np.fromiter(chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))

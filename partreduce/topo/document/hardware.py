@@ -109,11 +109,7 @@ class HardwareModel(Model):
 
 
 def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardware:
-    """The hardware of a checked document, on this cluster.
-
-    Raises:
-        DocumentError: a node or worker that the cluster does not have, or two bandwidths for one link.
-    """
+    """The hardware of a checked document, on this cluster."""
     for name, listed, bound, word in (
         ("node_inside", model.node_inside, cluster.num_nodes, "node"),
         ("node_nic", model.node_nic, cluster.num_nodes, "node"),

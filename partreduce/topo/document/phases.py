@@ -82,11 +82,7 @@ def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
-    """The phases of a parsed strategy.
-
-    Raises:
-        DocumentError: malformed phases, or a rank out of range. Groups that overlap are allowed: `verify` refutes them.
-    """
+    """The phases of a parsed strategy. Groups that overlap are allowed: `verify` refutes them."""
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)
     if "node_radices" in raw:
@@ -109,9 +105,6 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
     """The members of a strategy with each entry of `phases` as a plain phase, and how often each repeats.
 
     Places in later messages count the entries of the file, and not the phases that these stand for.
-
-    Raises:
-        DocumentError: a malformed repetition, or more phases than a document may stand for.
     """
     listed = raw.get("phases")
     if not isinstance(listed, list):
@@ -141,11 +134,7 @@ def _check_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
 
 
 def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
-    """The members `phases` and, for rules, `node_radices`; explicit phases stay values, which the writer spells.
-
-    Raises:
-        ScheduleError: more phases than a document holds.
-    """
+    """The members `phases` and, for rules, `node_radices`; explicit phases stay values, which the writer spells."""
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
     if isinstance(phases, GroupPhases):

@@ -38,10 +38,6 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
     """The content of a regular file (or of a link to one), refused unread when it is too large.
 
     `-` is standard input; it and `/dev/fd/N` may also be pipes.
-
-    Raises:
-        FileError: the file is absent or cannot be read.
-        DocumentError: not a regular file, or over the limit.
     """
     source = shown_path(path)
     connected = descriptor_to_read(path)
@@ -101,12 +97,7 @@ def _too_large(size: int, max_bytes: int, source: str) -> NoReturn:
 
 
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
-    """Read one JSON file strictly.
-
-    Raises:
-        FileError: the file is absent or cannot be read.
-        DocumentError: anything that strict JSON does not allow, with its place.
-    """
+    """Read one JSON file strictly."""
     return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
 
 
@@ -114,9 +105,6 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
     """Parse one JSON document strictly: UTF-8, depth <= 32, no duplicate keys, no NaN, no |integer| >= 2**53.
 
     O(len(data)), whatever the content. `source` is named in errors.
-
-    Raises:
-        DocumentError: with the place, as a path or, for syntax errors, as line:column.
     """
     text = decode(data, max_bytes=max_bytes, source=source)
     check_depth(data, source=source)
@@ -157,11 +145,7 @@ def _way_out(source: str) -> str:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:
-    """The text of a document in UTF-8 without byte-order mark.
-
-    Raises:
-        DocumentError: empty, too large, a byte-order mark, or other than UTF-8.
-    """
+    """The text of a document in UTF-8 without byte-order mark."""
     if len(data) > max_bytes:
         _too_large(len(data), max_bytes, source)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
@@ -181,11 +165,7 @@ def line_column(data: bytes, offset: int) -> str:
 
 
 def check_depth(data: bytes, *, source: str = "") -> None:
-    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorized pass that knows strings.
-
-    Raises:
-        DocumentError: with line:column of the first bracket that is too deep.
-    """
+    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorized pass that knows strings."""
     # Blank the escapes that matter, keeping every offset: what is left of quotes opens or closes a string.
     blank = data.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in data else data
     depth, inside = 0, 0

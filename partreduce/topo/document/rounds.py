@@ -41,11 +41,7 @@ GRAPH_MODELS = (RoundsMember,)
 
 
 def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Round, ...]:
-    """The rounds of a parsed strategy.
-
-    Raises:
-        DocumentError: a malformed round, an edge out of range, of one worker alone, or given twice.
-    """
+    """The rounds of a parsed strategy."""
     model = validate(RoundsMember, part_of(raw, "rounds"), place)
     return tuple(
         _round(graph, cluster.num_workers, child(child(place, "rounds"), t)) for t, graph in enumerate(model.rounds)

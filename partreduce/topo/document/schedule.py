@@ -91,11 +91,7 @@ def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
 
 
 def schedule_of(raw: object) -> Schedule:
-    """The schedule of a parsed document.
-
-    Raises:
-        DocumentError: a document that breaks the format.
-    """
+    """The schedule of a parsed document."""
     check_header(raw, FORMAT, VERSION)
     envelope = validate(ScheduleEnvelope, raw, "")
     cluster = shape_value(envelope.cluster, "cluster")

@@ -58,11 +58,7 @@ Shape = Annotated[
 
 
 def shape_value(model: RegularShape | ListedShape, place: str, hardware: Hardware | None = None) -> Cluster:
-    """The cluster of a checked shape.
-
-    Raises:
-        DocumentError: ranks that are not 0..n-1, each once, or too many workers.
-    """
+    """The cluster of a checked shape."""
     try:
         if isinstance(model, ListedShape):
             return Cluster.irregular(model.nodes, hardware=hardware)

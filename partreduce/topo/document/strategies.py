@@ -88,11 +88,7 @@ KINDS: dict[str, Kind] = {
 
 
 def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
-    """The strategy of a parsed object.
-
-    Raises:
-        DocumentError: the first member that breaks the format, with its place.
-    """
+    """The strategy of a parsed object."""
     kind = _kind_of(raw, place)
     known = kind.known_keys()
     for key in raw:

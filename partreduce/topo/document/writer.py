@@ -43,11 +43,7 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """The text of a schedule file: one line for each phase or round, keys in reading order.
-
-    Raises:
-        ScheduleError: the schedule cannot be expressed in the format.
-    """
+    """The text of a schedule file: one line for each phase or round, keys in reading order."""
     try:
         document = encodable(schedule)
         # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
@@ -95,10 +91,6 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
     Every file that partreduce writes goes through here. Links are followed; a target that is no regular file (a FIFO)
     is written to directly, and so are `-` (standard output) and `/dev/fd/N`.
-
-    Raises:
-        FileError: the file cannot be written; what stood there before still stands.
-        BrokenPipeError: the reader of standard output has gone.
     """
     connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))
@@ -119,11 +111,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_without_place(path: str | os.PathLike[str]) -> None:
-    """Refuse a file to write whose folder is not there, or which is a folder, before there is anything to write.
-
-    Raises:
-        FileError: it is so.
-    """
+    """Refuse a file to write whose folder is not there, or which is a folder, before there is anything to write."""
     if descriptor_to_write(path) is None:
         target = Path(os.path.realpath(path))
         if target.is_dir():

@@ -27,11 +27,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
-    """Parse one YAML document strictly.
-
-    Raises:
-        DocumentError: with the place, as a path or, for syntax errors, as line:column.
-    """
+    """Parse one YAML document strictly."""
     import yaml
 
     text = decode(data, max_bytes=max_bytes, source=source)

@@ -27,11 +27,7 @@ class Graph(Arrays):
 
     @classmethod
     def directed(cls, num_workers: int, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Graph:
-        """Edges source → target; self-loops and repetitions are dropped. O(edges log edges).
-
-        Raises:
-            ScheduleError: a rank out of range.
-        """
+        """Edges source → target; self-loops and repetitions are dropped. O(edges log edges)."""
         src = np.asarray(sources, dtype=np.int64).reshape(-1)
         dst = np.asarray(targets, dtype=np.int64).reshape(-1)
         wrong = (src < 0) | (src >= num_workers) | (dst < 0) | (dst >= num_workers)
@@ -43,11 +39,7 @@ class Graph(Arrays):
 
     @classmethod
     def undirected(cls, num_workers: int, ends: npt.ArrayLike, others: npt.ArrayLike) -> Graph:
-        """Edges between `ends[e]` and `others[e]`; self-loops and repetitions are dropped.
-
-        Raises:
-            ScheduleError: a rank out of range.
-        """
+        """Edges between `ends[e]` and `others[e]`; self-loops and repetitions are dropped."""
         a = np.asarray(ends, dtype=np.int64).reshape(-1)
         b = np.asarray(others, dtype=np.int64).reshape(-1)
         return cls.directed(num_workers, np.concatenate([a, b]), np.concatenate([b, a]))
@@ -96,11 +88,7 @@ class Graph(Arrays):
         return self.num_workers <= 1 or not self.components().any()
 
     def require_connected(self) -> None:
-        """Refuse a graph that can never reach consensus.
-
-        Raises:
-            ScheduleError: names a worker that does not reach, or is not reached from, worker 0.
-        """
+        """Refuse a graph that can never reach consensus."""
         labels = self.components()
         apart = np.flatnonzero(labels != labels[0])
         if len(apart):
@@ -110,11 +98,7 @@ class Graph(Arrays):
             )
 
     def require_undirected(self, purpose: str) -> None:
-        """Refuse a directed graph where both directions are needed.
-
-        Raises:
-            ScheduleError: names an edge without its reverse.
-        """
+        """Refuse a directed graph where both directions are needed."""
         if self.is_undirected:
             return
         n = np.int64(self.num_workers)

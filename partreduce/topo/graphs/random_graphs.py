@@ -17,9 +17,6 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Graph:
     Random pairing of stubs; pairs that are loops or repetitions swap an end with random other pairs until none is
     left. More than half full graphs are drawn as complements.
     Source: Bollobás, A probabilistic proof of an asymptotic formula for the number of labeled regular graphs, 1980.
-
-    Raises:
-        ScheduleError: no connected graph was found (degree 1, or 2 with bad luck).
     """
     rng = np.random.default_rng(seed)
     for _ in range(TRIES):

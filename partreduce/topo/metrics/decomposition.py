@@ -129,11 +129,7 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """Return the classes of a rule, trivial first. O(digits · classes); at most 2^min(digits, digit sets) + 1.
-
-    Raises:
-        UndecidedError: more than 16,384 classes.
-    """
+    """Return the classes of a rule, trivial first. O(digits · classes); at most 2^min(digits, digit sets) + 1."""
     sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
     for digit, radix in enumerate(rule.radices):
@@ -325,9 +321,6 @@ def hop_gap(graph: Round) -> float:
 
     This is Hop's spectral gap, of the graph without weights and with eigenvalues ordered as real numbers (ASPLOS'19).
     The gap of W itself, by modulus, is 1 − radius.
-
-    Raises:
-        InputError: a worker without neighbors, or more than 4,000 workers in a graph without shift symmetry.
     """
     found = _shifts_of([graph]) if len(graph) else None
     if found is not None:

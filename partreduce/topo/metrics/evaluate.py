@@ -80,11 +80,7 @@ def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> 
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
-    """Return the same under a constant random push: one per worker, or one shared by the workers of each node.
-
-    Raises:
-        InputError: `push` is neither worker nor node.
-    """
+    """Return the same under a constant random push: one per worker, or one shared by the workers of each node."""
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
     return _drift(_prepare(schedule, limit), push)
@@ -105,11 +101,7 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
 
 
 def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Retimed:
-    """Return the metrics at 1 synchronous step per round, which give those at any steps_per_round and delay.
-
-    Raises:
-        InputError: steps_per_round is not 1, or averages are already late.
-    """
+    """Return the metrics at 1 synchronous step per round, which give those at any steps_per_round and delay."""
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
             "retimed: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"

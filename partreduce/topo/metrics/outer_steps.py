@@ -61,11 +61,7 @@ def radius_of(parts: Parts) -> float:
 
 
 def check_unstable(schedule: Schedule) -> None:
-    """Raise for separate outer parameters under which the workers do not reach agreement.
-
-    Raises:
-        InputError: the radius is 1 or more.
-    """
+    """Raise for separate outer parameters under which the workers do not reach agreement."""
     radius = outer_radius(schedule)
     if radius is not None and radius >= 1 - EDGE:
         raise InputError(

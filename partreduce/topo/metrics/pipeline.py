@@ -55,9 +55,6 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
 
     The largest curvature decides, so a rate that was just stable in synchronous steps has to shrink by the factor
     `stability_limit(K) / stability_limit(1)`.
-
-    Raises:
-        InputError: a width below 1, or a momentum outside 0 <= momentum < 1.
     """
     _check(width, momentum)
     if momentum == 0:
@@ -76,9 +73,6 @@ def noise_factor(h: float, width: int, *, momentum: float = 0.0) -> float:
     """Return the stationary variance under gradient noise, divided by that of synchronous steps with the same h. O(1).
 
     Infinite from the stability limit on. With momentum from the linear equations of the covariances, O(width³).
-
-    Raises:
-        InputError: an h that is unstable even if synchronous; see also `stability_limit`.
     """
     bound = stability_limit(1, momentum=momentum)
     if not 0 <= h < bound:
@@ -99,9 +93,6 @@ def decay(h: float, width: int, *, momentum: float = 0.0) -> float:
 
     Synchronous steps have |1 − h|. A pipeline of width 2 has √h from h = 1/4 on, and less than synchronous steps up to
     h = (3 − √5)/2, as a late gradient of a shrinking distance is a larger one.
-
-    Raises:
-        InputError: a negative h; see also `stability_limit`.
     """
     _check(width, momentum)
     if not h >= 0:

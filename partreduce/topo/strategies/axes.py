@@ -224,11 +224,7 @@ class Transport(JsonObject):
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def check(self) -> None:
-        """Refuse settings of a codec that is not there.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Refuse settings of a codec that is not there."""
         default = Transport()
         if not self.codec.has_blocks:
             for name in ("block", "error_feedback"):

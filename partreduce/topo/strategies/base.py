@@ -65,11 +65,7 @@ class Strategy(JsonObject, ABC):
     averaging: Averaging = Averaging.MEAN
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse what cannot run on the cluster.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Refuse what cannot run on the cluster."""
         self._check_steps_per_round(cluster)
         if not isinstance(self.sync, self.sync_types):
             raise ScheduleError(f"sync: strategy {self.kind!r} has no {self.sync.called}; leave it out")

@@ -51,11 +51,7 @@ def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ..
 
 
 def check_fragments(fragments: Fragments) -> None:
-    """Refuse lists that name no part of a model.
-
-    Raises:
-        ScheduleError: the place, the value and the rule.
-    """
+    """Refuse lists that name no part of a model."""
     if isinstance(fragments, int):
         if fragments < 1:
             raise ScheduleError(f"payload.fragments: is {fragments}; a model has at least 1")
@@ -82,9 +78,6 @@ def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int
 
     By number the model is cut between layers, which are the modules that hold parameters, so that the largest fragment
     is as small as it can be. Patterns are those of the shell: `*` stands for any text, dots included.
-
-    Raises:
-        InputError: a parameter is in no fragment or in several, or a fragment has none.
     """
     if isinstance(fragments, int):
         return _cut(fragments, parameters)

@@ -136,11 +136,7 @@ class IterationGap(JsonObject, Waiting):
         return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
 
     def backups(self, num_workers: int) -> tuple[int, ...]:
-        """Backup workers of each worker, shape (num_workers,).
-
-        Raises:
-            ScheduleError: a number too many or too few.
-        """
+        """Backup workers of each worker, shape (num_workers,)."""
         given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
         if len(given) != num_workers:
             raise ScheduleError(
@@ -150,11 +146,7 @@ class IterationGap(JsonObject, Waiting):
         return given
 
     def check(self) -> None:
-        """Refuse settings that do not go with one another.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Refuse settings that do not go with one another."""
         if self.notify_ack and not self.takes_all:
             raise ScheduleError(
                 "sync.iteration_gap.notify_ack: needs every update of every step; backup, staleness and skip do not "
@@ -178,11 +170,7 @@ class IterationGap(JsonObject, Waiting):
                 )
 
     def check_neighbors(self, numbers: Sequence[int]) -> None:
-        """Refuse more backup workers than there are in-neighbors, whose `numbers` these are, shape (num_workers,).
-
-        Raises:
-            ScheduleError: as said, or what `backups` refuses.
-        """
+        """Refuse more backup workers than there are in-neighbors, whose `numbers` these are, shape (num_workers,)."""
         for worker, (spare, number) in enumerate(zip(self.backups(len(numbers)), numbers, strict=True)):
             if spare > number:
                 raise ScheduleError(

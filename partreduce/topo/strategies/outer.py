@@ -53,11 +53,7 @@ class OuterStep(JsonObject):
     outer_params: OuterParams = OuterParams.SHARED
 
     def __post_init__(self) -> None:
-        """Take numbers as they are written, and refuse those that no outer optimizer has.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Take numbers as they are written, and refuse those that no outer optimizer has."""
         JsonObject.__post_init__(self)
         take_numbers(self, "lr", "momentum")
 
@@ -81,11 +77,7 @@ class OuterStep(JsonObject):
         return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}{own}"
 
     def check(self) -> None:
-        """Refuse numbers with which no outer optimizer settles.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Refuse numbers with which no outer optimizer settles."""
         if self.lr <= 0:
             raise ScheduleError(f"payload.outer.lr: is {self.lr}; a learning rate is above 0")
         if not 0 <= self.momentum < 1:

@@ -73,11 +73,7 @@ class PartialAllReduce(JsonObject, Waiting):
     seed: Rounds = 0
 
     def __post_init__(self) -> None:
-        """Take words for the members that they name.
-
-        Raises:
-            ScheduleError: a word that is not in the list.
-        """
+        """Take words for the members that they name."""
         JsonObject.__post_init__(self)
         if isinstance(self.quorum, str) and not isinstance(self.quorum, QuorumStart):
             if self.quorum not in list(QuorumStart):
@@ -123,11 +119,7 @@ class PartialAllReduce(JsonObject, Waiting):
         return min(self.quorum, num_workers) if isinstance(self.quorum, int) else 1
 
     def check(self) -> None:
-        """Refuse settings that do not go with one another.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Refuse settings that do not go with one another."""
         if self.quorum == 1:
             raise ScheduleError('sync.partial.quorum: is 1; the first worker starts a round: say "solo"')
         latest = self.missed is MissedResultPolicy.LATEST

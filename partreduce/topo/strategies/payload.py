@@ -139,11 +139,7 @@ class Payload(JsonObject):
         return route.hosts[place] if route.hosts else place
 
     def check(self, num_workers: int) -> None:
-        """Refuse two routes for one parameter, hosts that do not exist, and settings that mean nothing.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Refuse two routes for one parameter, hosts that do not exist, and settings that mean nothing."""
         self.outer.check()
         check_fragments(self.fragments)
         default = Payload()

@@ -102,9 +102,6 @@ class Travel:
 
         Segments become ready at equal distances during backward, the last share of a step's computing; those without
         any bytes send nothing.
-
-        Raises:
-            ScheduleError: only what crosses nodes is coded, and that other algorithm has no stage across nodes.
         """
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:

@@ -76,10 +76,6 @@ def communication(
 
     The algorithm of the sums is the schedule's own unless another is asked for. A gradient that is sent layer by layer
     costs the sum of its segments.
-
-    Raises:
-        InputError: the model's size is neither given nor part of the hardware.
-        ScheduleError: the strategy has no fixed phases, or its codec does not go with the algorithm.
     """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps_per_round = schedule.strategy.steps_per_round
@@ -156,9 +152,6 @@ def phase_loads(
     """What every group of one phase puts on the links, segment by segment; rules are not expanded.
 
     Equal segments share one entry's work.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
     """
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
@@ -188,11 +181,7 @@ def segment_seconds(listed: list[loads.Loads]) -> npt.NDArray[np.float64]:
 
 
 def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size: the argument, else the hardware's.
-
-    Raises:
-        InputError: neither is given, or it is not positive.
-    """
+    """The model's size: the argument, else the hardware's."""
     size = model_bytes if model_bytes is not None else hardware.model_bytes
     if size is None:
         raise InputError("model_bytes: is not given; say how many bytes the model has, such as 552_000_000")

@@ -67,10 +67,6 @@ def cycle_time(
         compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.sampling` for those).
         model_bytes: the model's size, unless the hardware states it.
         algorithm: how groups average; the schedule's own by default.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-        UndecidedError: the policy iteration did not settle (it has a generous limit).
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
     return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
@@ -111,11 +107,7 @@ class TimedPeriod:
         )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """The steady speed; with another steps_per_round for all workers, or another delay, if asked for.
-
-        Raises:
-            UndecidedError: the policy iteration did not settle.
-        """
+        """The steady speed; with another steps_per_round for all workers, or another delay, if asked for."""
         worker_steps = (
             self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
         )

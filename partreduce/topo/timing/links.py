@@ -46,11 +46,7 @@ class Uplinks:
 
     @classmethod
     def of(cls, cluster: Cluster, hardware: Hardware) -> Uplinks | None:
-        """Those of a cluster; None where no uplink can make anything slower.
-
-        Raises:
-            InputError: a switch above a node that the cluster does not have.
-        """
+        """Those of a cluster; None where no uplink can make anything slower."""
         for switch in hardware.switches:
             check_node(max(switch.nodes), cluster.num_nodes)
         shared = hardware.shared_switches(cluster.num_nodes)
@@ -156,10 +152,6 @@ def _fill(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Flo
 
 
 def check_node(node: int, count: int) -> None:
-    """Refuse hardware for nodes that the cluster does not have.
-
-    Raises:
-        InputError: it states a link of such a node.
-    """
+    """Refuse hardware for nodes that the cluster does not have."""
     if not 0 <= node < count:
         raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")

@@ -52,9 +52,6 @@ def sample(
     Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
     would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
     O(num_samples · num_rounds · n), vectorized over runs and workers.
-
-    Raises:
-        InputError: too few rounds or samples, or compute times that do not fit.
     """
     if num_rounds < 4 or num_samples < 2:
         raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")
@@ -87,12 +84,7 @@ def sample(
 
 
 def read_trace(path: Path) -> npt.NDArray[np.float64]:
-    """Recorded seconds per step from a CSV file: one row per step, one column per worker, no header.
-
-    Raises:
-        FileError: the file cannot be read.
-        InputError: it is not such a table.
-    """
+    """Recorded seconds per step from a CSV file: one row per step, one column per worker, no header."""
     try:
         text = read_bytes(path, MAX_TRACE_BYTES).decode()
     except UnicodeDecodeError:

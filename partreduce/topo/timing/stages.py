@@ -125,10 +125,6 @@ def of_period(
     """The stages of one period. O(size of its phases), expanded.
 
     A hardware without any numbers of links costs nothing, so the model's size may be left out then.
-
-    Raises:
-        InputError: the model's size is needed and missing.
-        ScheduleError: the strategy has no fixed phases.
     """
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
@@ -189,11 +185,7 @@ def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> Parts:
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size; 1 when it is not given and no link's bandwidth is either.
-
-    Raises:
-        InputError: the size is needed and missing.
-    """
+    """The model's size; 1 when it is not given and no link's bandwidth is either."""
     if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
     return bytes_of(hardware, model_bytes)

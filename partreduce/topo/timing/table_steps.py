@@ -56,9 +56,6 @@ def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, Ro
     """What the tables of a schedule take in each step; None where it has none that go their own way.
 
     Nothing where links take no time for bytes and it is not given how much is touched.
-
-    Raises:
-        InputError: it is not said how much of a table a step touches, or a table is named that is none.
     """
     if not schedule.routes.apart:
         check_names(schedule, touched)

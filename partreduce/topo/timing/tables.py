@@ -63,11 +63,7 @@ class RowAccess:
     everyone: Share
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            InputError: no shares, or a node that touches less than one of its workers.
-        """
+        """Refuse what cannot be."""
         check_fields(self)
         check_ranges(self, InputError, "touched share of ")
         if not self.worker <= self.node <= self.everyone:
@@ -181,11 +177,7 @@ def exchanges(
     *,
     element_bytes: int = ELEMENT_BYTES,
 ) -> Exchange:
-    """What a step of all tables of a schedule takes, one after the other.
-
-    Raises:
-        InputError: a table of which it is not said how much is touched.
-    """
+    """What a step of all tables of a schedule takes, one after the other."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
