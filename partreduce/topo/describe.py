@@ -13,8 +13,7 @@ import numpy as np
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.graphs import classic, directed, hop
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs import Graph, named
 from partreduce.topo.phase import ONE, Phase
 from partreduce.topo.round import Round
 from partreduce.topo.rule import RulePhase, RuleView
@@ -349,14 +348,14 @@ def _grids(of: Callable[[int, int], Graph], least: int) -> Callable[[int], list[
 
 
 GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
-    "a ring": lambda n: [classic.ring(n)],
-    "a star": lambda n: [classic.star(n)],
-    "a ring with opposite workers": lambda n: [hop.ring_based(n)] if n % 2 == 0 and n >= 4 else [],
-    "a double ring": lambda n: [hop.double_ring(n)] if n % 4 == 0 and n >= 8 else [],
-    "a hypercube": lambda n: [classic.hypercube(n.bit_length() - 1)] if n & (n - 1) == 0 else [],
-    "an exponential graph": lambda n: [directed.exponential(n)],
-    "a torus": _grids(classic.torus, 3),
-    "a grid": _grids(classic.grid, 2),
+    "a ring": lambda n: [named.ring(n)],
+    "a star": lambda n: [named.star(n)],
+    "a ring with opposite workers": lambda n: [named.ring_based(n)] if n % 2 == 0 and n >= 4 else [],
+    "a double ring": lambda n: [named.double_ring(n)] if n % 4 == 0 and n >= 8 else [],
+    "a hypercube": lambda n: [named.hypercube(n.bit_length() - 1)] if n & (n - 1) == 0 else [],
+    "an exponential graph": lambda n: [named.exponential(n)],
+    "a torus": _grids(named.torus, 3),
+    "a grid": _grids(named.grid, 2),
 }
 """Graphs with a name, and how they are built for so many workers."""
 

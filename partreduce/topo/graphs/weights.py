@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs import Graph
 from partreduce.topo.round import Round
 
 MAX_SPECTRUM_WORKERS = 3000

@@ -11,7 +11,7 @@ import pytest
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.metrics import hop_gap, metrics
 from partreduce.topo.metrics.outer_steps import largest_rate
