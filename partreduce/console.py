@@ -59,7 +59,7 @@ def fresh_terminal() -> Iterator[None]:
 
 def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
     """Find out which of the outputs is standard output (`-`); sentences and tables then go to standard error."""
-    from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write
+    from partreduce.topo.document.reader import STDOUT, descriptor_to_write
     from partreduce.topo.document.writer import check_without_place
 
     count = sum(path is not None and descriptor_to_write(path) == STDOUT for path in outputs)

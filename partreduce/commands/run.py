@@ -19,7 +19,7 @@ from partreduce.runtime.launcher.follower import Follower
 from partreduce.runtime.launcher.launch import Restarts, check_failure_limits, launch, run_attempts
 from partreduce.runtime.launcher.nodes import Endpoint, Nodes, same_on_all
 from partreduce.runtime.launcher.signals import Terminated, raise_on_sigterm
-from partreduce.topo.document.descriptors import descriptor_to_read
+from partreduce.topo.document.reader import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError

@@ -13,8 +13,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
-from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
-from partreduce.topo.timing.tables import RowAccess
+from partreduce.topo.timing.tables import RowAccess, exchange_of, steady_seconds
 from partreduce.topo.units import parse_share
 
 

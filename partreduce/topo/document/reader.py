@@ -19,7 +19,6 @@ from typing import NoReturn
 
 import numpy as np
 
-from partreduce.topo.document.descriptors import descriptor_to_read, read_descriptor
 from partreduce.topo.errors import DocumentError, FileError
 from partreduce.topo.place import child, format_value, shown_path
 
@@ -29,9 +28,32 @@ MAX_FAULTS = 1000
 MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
 
+STDIN, STDOUT, STDERR = 0, 1, 2
+_NAMED = {"/dev/stdin": STDIN, "/dev/stdout": STDOUT, "/dev/stderr": STDERR}
+_NUMBERED = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")
 _CHUNK = 2**20
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> int | None:
+    """The open descriptor that a name means: `-`, or `/dev/fd/N`, as shells put for `<(command)`; None for other files.
+
+    Such a name is not opened again: a pipe opened without blocking is empty before its writer has written, and its
+    resolved name (`pipe:[123]`) does not exist.
+    """
+    text = os.fsdecode(os.fspath(path))
+    if text == "-":
+        return standard
+    if text in _NAMED:
+        return _NAMED[text]
+    match = _NUMBERED.fullmatch(text)
+    return int(match[1]) if match else None
+
+
+def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
+    """The descriptor that a name to write to means; None for an ordinary file."""
+    return descriptor_to_read(path, STDOUT)
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
@@ -66,13 +88,17 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
 
 
 def _read_connected(descriptor: int, max_bytes: int, source: str) -> bytes:
+    """All that the other side writes until it ends."""
+    parts, missing = [], max_bytes + 1
     try:
-        data = read_descriptor(descriptor, max_bytes + 1)
+        while missing and (part := os.read(descriptor, min(missing, _CHUNK))):
+            parts.append(part)
+            missing -= len(part)
     except OSError as error:
         raise FileError(f"{source}: cannot be read: {error.strerror or error}") from None
-    if len(data) > max_bytes:
-        _too_large(len(data), max_bytes, source)
-    return data
+    if not missing:
+        _too_large(max_bytes + 1, max_bytes, source)
+    return b"".join(parts)
 
 
 def _file_kind(mode: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from partreduce.topo.closed_model import adapter
+from partreduce.topo.closed_model import adapter, dump_fraction, parse_fraction
 from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
 from partreduce.topo.document.phases import repeated_phase_schema
 from partreduce.topo.document.pilot import FORMAT as PILOT_FORMAT
@@ -21,7 +21,6 @@ from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope
 from partreduce.topo.document.strategies import KINDS, Kind, sync_schema
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.fraction import dump_fraction, parse_fraction
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import Sync
 

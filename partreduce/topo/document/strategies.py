@@ -14,8 +14,15 @@ from pydantic import BaseModel
 
 from partreduce.topo.closed_model import adapter, as_tuples, dump_fields, read_value, translate_errors, unknown
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
-from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
+from partreduce.topo.document.phases import (
+    GRAPH_MODELS,
+    STATIC_MODELS,
+    canonical_phases,
+    dump_phases,
+    dump_rounds,
+    load_phases,
+    load_rounds,
+)
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.place import child, format_value
 from partreduce.topo.renamed import renamed_key, renamed_value

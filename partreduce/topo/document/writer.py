@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
-from partreduce.topo.document.groups import phase_text
-from partreduce.topo.document.reader import parse_json
+from partreduce.topo.document.phases import phase_text
+from partreduce.topo.document.reader import STDOUT, descriptor_to_write, parse_json
 from partreduce.topo.document.schedule import encodable, schedule_of
 from partreduce.topo.errors import DocumentError, FileError, ScheduleError
 from partreduce.topo.phase import Phase
@@ -96,7 +95,9 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     target = Path(os.path.realpath(path))
     try:
         if connected is not None:
-            write_descriptor(connected, data)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(connected, rest) :]
             return
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             with target.open("wb") as file:
@@ -104,7 +105,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
             return
         _replace(target, data)
     except BrokenPipeError:
-        raise BrokenPipeError from None
+        raise BrokenPipeError from None  # without its number, by which typer would take it for an error of ours
     except (OSError, ValueError) as error:
         shown = "standard output" if connected == STDOUT else shown_path(path)
         raise _unwritten(shown, getattr(error, "strerror", None) or error) from None

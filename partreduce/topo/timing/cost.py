@@ -26,7 +26,7 @@ and of all uplinks on the longer one of its two ways, up from the source or down
 `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring
 elsewhere; its two stages are pipelined. It never costs more than the ring.
 
-A codec sends fewer bytes (`topo.timing.traffic`) and takes its own seconds, which every group pays before and behind
+A codec sends fewer bytes (`topo.timing.coding`) and takes its own seconds, which every group pays before and behind
 its wire. A gradient sent layer by layer is several sums, one after the other, each with its own latencies.
 """
 

@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import UndecidedError
-from partreduce.topo.hardware import Hardware
+from partreduce.topo.hardware import Hardware, regular_levels
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
-from partreduce.topo.switches import regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import first_equal, phase_loads, segment_seconds
@@ -305,7 +304,7 @@ def _improve(
 def _forward(
     stage: Stage, compute: npt.NDArray[np.float64], states: list[_Ways], potential: _Potential, sync: Sync
 ) -> list[_Ways]:
-    """One round (the equations stand in `topo.timing.rounds`)."""
+    """One round (the equations stand in `topo.timing.stages`)."""
     now, *under_way = states
     before: float | npt.NDArray[np.float64] = 0.0
     for turn in stage.turns:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link, Switch
-from partreduce.topo.switches import above
+from partreduce.topo.hardware import Hardware, Link, Switch, above
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

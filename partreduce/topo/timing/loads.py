@@ -14,9 +14,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RulePhase, representative, representatives
-from partreduce.topo.timing.coding import PLAIN, Coding
+from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_all, of_sum
 from partreduce.topo.timing.links import Links, check_node
-from partreduce.topo.timing.traffic import Shape, Traffic, all_to_all, of_sum
 
 KEPT = 4096
 """Loads of rule phases that are kept: a planner costs the same few hundred again in every schedule that has them."""
@@ -178,7 +177,7 @@ def of_pieces(
 
 
 def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
-    """The shape of explicit groups, for `topo.timing.traffic`, and their (group, node) incidences, shape (count, 2)."""
+    """The shape of explicit groups, for `topo.timing.coding`, and their (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
     keys = group * cluster.num_nodes + cluster.node_of()[phase.members]

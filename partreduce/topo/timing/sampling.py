@@ -14,8 +14,7 @@ from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
-from partreduce.topo.timing.rounds import Rounds
-from partreduce.topo.timing.stages import of_period
+from partreduce.topo.timing.stages import Rounds, of_period
 
 MAX_TRACE_BYTES = 2**30
 
