@@ -23,7 +23,8 @@ from partreduce.topo.hardware import USUAL, Hardware, Link, Switch
 from partreduce.topo.slurm import read_switches
 from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
 from partreduce.topo.timing.sampling import read_trace
-from partreduce.topo.units import parse_bandwidth, parse_factor, parse_size, parse_time
+from partreduce.topo.timing.tables import RowAccess
+from partreduce.topo.units import parse_bandwidth, parse_factor, parse_share, parse_size, parse_time
 
 NODES = {
     "pcie3": "15.75GB/s", "pcie4": "31.5GB/s", "pcie5": "63GB/s",
@@ -129,6 +130,27 @@ def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
         if free:
             found[name] = "free" if len(free) == len(where) else f"free on {len(free)} of {len(where)} nodes"
     return found
+
+
+def with_defaults(cluster: Cluster) -> Cluster:
+    """The cluster with its own hardware, completed by the defaults."""
+    return replace(cluster, hardware=hardware_of(cluster, {}, model_bytes=None, default_model=DEFAULT_MODEL))
+
+
+def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
+    """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently."""
+    result: dict[str, RowAccess] = {}
+    for entry in entries:
+        name, *shares = entry.split(":")
+        if not name or not 1 <= len(shares) <= 3:
+            raise InputError(f"--set touched: {entry!r}: write TABLE:WORKER[:NODE[:ALL]], as in words:0.8%:2%:5%")
+        if name in result:
+            raise InputError(f"--set touched: {entry!r}: {name} is given twice")
+        known = [quantity("--set touched", parse_share, share) for share in shares]
+        alone = RowAccess.independent(known[0], cluster)
+        node = known[1] if len(known) > 1 else alone.node
+        result[name] = RowAccess(known[0], node, known[2] if len(known) > 2 else max(node, alone.everyone))
+    return result
 
 
 def _variation(text: str) -> float:
