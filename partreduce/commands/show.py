@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from partreduce.commands.options import Json, quantity
+from partreduce.commands.options import Json, panel, quantity
 from partreduce.console import console, emit_json, write_text
 from partreduce.report import page
 from partreduce.report.graph import draw_rounds
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+own = panel()
+
+
 def command(
     schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .png, .svg, .pdf or .html file instead of the terminal.")
+        Path | None, own("A .png, .svg, .pdf or .html file instead of the terminal.", "--output", "-o")
     ] = None,
-    max_workers: Annotated[int, typer.Option(help="Draw at most this many workers.", min=1)] = 64,
-    max_phases: Annotated[int, typer.Option(help="Draw at most this many phases.", min=1)] = 48,
-    max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    max_workers: Annotated[int, own("Draw at most this many workers.", min=1)] = 64,
+    max_phases: Annotated[int, own("Draw at most this many phases.", min=1)] = 48,
+    max_bytes: Annotated[str, own("Refuse larger files.", metavar="SIZE")] = "16MiB",
     as_json: Json = False,
 ) -> None:
     """Draw a schedule: a row per worker, a column per phase, a color and a letter per group; blank means skip."""

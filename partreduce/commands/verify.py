@@ -26,6 +26,7 @@ from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.payload import in_bytes
 from partreduce.verify.prove import prove, prove_function
 
+own = options.panel()
 VERDICTS = {
     Status.PROVED: "[bold green]PROVED[/]",
     Status.FOLLOWS: "[bold green]HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL[/]",
@@ -42,24 +43,19 @@ HEADINGS = {
 
 
 def command(
-    schedule: Annotated[
-        Path,
-        typer.Argument(help="A schedule file, or FILE.py:NAME, a group_of function."),
-    ],
+    schedule: Annotated[Path, typer.Argument(help="A schedule file, or FILE.py:NAME, a group_of function.")],
     *,
-    certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
+    certificate: Annotated[Path | None, own("Write the certificate here.", metavar="FILE")] = None,
     as_json: options.Json = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say in words why each claim holds or not.")] = False,
-    show_metrics: Annotated[bool, typer.Option("--metrics", help="Print the metrics, too; --json has them.")] = False,
-    cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
-    period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="Write the schedule here, canonical and certified.", metavar="FILE")
-    ] = None,
-    max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    explain: Annotated[bool, own("Say in words why each claim holds or not.", "--explain")] = False,
+    show_metrics: Annotated[bool, own("Print the metrics, too; --json has them.", "--metrics")] = False,
+    cluster: Annotated[str | None, own("For FILE.py:NAME: where it runs.")] = None,
+    period: Annotated[int | None, own("For FILE.py:NAME: after how many steps it repeats.")] = None,
+    export: Annotated[Path | None, own("Write the schedule here, canonical and certified.", metavar="FILE")] = None,
+    max_bytes: Annotated[str, own("Refuse larger files.", metavar="SIZE")] = "16MiB",
     model_bytes: options.ModelBytes = None,
     allow_no_consensus: Annotated[
-        bool, typer.Option("--allow-no-consensus", help="Exit with 0 also where only consensus is not guaranteed.")
+        bool, own("Exit with 0 also where only consensus is not guaranteed.", "--allow-no-consensus")
     ] = False,
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
@@ -68,7 +64,8 @@ def command(
     sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
-        _emit(proof, metrics_of(loaded) | sent, explain=explain)
+        claims = [claim.to_json() | ({"explanation": claim.words} if explain else {}) for claim in proof.claims]
+        emit_json(proof.to_json() | {"claims": claims, "metrics": metrics_of(loaded) | sent})
     else:
         _print(loaded, proof, explain=explain)
         if show_metrics and loaded is not None:
@@ -120,12 +117,7 @@ def _load_and_prove(
 
 
 def _write(
-    place: Path,
-    loaded: Schedule | None,
-    proof: Proof,
-    *,
-    certificate: Path | None,
-    export: Path | None,
+    place: Path, loaded: Schedule | None, proof: Proof, *, certificate: Path | None, export: Path | None
 ) -> None:
     """Write the expansion and the certificate that were asked for."""
     if export is not None and loaded is not None:
@@ -137,11 +129,6 @@ def _write(
         )
     if certificate is not None:
         write_text(certificate, certificate_bytes(proof.certificate).decode())
-
-
-def _emit(proof: Proof, metrics: dict[str, Any], *, explain: bool) -> None:
-    claims = [claim.to_json() | ({"explanation": claim.words} if explain else {}) for claim in proof.claims]
-    emit_json(proof.to_json() | {"claims": claims, "metrics": metrics})
 
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
@@ -272,14 +259,8 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
 
 
 def _steps(schedule: Schedule) -> str:
-    steps_per_round, rounds = (
-        schedule.strategy.steps_per_round,
-        schedule.meetings.period if schedule.meetings.is_mixing else 1,
-    )
-    least, most = (
-        (steps_per_round if isinstance(steps_per_round, int) else min(steps_per_round)) * rounds,
-        schedule.largest_steps_per_round * rounds,
-    )
+    rounds = schedule.meetings.period if schedule.meetings.is_mixing else 1
+    least, most = int(schedule.worker_steps().min()) * rounds, schedule.largest_steps_per_round * rounds
     if most == 1:
         return "step"
     steps = f"{most} steps" if least == most else f"{least} to {most} steps"
