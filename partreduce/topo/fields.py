@@ -15,6 +15,7 @@ from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 from annotated_types import Ge, Le, MaxLen, MinLen
 
 from partreduce.topo.errors import InputError, ScheduleError
@@ -22,6 +23,11 @@ from partreduce.topo.errors import InputError, ScheduleError
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
+
+# arrays
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 Count = Annotated[int, Ge(1), Le(2**31 - 1)]
 """A number of things, at least one."""

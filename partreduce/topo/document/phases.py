@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 from partreduce.topo.closed_model import Exact, Listed, Model, dump_fraction, parse_fraction, part_of, validate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.fields import Count, Index
+from partreduce.topo.fields import Count, Index, Whole
 from partreduce.topo.phase import ONE, Phase
 from partreduce.topo.place import child
 from partreduce.topo.round import Round
@@ -82,9 +82,7 @@ def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
     return None if all(factor == 1 for factor in known.values()) else tuple(factors)
 
 
-def _sort_groups(
-    num_workers: int, flat: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], relaxation: tuple[Fraction, ...] | None
-) -> Phase:
+def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[Fraction, ...] | None) -> Phase:
     """Put groups (each ascending) into canonical order: by members, then by relaxation."""
     starts = np.cumsum(sizes) - sizes
     firsts = flat[starts]
@@ -334,7 +332,7 @@ def _round(model: RoundModel, num_workers: int, place: str) -> Round:
     return Round(num_workers, sources.astype(np.int32), targets.astype(np.int32), tuple(values), weight_of)
 
 
-def _check_edges(bad: npt.ArrayLike, edges: npt.NDArray[np.int64], place: str, rule: str) -> None:
+def _check_edges(bad: npt.ArrayLike, edges: Whole, place: str, rule: str) -> None:
     where = np.flatnonzero(bad)
     if len(where):
         index = int(where[0])

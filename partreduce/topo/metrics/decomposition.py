@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
+from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.metrics.sectors import Batch, RoundSteps, Sectors, group_worker_steps
 from partreduce.topo.mixing import Operators
 from partreduce.topo.round import Round
@@ -251,7 +252,7 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, how)
 
 
-def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], npt.NDArray[np.float64]] | None:
+def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None:
     """Return the group whose shifts commute with all rounds, and their first columns (T, n); None if none is found.
 
     A group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and shifted
@@ -283,15 +284,13 @@ def _commutes(listed: Round, radices: Sequence[int]) -> bool:
     return True
 
 
-def _transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt.NDArray[Any]:
+def _transformed(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
     """Return the character transform of functions on a group, (…, n)."""
     grid = columns.reshape(*columns.shape[:-1], *radices)
     return np.fft.fftn(grid, axes=range(-len(radices), 0)).reshape(columns.shape)
 
 
-def _difference(
-    ranks: npt.NDArray[np.int64], others: npt.NDArray[np.int64], radices: Sequence[int]
-) -> npt.NDArray[np.int64]:
+def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
     """Return the differences of ranks in a group, digit by digit."""
     result, place = np.zeros_like(ranks - others), 1
     for radix in reversed(radices):
@@ -300,7 +299,7 @@ def _difference(
     return result
 
 
-def _node_column(cluster: Cluster, radices: Sequence[int]) -> npt.NDArray[np.float64] | None:
+def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
     """Return the average over shifts of "i and j share a node", by difference i − j; None if too many pairs."""
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:

@@ -28,9 +28,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
+from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.hardware import CodecSeconds, Hardware
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Transport
 from partreduce.topo.strategies.base import Strategy
@@ -97,7 +97,7 @@ class Travel:
     coding: Coding = PLAIN
     shares: tuple[float, ...] = (1.0,)
     ready: tuple[float, ...] = (1.0,)
-    turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...] = ()
+    turns: tuple[tuple[float | Floats, Move], ...] = ()
 
     @classmethod
     def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
@@ -106,7 +106,7 @@ class Travel:
         if not strategy.lacks_newest:
             return travel
         steps_per_round, late = strategy.steps_per_round, strategy.sync.late_steps
-        turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...]
+        turns: tuple[tuple[float | Floats, Move], ...]
         if isinstance(steps_per_round, int):
             turns = tuple((move.taken / steps_per_round, move) for move in moves(count, steps_per_round, late))
         else:  # where nothing is late, so that all workers have one order
@@ -134,10 +134,6 @@ class Travel:
         return cls(chosen, coding, shares, tuple(1 - hardware.backward * (1 - place / count) for place in places))
 
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Per group: its workers, its nodes, the most and the least workers that it has on one node.
@@ -145,8 +141,8 @@ class Shape:
     `here` holds, per (group, node) incidence, the workers of the group there.
     """
 
-    sizes: npt.NDArray[np.int64]
-    num_nodes: npt.NDArray[np.int64]
+    sizes: Whole
+    num_nodes: Whole
     most: Floats
     least: Floats
     here: Floats
@@ -196,7 +192,7 @@ class Traffic:
     messages: Floats
     codec: Floats
 
-    def through(self, group: npt.NDArray[np.int64], workers: Floats, nodes: Floats) -> Floats:
+    def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
         """Shares that leave places through their NIC or uplink: so many workers and nodes of a group are there."""
         if not self.exchanged.any():
             return self.ring[group]

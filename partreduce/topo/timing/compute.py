@@ -17,11 +17,10 @@ from math import log, sqrt
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import Index, check_ranges
+from partreduce.topo.fields import Floats, Index, Whole, check_ranges
 from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
 
 MOST_DRAWN = 2**16
@@ -31,7 +30,7 @@ MOST_DRAWN = 2**16
 class StragglerModel(Protocol):
     """Changes the seconds of one step of all workers."""
 
-    def disturb(self, seconds: npt.NDArray[np.float64], step: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         """New seconds for step number `step`; shape (samples, num_workers) in and out."""
 
 
@@ -49,10 +48,10 @@ class RandomSlowdown:
 
     def disturb(
         self,
-        seconds: npt.NDArray[np.float64],
+        seconds: Floats,
         step: int,  # noqa: ARG002 - the same in every step
         rng: np.random.Generator,
-    ) -> npt.NDArray[np.float64]:
+    ) -> Floats:
         """Multiply the hit workers' seconds."""
         chance = 1 / seconds.shape[1] if self.probability is None else self.probability
         return np.where(rng.random(seconds.shape) < chance, seconds * self.factor, seconds)
@@ -72,10 +71,10 @@ class RandomDelay:
 
     def disturb(
         self,
-        seconds: npt.NDArray[np.float64],
+        seconds: Floats,
         step: int,  # noqa: ARG002 - the same in every step
         rng: np.random.Generator,
-    ) -> npt.NDArray[np.float64]:
+    ) -> Floats:
         """Add the delay to the drawn workers."""
         count = min(self.workers, seconds.shape[1])
         if not count:
@@ -101,14 +100,14 @@ class RotatingDelay:
 
     def disturb(
         self,
-        seconds: npt.NDArray[np.float64],
+        seconds: Floats,
         step: int,
         rng: np.random.Generator,  # noqa: ARG002 - not random
-    ) -> npt.NDArray[np.float64]:
+    ) -> Floats:
         """Add each worker's share of the skew."""
         count = seconds.shape[1]
         place = (np.arange(count) + step) % count / max(1, count - 1)
-        delayed: npt.NDArray[np.float64] = seconds + self.low + (self.high - self.low) * place
+        delayed: Floats = seconds + self.low + (self.high - self.low) * place
         return delayed
 
 
@@ -125,7 +124,7 @@ class ComputeTimes:
     slowdown: tuple[tuple[int, float], ...] = ()
     jitter: Variation = 0.0
     disturbance: StragglerModel | None = None
-    trace: npt.NDArray[np.float64] | None = None
+    trace: Floats | None = None
 
     def __post_init__(self) -> None:
         """Refuse negative times and factors."""
@@ -161,16 +160,14 @@ class ComputeTimes:
         if self.trace is not None and self.trace.shape[1] != num_workers:
             raise InputError(f"trace: has {self.trace.shape[1]} columns, there are {num_workers} workers")
 
-    def fixed(self, num_workers: int) -> npt.NDArray[np.float64]:
+    def fixed(self, num_workers: int) -> Floats:
         """Seconds per step without any randomness, shape (num_workers,)."""
         seconds = np.full(num_workers, float(self.base))
         for worker, factor in self.slowdown:
             seconds[worker] *= factor
         return seconds
 
-    def step_seconds(
-        self, num_workers: int, step: int, rng: np.random.Generator, *, num_samples: int = 1
-    ) -> npt.NDArray[np.float64]:
+    def step_seconds(self, num_workers: int, step: int, rng: np.random.Generator, *, num_samples: int = 1) -> Floats:
         """Seconds of one step, shape (num_samples, num_workers)."""
         if self.trace is not None:
             return np.broadcast_to(self.trace[step % len(self.trace)], (num_samples, num_workers)).copy()
@@ -178,8 +175,8 @@ class ComputeTimes:
         return seconds if self.disturbance is None else self.disturbance.disturb(seconds, step, rng)
 
     def rounds(
-        self, worker_steps: npt.NDArray[np.int64], num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
-    ) -> Iterator[npt.NDArray[np.float64]]:
+        self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
+    ) -> Iterator[Floats]:
         """Seconds that each worker computes in each round of its steps; a round is (num_samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
@@ -197,14 +194,14 @@ class ComputeTimes:
                 total += np.where(index < worker_steps, by_round[:, index], 0.0)
             yield from total
 
-    def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> Floats:
         """Seconds of steps from number `first` on, shape (steps, num_samples, num_workers); as drawn one by one."""
         if self.trace is None and self.disturbance is None:
             return self._jittered(shape, rng)
         steps = range(first, first + shape[0])
         return np.stack([self.step_seconds(shape[2], step, rng, num_samples=shape[1]) for step in steps])
 
-    def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
         """Seconds of steps without disturbances, of a shape that ends with the number of workers."""
         seconds = np.broadcast_to(self.fixed(shape[-1]), shape).copy()
         if self.jitter:

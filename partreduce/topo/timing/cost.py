@@ -36,10 +36,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.fields import Floats
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
@@ -110,16 +110,14 @@ def group_seconds(
     model_bytes: int | None = None,
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING,
     coding: Coding = PLAIN,
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Seconds of each group of an explicit phase when all start together, shape (number of groups,). Vectorized."""
     return loads.of_phase(
         phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), algorithm=algorithm.value, coding=coding
     ).seconds()
 
 
-def round_seconds(
-    edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None
-) -> npt.NDArray[np.float64]:
+def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None) -> Floats:
     """Seconds until each worker has received from all its in-neighbors, shape (num_workers,).
 
     Every edge carries the whole model. A NIC works in both directions at once and serves its messages in turn, so a
@@ -174,7 +172,7 @@ def phase_loads(
     return [of(share) for share in travel.shares]
 
 
-def segment_seconds(listed: list[loads.Loads]) -> npt.NDArray[np.float64]:
+def segment_seconds(listed: list[loads.Loads]) -> Floats:
     """Seconds of each segment of each group, shape (segments, groups); equal entries are worked out once."""
     known = {id(loaded): loaded.seconds() for loaded in listed}
     return np.stack([known[id(loaded)] for loaded in listed])

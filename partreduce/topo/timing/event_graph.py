@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import UndecidedError
+from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.hardware import Hardware, regular_levels
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
@@ -43,7 +44,7 @@ class CycleTime:
 
     per_round: float
     per_step: float
-    workers: npt.NDArray[np.float64]
+    workers: Floats
     critical: tuple[int, ...]
 
 
@@ -79,8 +80,8 @@ class TimedPeriod:
     """
 
     stages: list[Stage]
-    steps: npt.NDArray[np.float64]
-    worker_steps: npt.NDArray[np.int64]
+    steps: Floats
+    worker_steps: Whole
     sync: Sync
 
     @classmethod
@@ -134,7 +135,7 @@ class TimedPeriod:
         return TimedPeriod(stages, self.steps[first], self.worker_steps[first], self.sync)
 
 
-def _kinds(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _kinds(*columns: npt.NDArray[Any]) -> Whole:
     """For every row the number of its kind: rows that agree in all columns are of one."""
     found = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -143,7 +144,7 @@ def _kinds(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return found
 
 
-def _cell_kinds(stage: Stage, kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
     """For every worker the kind of its cell: which kinds of workers it waits for, and how long it takes; -1 for none.
 
     A set of kinds is known by the sum of 62 random bits of each.
@@ -159,7 +160,7 @@ def _cell_kinds(stage: Stage, kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     return np.where(stage.cell_of >= 0, _kinds(sums, stage.seconds, *left)[stage.cell_of], -1)
 
 
-def _of_kinds(stage: Stage, kinds: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> Stage:
+def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:
     """The stage of the first worker of each kind."""
     own = stage.cell_of[first]
     cells = np.unique(own[own >= 0])
@@ -226,15 +227,15 @@ def _one_node(
 class _Ways(NamedTuple):
     """For every worker the state at the period's start that it traces back to, and the seconds on the way."""
 
-    origin: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float64]
+    origin: Whole
+    weight: Floats
 
 
 class _Potential(NamedTuple):
     """What states at a period's start are worth: the place of their cycle's mean, and their value on it; (states,)."""
 
-    rank: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
+    rank: Whole
+    values: Floats
 
     def later(self, one: _Ways, other: _Ways) -> _Ways:
         """Of two ways the one that arrives later in the long run, the first of equals."""
@@ -251,9 +252,7 @@ class _Potential(NamedTuple):
         return _Ways(ways.origin[pick], ways.weight[pick])
 
 
-def _howard(
-    stages: list[Stage], compute: npt.NDArray[np.float64], sync: Sync
-) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
+def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
     """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest.
 
     A state is a worker that begins a round or one of the operations that it has under way, each with the states of all
@@ -275,12 +274,8 @@ def _howard(
 
 
 def _improve(
-    stages: list[Stage],
-    compute: npt.NDArray[np.float64],
-    means: npt.NDArray[np.float64],
-    values: npt.NDArray[np.float64],
-    sync: Sync,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    stages: list[Stage], compute: Floats, means: Floats, values: Floats, sync: Sync
+) -> tuple[Whole, Floats, Flags]:
     """One period forward, each cell waiting for its largest source by (mean, value).
 
     Returns for every state at the period's end the one at its start that it traces back to, the seconds on the way, and
@@ -301,12 +296,10 @@ def _improve(
     return origin, weight, raised | (level & grown)
 
 
-def _forward(
-    stage: Stage, compute: npt.NDArray[np.float64], states: list[_Ways], potential: _Potential, sync: Sync
-) -> list[_Ways]:
+def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
     """One round (the equations stand in `topo.timing.stages`)."""
     now, *under_way = states
-    before: float | npt.NDArray[np.float64] = 0.0
+    before: float | Floats = 0.0
     for turn in stage.turns:
         now, before = _Ways(now.origin, now.weight + compute * (turn.at - before)), turn.at
         if turn.is_awaited:
@@ -327,7 +320,7 @@ def _forward(
     return [potential.later(computed, end) if sync.lag else end]
 
 
-def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _levels(means: Floats) -> Whole:
     """The place of each mean among the distinct ones; means that differ by rounding alone are one.
 
     Told apart, two cycles of equal mean would take turns at being the larger one, and the iteration would never settle.
@@ -340,7 +333,7 @@ def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return place
 
 
-def _largest(stage: Stage, rank: npt.NDArray[np.int64], value: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
     """The source of each cell with the largest (rank, value), the first of equals; shape (cells,)."""
     if not len(stage.seconds):
         return np.zeros(0, dtype=np.int64)
@@ -354,9 +347,7 @@ def _largest(stage: Stage, rank: npt.NDArray[np.int64], value: npt.NDArray[np.fl
     return sources[np.minimum.reduceat(position, starts)]
 
 
-def _evaluate(
-    origin: npt.NDArray[np.int64], weight: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _evaluate(origin: Whole, weight: Floats) -> tuple[Floats, Floats]:
     """Mean weight of the cycle that each worker traces back to, and its value relative to that cycle. O(n)."""
     count = len(origin)
     if (origin[origin] == origin).all():  # each traces back to one that traces back to itself
@@ -386,7 +377,7 @@ def _evaluate(
     return means, values
 
 
-def _cycle_of(origin: npt.NDArray[np.int64], start: int) -> list[int]:
+def _cycle_of(origin: Whole, start: int) -> list[int]:
     seen: dict[int, int] = {}
     node = start
     while node not in seen:

@@ -12,10 +12,8 @@ import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware, Link, Switch, above
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
 
 
 class Crossings(NamedTuple):

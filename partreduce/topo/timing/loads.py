@@ -8,9 +8,9 @@ from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RulePhase, representative, representatives
@@ -32,29 +32,29 @@ class Loads:
     nodes): a group lasts as long as on the slowest.
     """
 
-    latency: npt.NDArray[np.float64]
-    inside: npt.NDArray[np.float64]
-    group: npt.NDArray[np.int64]
-    node: npt.NDArray[np.int64]
-    bytes_: npt.NDArray[np.float64]
-    lanes: npt.NDArray[np.float64]
-    inverse: npt.NDArray[np.float64]
+    latency: Floats
+    inside: Floats
+    group: Whole
+    node: Whole
+    bytes_: Floats
+    lanes: Floats
+    inverse: Floats
     num_nics: int
     fixed_bytes: float | None = None
     besides: tuple[Loads, ...] = ()
 
     @classmethod
-    def fixed(cls, seconds: npt.NDArray[np.float64], busiest: float) -> Loads:
+    def fixed(cls, seconds: Floats, busiest: float) -> Loads:
         """Operations whose seconds are known already."""
         none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 
-    def seconds(self) -> npt.NDArray[np.float64]:
+    def seconds(self) -> Floats:
         """Seconds of each group when all start together, shape (groups,). O(crossings log crossings), once."""
         return self._seconds.copy()
 
     @cached_property
-    def _seconds(self) -> npt.NDArray[np.float64]:
+    def _seconds(self) -> Floats:
         result = self.inside.copy()
         np.maximum.at(result, self.group, self._shared())
         result += self.latency
@@ -71,7 +71,7 @@ class Loads:
         _, index = np.unique(self.node, return_inverse=True)
         return float(np.bincount(index, weights=self.bytes_).max())
 
-    def _shared(self) -> npt.NDArray[np.float64]:
+    def _shared(self) -> Floats:
         """Seconds of each crossing under fair sharing of its node's NICs.
 
         The crossings of a node finish in order of their bytes per lane. While c lanes are still busy on r NICs each
@@ -115,13 +115,7 @@ def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes
 
 
 def of_pieces(
-    cluster: Cluster,
-    hardware: Hardware,
-    *,
-    wanted: npt.NDArray[np.float64],
-    held: npt.NDArray[np.float64],
-    workers: npt.NDArray[np.int64],
-    others: int | None = None,
+    cluster: Cluster, hardware: Hardware, *, wanted: Floats, held: Floats, workers: Whole, others: int | None = None
 ) -> Loads:
     """The loads of an all_to_all over all workers in which everybody asks some of them for pieces.
 
@@ -140,8 +134,8 @@ def of_pieces(
     sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)
     nodes, one = np.arange(cluster.num_nodes), np.zeros(cluster.num_nodes, dtype=np.int64)
 
-    def through(asked: npt.NDArray[np.float64], share: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        larger: npt.NDArray[np.float64] = np.maximum(share * (wanted.sum() - asked), asked * (1 - share))
+    def through(asked: Floats, share: Floats) -> Floats:
+        larger: Floats = np.maximum(share * (wanted.sum() - asked), asked * (1 - share))
         return larger
 
     crossing = through(wanted, held)
@@ -176,7 +170,7 @@ def of_pieces(
     )
 
 
-def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
+def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, Whole]:
     """The shape of explicit groups, for `topo.timing.coding`, and their (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
@@ -237,7 +231,7 @@ def _rule_loads(
 
 def _with_stand_ins(
     phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware
-) -> tuple[Shape, npt.NDArray[np.int64], Links]:
+) -> tuple[Shape, Whole, Links]:
     """As `shape_of`, of the groups of a rule phase on the nodes that `of_rule` shows, with the links of these."""
     special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in special:
@@ -278,7 +272,7 @@ def _with_stand_ins(
     return shape, incidence, Links.of_pairs([*links, *usual], hardware.bus)
 
 
-def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
+def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, Whole]:
     """As `shape_of`, of the groups of a rule phase on all nodes."""
     nodes = np.arange(cluster.num_nodes)
     sizes, spans, locals_, pairs = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)], [np.zeros((0, 2), int)]
@@ -300,7 +294,7 @@ def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> t
 
 
 def _assemble(
-    shape: Shape, pairs: npt.NDArray[np.int64], links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
+    shape: Shape, pairs: Whole, links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
 ) -> Loads:
     """Turn traffic into bytes and latencies; `pairs` (count, 2) lists the (group, node) incidences that matter."""
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
@@ -342,12 +336,6 @@ def _assemble(
     )
 
 
-def _shared_once(
-    latency: npt.NDArray[np.float64],
-    group: npt.NDArray[np.int64],
-    place: npt.NDArray[np.int64],
-    bytes_: npt.NDArray[np.float64],
-    inverse: npt.NDArray[np.float64],
-) -> Loads:
+def _shared_once(latency: Floats, group: Whole, place: Whole, bytes_: Floats, inverse: Floats) -> Loads:
     """Loads of things of which every place has one, shared by all crossings."""
     return Loads(latency, np.zeros(len(latency)), group, place, bytes_, np.ones(len(group)), inverse, 1)

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
@@ -46,8 +46,8 @@ class Segments:
     end `left[j, c]` seconds pass in cell c, if nothing has to be waited for. Shapes (segments,) and (segments, cells).
     """
 
-    ready: npt.NDArray[np.float64]
-    left: npt.NDArray[np.float64]
+    ready: Floats
+    left: Floats
 
 
 class Turn(NamedTuple):
@@ -56,16 +56,16 @@ class Turn(NamedTuple):
     It takes cell c `seconds[c]`.
     """
 
-    at: float | npt.NDArray[np.float64]
+    at: float | Floats
     part: int
     is_awaited: bool
-    seconds: npt.NDArray[np.float64]
+    seconds: Floats
 
 
 class Parts(NamedTuple):
     """The seconds of each cell's operation, and its segments or turns where it does not go in one piece."""
 
-    seconds: npt.NDArray[np.float64]
+    seconds: Floats
     segments: Segments | None = None
     turns: tuple[Turn, ...] = ()
 
@@ -79,21 +79,21 @@ class Stage:
     `turns` it is several, each of which overlaps with computing, if need be into the next round.
     """
 
-    sources: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    seconds: npt.NDArray[np.float64]
-    cell_of: npt.NDArray[np.int64]
+    sources: Whole
+    offsets: Whole
+    seconds: Floats
+    cell_of: Whole
     segments: Segments | None = None
     turns: tuple[Turn, ...] = ()
 
-    def ready(self, arrival: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def ready(self, arrival: Floats) -> Floats:
         """When the operation of each worker's cell can begin, shape (..., num_workers); its own arrival if in none."""
         if not len(self.seconds):
             return arrival
         latest = np.maximum.reduceat(arrival[..., self.sources], self.offsets[:-1], axis=-1)
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
-    def duration(self) -> npt.NDArray[np.float64]:
+    def duration(self) -> Floats:
         """Seconds that each worker communicates, shape (num_workers,)."""
         if not len(self.seconds):
             return np.zeros(len(self.cell_of))
@@ -108,11 +108,11 @@ class Stage:
             begun.add(turn.part)
         return carried
 
-    def seconds_of(self, turn: Turn) -> npt.NDArray[np.float64]:
+    def seconds_of(self, turn: Turn) -> Floats:
         """Seconds that each worker communicates in one of its turns, shape (num_workers,)."""
         return np.where(self.cell_of >= 0, turn.seconds[self.cell_of], 0.0) if len(self.seconds) else self.duration()
 
-    def before(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def before(self, compute: Floats) -> Floats:
         """Seconds from a worker's beginning to compute until its cell, if all the others are ready, ends or begins.
 
         Until it ends where there are segments: the latest of them decides, and what comes `after` is nothing. Until it
@@ -125,11 +125,11 @@ class Stage:
             latest = np.maximum(latest, compute * ready + np.where(self.cell_of >= 0, left[self.cell_of], 0.0))
         return latest
 
-    def after(self) -> npt.NDArray[np.float64]:
+    def after(self) -> Floats:
         """Seconds from what `before` says to the end of the operation, shape (num_workers,)."""
         return self.duration() if self.segments is None else np.zeros(len(self.cell_of))
 
-    def first_ready(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def first_ready(self, compute: Floats) -> Floats:
         """Seconds from a worker's beginning to compute until it has something to send, shape (..., num_workers)."""
         if self.segments is None:
             return compute
@@ -194,7 +194,7 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
     return Stage(phase.members.astype(np.int64), phase.offsets, parts.seconds, labels, *parts[1:])
 
 
-def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> Parts:
+def in_segments(seconds: Floats, travel: Travel) -> Parts:
     """What an operation consists of, from the seconds of each of its segments, (segments, cells)."""
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
@@ -210,9 +210,6 @@ def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
     if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
     return bytes_of(hardware, model_bytes)
-
-
-Floats = npt.NDArray[np.float64]
 
 
 class Moments(NamedTuple):

@@ -37,13 +37,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import check_ranges
+from partreduce.topo.fields import Floats, Whole, check_ranges
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -246,16 +245,13 @@ def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> flo
     return float(loads.of_exchange(phase, cluster, hardware, num_bytes=num_bytes).seconds().max(initial=0.0))
 
 
-def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Whole]:
     """The share of a sharded table's parts on each node, and how many workers there have some, shape (num_nodes,)."""
     hosts = np.array(route.hosts or range(cluster.num_workers))
     node_of, parts = cluster.node_of(), route.partitions or len(hosts)
     of_part = node_of[hosts[np.arange(parts) % len(hosts)]]
     held = np.bincount(of_part, minlength=cluster.num_nodes) / parts
     return held, np.bincount(node_of[hosts], minlength=cluster.num_nodes)
-
-
-Floats = npt.NDArray[np.float64]
 
 
 class StepMoments(NamedTuple):
