@@ -14,7 +14,7 @@ import numpy as np
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs import Graph, named
-from partreduce.topo.phase import ONE, Phase
+from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.rule import RulePhase, RuleView
 from partreduce.topo.schedule import Schedule
@@ -34,7 +34,7 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
+from partreduce.topo.strategies.static import StaticGroups, partition_of
 
 LONGEST = 100
 """Characters of a line at most."""
@@ -121,7 +121,8 @@ def _static(schedule: Schedule, strategy: StaticGroups) -> Iterator[Part]:
         yield f"average {line}{named}", f"average {line}", f"average {short}"
     if strategy.prologue:
         yield f"first {strategy.prologue} over all workers", f"first {strategy.prologue} over all"
-    if factors := _relaxation_factors(strategy):
+    if not strategy.phases.are_plain():
+        factors = [f"{float(factor):.4g}" for factor in sorted(strategy.phases.relaxations())]
         yield f"relaxation {', '.join(factors)}" if len(factors) < 3 else f"{len(factors)} relaxations"
 
 
@@ -161,7 +162,7 @@ def levels(schedule: Schedule) -> list[Level]:
 def _key(phase: Phase | RulePhase) -> object:
     if isinstance(phase, Phase):
         return phase.members.tobytes(), phase.offsets.tobytes()
-    return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
+    return partition_of(phase)
 
 
 class _Shape(NamedTuple):
@@ -270,18 +271,6 @@ def _together(schedule: Schedule, levels: Sequence[Level]) -> str:
         return "no workers"
     groups = _groups(min(level.least for level in levels), max(level.size for level in levels))
     return f"in {groups}, {_count(schedule.strategy.period, 'round')} in turn, {_every(schedule)}"
-
-
-def _relaxation_factors(strategy: StaticGroups) -> list[str]:
-    """The relaxations of its groups, where one is none of a plain mean."""
-    if strategy.phases.are_plain():
-        return []
-    if isinstance(strategy.phases, RulePhases):
-        factors = {block.relaxation for phase in strategy.phases.phases for block in phase}
-    else:
-        assert isinstance(strategy.phases, GroupPhases), "rules, or groups"
-        factors = {factor for phase in strategy.phases.phases for factor in phase.relaxation or (ONE,)}
-    return [f"{float(factor):.4g}" for factor in sorted(factors)]
 
 
 def _neighbor(schedule: Schedule, strategy: NeighborAveraging) -> Iterator[Part]:

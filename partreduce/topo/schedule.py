@@ -173,14 +173,12 @@ class Schedule:
     @property
     def largest_steps_per_round(self) -> int:
         """The most steps that a worker takes in a round."""
-        steps_per_round = self.strategy.steps_per_round
-        return steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
+        return max(self.strategy.step_counts)
 
     @property
     def has_one_steps_per_round(self) -> bool:
         """Whether all workers take as many steps in a round."""
-        steps_per_round = self.strategy.steps_per_round
-        return isinstance(steps_per_round, int) or len(set(steps_per_round)) == 1
+        return len(self.strategy.step_counts) == 1
 
     def steps_per_round_of(self, worker: int) -> int:
         """Steps per round of one worker."""

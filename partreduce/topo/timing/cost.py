@@ -78,8 +78,7 @@ def communication(
     costs the sum of its segments.
     """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
-    steps_per_round = schedule.strategy.steps_per_round
-    steps = steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
+    steps = schedule.largest_steps_per_round
     seconds, sent, peaks = list[float](), list[float](), list[float]()
     for index, first in enumerate(first_equal(schedule)):
         if first < index:
