@@ -70,7 +70,6 @@ class DynamicGroups(Strategy):
     seed: Rounds = 0
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse a group size or a division that cannot be."""
         if self.group_size > cluster.num_workers:
             raise ScheduleError(
                 f"group_size: is {self.group_size}; it lies between 2 and the number of workers, {cluster.num_workers}"
@@ -92,5 +91,4 @@ class DynamicGroups(Strategy):
 
     @property
     def needs_generator(self) -> bool:
-        """Always: it hands out the groups."""
         return True

@@ -67,7 +67,6 @@ class SkipPolicy(JsonObject):
     behind: Several = 2
 
     def check(self) -> None:
-        """Refuse numbers under which nothing is ever skipped."""
         if self.limit < self.trigger:
             raise ScheduleError(
                 f"sync.iteration_gap.skip.limit: is {self.limit}; a worker skips by {self.trigger} (trigger) or more "
@@ -105,7 +104,6 @@ class IterationGap(JsonObject, Waiting):
 
     @property
     def in_words(self) -> str:
-        """What differs from synchronous, in a few words: the settings that are not those of the plain gap."""
         words = ["gap"]
         if self.max_ig is not None:
             words.append(f"max_ig {self.max_ig}")
@@ -146,7 +144,6 @@ class IterationGap(JsonObject, Waiting):
         return given
 
     def check(self) -> None:
-        """Refuse settings that do not go with one another."""
         if self.notify_ack and not self.takes_all:
             raise ScheduleError(
                 "sync.iteration_gap.notify_ack: needs every update of every step; backup, staleness and skip do not "

@@ -53,7 +53,6 @@ class OuterStep(JsonObject):
     outer_params: OuterParams = OuterParams.SHARED
 
     def __post_init__(self) -> None:
-        """Take numbers as they are written, and refuse those that no outer optimizer has."""
         JsonObject.__post_init__(self)
         take_numbers(self, "lr", "momentum")
 
@@ -69,7 +68,6 @@ class OuterStep(JsonObject):
 
     @property
     def in_words(self) -> str:
-        """What differs from plain averaging, in a few words."""
         if self.is_plain:
             return ""
         momentum = f", {'Nesterov ' if self.nesterov else ''}momentum {float(self.momentum):g}" if self.momentum else ""
@@ -77,7 +75,6 @@ class OuterStep(JsonObject):
         return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}{own}"
 
     def check(self) -> None:
-        """Refuse numbers with which no outer optimizer settles."""
         if self.lr <= 0:
             raise ScheduleError(f"payload.outer.lr: is {self.lr}; a learning rate is above 0")
         if not 0 <= self.momentum < 1:

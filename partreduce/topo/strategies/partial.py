@@ -73,7 +73,6 @@ class PartialAllReduce(JsonObject, Waiting):
     seed: Rounds = 0
 
     def __post_init__(self) -> None:
-        """Take words for the members that they name."""
         JsonObject.__post_init__(self)
         if isinstance(self.quorum, str) and not isinstance(self.quorum, QuorumStart):
             if self.quorum not in list(QuorumStart):
@@ -96,7 +95,6 @@ class PartialAllReduce(JsonObject, Waiting):
 
     @property
     def in_words(self) -> str:
-        """What differs from synchronous, in a few words: who starts a round, and what is not as usual."""
         words = [str(self.quorum) if isinstance(self.quorum, QuorumStart) else f"quorum {self.quorum}"]
         words += ["by call"] * (self.count is LateGradientPolicy.CALL)
         words += [str(self.missed)] * (self.missed is not MissedResultPolicy.EACH)
@@ -119,7 +117,6 @@ class PartialAllReduce(JsonObject, Waiting):
         return min(self.quorum, num_workers) if isinstance(self.quorum, int) else 1
 
     def check(self) -> None:
-        """Refuse settings that do not go with one another."""
         if self.quorum == 1:
             raise ScheduleError('sync.partial.quorum: is 1; the first worker starts a round: say "solo"')
         latest = self.missed is MissedResultPolicy.LATEST

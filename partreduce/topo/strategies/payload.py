@@ -139,7 +139,6 @@ class Payload(JsonObject):
         return route.hosts[place] if route.hosts else place
 
     def check(self, num_workers: int) -> None:
-        """Refuse two routes for one parameter, hosts that do not exist, and settings that mean nothing."""
         self.outer.check()
         check_fragments(self.fragments)
         default = Payload()

@@ -184,7 +184,6 @@ class StaticGroups(HasGroups):
         return ""
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse phases that do not fit the cluster; overlaps are left to `verify`."""
         if not len(self.phases):
             raise ScheduleError("phases: is empty; a static schedule has at least 1 phase")
         self.phases.check(cluster)
