@@ -58,11 +58,6 @@ class Kind:
     models: tuple[type[BaseModel], ...] = ()
     canonical: Callable[[Raw], Raw] = lambda dumped: dumped
 
-    def known_keys(self) -> list[str]:
-        """All members that an object of this kind may have."""
-        own = [field.name for field in fields(self.value) if field.name != self.bulk]
-        return ["kind", *own, *self.keys]
-
 
 def _ascending_sides(dumped: Raw) -> Raw:
     """Active ranks ascend; an edge starts with its lower rank, and edges ascend."""
@@ -97,7 +92,7 @@ KINDS: dict[str, Kind] = {
 def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
     """The strategy of a parsed object."""
     kind = _kind_of(raw, place)
-    known = kind.known_keys()
+    known = ["kind", *(field.name for field in fields(kind.value) if field.name != kind.bulk), *kind.keys]
     for key in raw:
         if key not in known:
             raise DocumentError(place, unknown(key, known))
@@ -200,11 +195,14 @@ def sync_schema() -> dict[str, Any]:
 
 
 def _describe_schema(value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]) -> dict[str, Any]:
-    """The JSON Schema of a value, with the first paragraph of its docstring."""
     schema = adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)
-    schema["description"] = " ".join((value.__doc__ or "").split("\n\n")[0].split())
-    return schema
+    return schema | {"description": first_paragraph(value)}
+
+
+def first_paragraph(value: type) -> str:
+    """What the docstring of a value begins with."""
+    return " ".join((value.__doc__ or "").split("\n\n")[0].split())
 
 
 def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
