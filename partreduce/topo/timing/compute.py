@@ -8,13 +8,14 @@ The published disturbances, as values of `ComputeTimes.disturbance`:
 * `RotatingDelay(low, high)`: every worker is held up, evenly between low and high, and who gets which delay moves by
   one worker from step to step (eager-SGD's severe skew: 8 workers, 50 to 400 ms).
 """
+# ruff: noqa: ARG002 - disturbances take what others need
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log, sqrt
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -34,47 +35,40 @@ class StragglerModel(Protocol):
         """New seconds for step number `step`; shape (samples, num_workers) in and out."""
 
 
+class _Checked:
+    """A disturbance whose fields have the types and ranges that their annotations state."""
+
+    __slots__ = ()
+    place: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_ranges(self, InputError, self.place)
+
+
 @dataclass(frozen=True, slots=True)
-class RandomSlowdown:
+class RandomSlowdown(_Checked):
     """A step takes `factor` times as long with the given probability, independently per worker and step."""
 
+    place: ClassVar[str] = "random slowdown: "
     factor: Seconds = 6.0
     probability: Share | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse factors below 0 and what is no probability."""
-        check_fields(self)
-        check_ranges(self, InputError, "random slowdown: ")
-
-    def disturb(
-        self,
-        seconds: Floats,
-        step: int,  # noqa: ARG002 - the same in every step
-        rng: np.random.Generator,
-    ) -> Floats:
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         """Multiply the hit workers' seconds."""
         chance = 1 / seconds.shape[1] if self.probability is None else self.probability
         return np.where(rng.random(seconds.shape) < chance, seconds * self.factor, seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class RandomDelay:
+class RandomDelay(_Checked):
     """`workers` workers, drawn again in every step, are held up by `seconds`."""
 
+    place: ClassVar[str] = "delay: "
     workers: Index
     seconds: Seconds
 
-    def __post_init__(self) -> None:
-        """Refuse numbers below 0."""
-        check_fields(self)
-        check_ranges(self, InputError, "delay: ")
-
-    def disturb(
-        self,
-        seconds: Floats,
-        step: int,  # noqa: ARG002 - the same in every step
-        rng: np.random.Generator,
-    ) -> Floats:
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         """Add the delay to the drawn workers."""
         count = min(self.workers, seconds.shape[1])
         if not count:
@@ -85,25 +79,19 @@ class RandomDelay:
 
 
 @dataclass(frozen=True, slots=True)
-class RotatingDelay:
+class RotatingDelay(_Checked):
     """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
 
+    place: ClassVar[str] = "skew: "
     low: Seconds
     high: Seconds
 
     def __post_init__(self) -> None:
-        """Refuse a range that is empty or negative."""
-        check_fields(self)
-        check_ranges(self, InputError, "skew: ")
+        _Checked.__post_init__(self)
         if self.low > self.high:
             raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
 
-    def disturb(
-        self,
-        seconds: Floats,
-        step: int,
-        rng: np.random.Generator,  # noqa: ARG002 - not random
-    ) -> Floats:
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         """Add each worker's share of the skew."""
         count = seconds.shape[1]
         place = (np.arange(count) + step) % count / max(1, count - 1)
@@ -127,7 +115,6 @@ class ComputeTimes:
     trace: Floats | None = None
 
     def __post_init__(self) -> None:
-        """Refuse negative times and factors."""
         check_fields(self)
         check_ranges(self, InputError, "compute times: ")
         for worker, factor in self.slowdown:
