@@ -242,9 +242,6 @@ def _sentence(error: ErrorDetails, place: str) -> str:
         short = kind.endswith("short")
         bound = context.get("min_length" if short else "max_length")
         rule = _WAYS_OUT.get(place.rpartition(".")[2]) if short else None
-        return f"is {got}, too {'short' if short else 'long'}; {rule or f'its length is at {_most(short)} {bound}'}"
+        most = "least" if short else "most"
+        return f"is {got}, too {'short' if short else 'long'}; {rule or f'its length is at {most} {bound}'}"
     return f"is {got}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
-def _most(short: bool) -> str:
-    return "least" if short else "most"

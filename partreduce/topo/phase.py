@@ -127,12 +127,6 @@ class Phase(Arrays):
         """Workers per group, shape (len(self),)."""
         return np.diff(self.offsets)
 
-    def relaxation_factors(self) -> Floats:
-        """The relaxation of every group as floats, shape (len(self),)."""
-        if self.relaxation is None:
-            return np.ones(len(self))
-        return np.array([float(factor) for factor in self.relaxation])
-
     def labels(self) -> npt.NDArray[np.int32]:
         """The group index of every worker, −1 for workers that skip; shape (num_workers,).
 
@@ -179,6 +173,7 @@ class Phase(Arrays):
             means *= survives.reshape(survives.shape + tail[1:])
         spread = np.repeat(means, self.sizes, axis=0)
         if self.relaxation is not None:
-            spread = rows + np.repeat(self.relaxation_factors(), self.sizes).reshape(-1, *tail) * (spread - rows)
+            factors = np.repeat([float(factor) for factor in self.relaxation], self.sizes)
+            spread = rows + factors.reshape(-1, *tail) * (spread - rows)
         result[self.members] = spread
         return result

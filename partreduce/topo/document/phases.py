@@ -252,13 +252,15 @@ def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
     if isinstance(phases, GroupPhases):
         return {"phases": list(phases.phases)}
-    blocks = [[_dump_block(block) for block in phase] for phase in phases.phases]
+    blocks = [
+        [
+            {"local": list(block.local), "across": list(block.across)}
+            | ({} if block.relaxation == 1 else {"relaxation": dump_fraction(block.relaxation)})
+            for block in phase
+        ]
+        for phase in phases.phases
+    ]
     return {"node_radices": list(phases.node_radices), "phases": blocks}
-
-
-def _dump_block(block: Block) -> dict[str, Any]:
-    result: dict[str, Any] = {"local": list(block.local), "across": list(block.across)}
-    return result if block.relaxation == 1 else result | {"relaxation": dump_fraction(block.relaxation)}
 
 
 def canonical_phases(dumped: dict[str, Any]) -> dict[str, Any]:

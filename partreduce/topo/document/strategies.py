@@ -128,13 +128,12 @@ def dump_strategy(strategy: Strategy) -> Raw:
         if part.name == kind.bulk and kind.dump is not None:
             result |= kind.dump(value)
         elif part.default is MISSING or value != part.default:
-            result[part.name] = _dump_sync(value) if part.name == "sync" else _plain(value)
+            result[part.name] = {value.word: _plain(value)} if part.name == "sync" else _plain(value)
     return kind.canonical(result)
 
 
-WAITS: dict[str, type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]] = {
-    value.word: value for value in (DelayedMerge, Pipeline, IterationGap, PartialAllReduce)
-}
+Wait = DelayedMerge | Pipeline | IterationGap | PartialAllReduce
+WAITS: dict[str, type[Wait]] = {value.word: value for value in (DelayedMerge, Pipeline, IterationGap, PartialAllReduce)}
 """Values of the *sync* axis that have members, which documents hold as `{word: {members}}`."""
 
 
@@ -149,7 +148,14 @@ def _load_sync(raw: object, place: str) -> Sync:
             )
         return DelayedAveraging()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
-        return _load_members(wait, raw[wait.word], child(place, wait.word))
+        members, place = raw[wait.word], child(place, wait.word)
+        if wait is PartialAllReduce and isinstance(members, dict):
+            quorum = members.get("quorum", 2)
+            if type(quorum) is not int and quorum not in list(QuorumStart):  # pydantic would say why it is neither form
+                words = " or ".join(f'"{word}"' for word in QuorumStart)
+                problem = f"is {format_value(quorum)}; it must be {words}, or a number of workers"
+                raise DocumentError(child(place, "quorum"), problem)
+        return read_value(wait, members, place)
     if isinstance(raw, dict) and len(raw) == 1:
         renamed = renamed_key(next(iter(raw)), ("delay", *WAITS))
     else:
@@ -159,27 +165,6 @@ def _load_sync(raw: object, place: str) -> Sync:
     known = '"synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
     known += '{"partial": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {format_value(raw)}; it must be {known}")
-
-
-def _load_members(
-    value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce], raw: object, place: str
-) -> Sync:
-    if value is PartialAllReduce and isinstance(raw, dict):
-        _check_quorum(raw.get("quorum", 2), child(place, "quorum"))
-    return read_value(value, raw, place)
-
-
-def _check_quorum(raw: object, place: str) -> None:
-    """A word or a number: of two forms pydantic would say why it is neither."""
-    if type(raw) is not int and raw not in list(QuorumStart):
-        words = " or ".join(f'"{word}"' for word in QuorumStart)
-        raise DocumentError(place, f"is {format_value(raw)}; it must be {words}, or a number of workers")
-
-
-def _dump_sync(sync: Sync) -> object:
-    if sync.word in WAITS:
-        return {sync.word: _plain(sync)}
-    return {"delay": sync.rounds} if isinstance(sync, DelayedAveraging) else "synchronous"
 
 
 def sync_schema() -> dict[str, Any]:
@@ -194,7 +179,7 @@ def sync_schema() -> dict[str, Any]:
     }
 
 
-def _describe_schema(value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]) -> dict[str, Any]:
+def _describe_schema(value: type[Wait]) -> dict[str, Any]:
     schema = adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)
     return schema | {"description": first_paragraph(value)}
@@ -217,4 +202,4 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, bool | int) or value is None:
         return value
-    return dump_fields(value)
+    return value.rounds if isinstance(value, DelayedAveraging) else dump_fields(value)

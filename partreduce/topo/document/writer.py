@@ -71,14 +71,10 @@ def _member(key: str, value: object, indent: str) -> str:
     if key in _LINE_KEYS and isinstance(value, list) and value:
         deeper, lines = indent + "  ", [_line(item) for item in value]
         if key == "phases":
-            lines = [_phase_text(line, len(list(equal))) for line, equal in groupby(lines)]
+            counted = ((line, len(list(equal))) for line, equal in groupby(lines))  # the reader unrolls equal ones
+            lines = [line if n == 1 else f'{{"repeat": {n}, "phase": {line}}}' for line, n in counted]
         return "[\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}]"
     return _line(value)
-
-
-def _phase_text(phase: str, count: int) -> str:
-    """The text of one phase, or of equal ones in a row, which the reader unrolls."""
-    return phase if count == 1 else f'{{"repeat": {count}, "phase": {phase}}}'
 
 
 def _line(value: object) -> str:
@@ -108,7 +104,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
         raise BrokenPipeError from None  # without its number, by which typer would take it for an error of ours
     except (OSError, ValueError) as error:
         shown = "standard output" if connected == STDOUT else shown_path(path)
-        raise _unwritten(shown, getattr(error, "strerror", None) or error) from None
+        raise FileError(f"{shown}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def check_without_place(path: str | os.PathLike[str]) -> None:
@@ -116,13 +112,10 @@ def check_without_place(path: str | os.PathLike[str]) -> None:
     if descriptor_to_write(path) is None:
         target = Path(os.path.realpath(path))
         if target.is_dir():
-            raise _unwritten(shown_path(path), os.strerror(errno.EISDIR))
+            raise FileError(f"{shown_path(path)}: cannot be written: {os.strerror(errno.EISDIR)}")
         if not target.parent.is_dir():
-            raise _unwritten(shown_path(path), f"there is no folder {target.parent}; make it first")
-
-
-def _unwritten(shown: str, reason: object) -> FileError:
-    return FileError(f"{shown}: cannot be written: {reason}")
+            problem = f"there is no folder {target.parent}; make it first"
+            raise FileError(f"{shown_path(path)}: cannot be written: {problem}")
 
 
 def _replace(target: Path, data: bytes) -> None:

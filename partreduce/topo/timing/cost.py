@@ -154,7 +154,9 @@ def phase_loads(
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]
         seconds = round_seconds(edges, cluster, hardware, model_bytes=model_bytes)
-        return [loads.Loads.fixed(seconds, _round_bytes(edges, cluster, model_bytes))]
+        source, target = cluster.node_of()[edges.sources], cluster.node_of()[edges.targets]
+        busiest = float(np.bincount(source[source != target], minlength=1).max(initial=0)) * model_bytes
+        return [loads.Loads.fixed(seconds, busiest)]
     rule = schedule.rule(by_node=True)
 
     @cache
@@ -185,9 +187,3 @@ def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
     if size <= 0:
         raise InputError(f"model_bytes: is {size}; it is a number of bytes > 0")
     return size
-
-
-def _round_bytes(edges: Round, cluster: Cluster, model_bytes: int) -> float:
-    node_of = cluster.node_of()
-    source, target = node_of[edges.sources], node_of[edges.targets]
-    return float(np.bincount(source[source != target], minlength=1).max(initial=0)) * model_bytes
