@@ -21,7 +21,7 @@ from partreduce.topo.fields import Count, Index, Whole
 from partreduce.topo.phase import ONE, Phase
 from partreduce.topo.place import child
 from partreduce.topo.round import Round
-from partreduce.topo.rule import Block
+from partreduce.topo.rule import Block, RuleView
 from partreduce.topo.strategies.static import GroupPhases, RulePhases
 
 _KEYS = {("group",), ("group", "relaxation"), ("relaxation", "group")}
@@ -205,7 +205,10 @@ def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases
             for phase in rules.phases
         )
         return RulePhases(tuple(rules.node_radices), tuple(chain.from_iterable(map(repeat, blocks, counts))))
-    _check_blocks_without_radices(raw, place)
+    first = raw["phases"][0] if isinstance(raw.get("phases"), list) and raw["phases"] else None
+    if isinstance(first, list) and first and isinstance(first[0], dict) and "local" in first[0]:
+        missing = 'the key "node_radices" is missing; phases of blocks need it; write explicit phases as groups instead'
+        raise DocumentError(place, missing)
     checked: list[Any] = validate(GroupMembers, part_of(raw, "phases"), place).phases
     phases = [phase_of(phase, cluster.num_workers, child(where, t)) for t, phase in enumerate(checked)]
     size = sum(count * len(phase.members) for phase, count in zip(phases, counts, strict=True) if count > 1)
@@ -224,30 +227,16 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
         return raw, []
     plain, counts = [], []
     for index, entry in enumerate(listed):
-        if isinstance(entry, dict):
-            repeated = validate(RepeatedPhase, entry, child(where, index))
-            plain.append(repeated.phase)
-            counts.append(repeated.repeat)
-        else:
-            plain.append(entry)
-            counts.append(1)
+        repeated = validate(RepeatedPhase, entry, child(where, index)) if isinstance(entry, dict) else None
+        plain.append(entry if repeated is None else repeated.phase)
+        counts.append(1 if repeated is None else repeated.repeat)
     if len(counts) < sum(counts) > MAX_PERIOD:  # the model refuses a list that is too long without repetitions
         raise DocumentError(where, f"has {sum(counts)} phases; expected at most {MAX_PERIOD}")
     return raw | {"phases": plain}, counts
 
 
-def _check_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
-    phases = raw.get("phases")
-    first = phases[0] if isinstance(phases, list) and phases else None
-    if isinstance(first, list) and first and isinstance(first[0], dict) and "local" in first[0]:
-        raise DocumentError(
-            place,
-            'the key "node_radices" is missing; phases of blocks need it; write explicit phases as groups instead',
-        )
-
-
 def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
-    """The members `phases` and, for rules, `node_radices`; explicit phases stay values, which the writer spells."""
+    """The members `phases` and, for rules, `node_radices`, in canonical order; explicit phases stay values."""
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
     if isinstance(phases, GroupPhases):
@@ -258,23 +247,9 @@ def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
             | ({} if block.relaxation == 1 else {"relaxation": dump_fraction(block.relaxation)})
             for block in phase
         ]
-        for phase in phases.phases
+        for phase in RuleView(phases.node_radices, phases.phases, 0).canonical.phases
     ]
     return {"node_radices": list(phases.node_radices), "phases": blocks}
-
-
-def canonical_phases(dumped: dict[str, Any]) -> dict[str, Any]:
-    """Explicit phases are in one order already; blocks, local ranks and digits are brought into ascending order."""
-    if "node_radices" not in dumped:
-        return dumped
-    phases = [
-        sorted(
-            (block | {"local": sorted(block["local"]), "across": sorted(block["across"])} for block in phase),
-            key=lambda block: (block["local"], block["across"], str(block.get("relaxation", 1))),
-        )
-        for phase in dumped["phases"]
-    ]
-    return dumped | {"phases": phases}
 
 
 Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]

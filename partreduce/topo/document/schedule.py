@@ -94,9 +94,6 @@ def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
     return DocumentError(".".join(part for part in (root, inner) if part) or "document", match[2])
 
 
-__all__ = ["ListedShape", "Name", "RegularShape", "Shape", "dump_shape", "error_at", "shape_value"]
-
-
 FORMAT = "partreduce.schedule"
 VERSION = 1
 ABSENT = FailurePlan(SurvivorRule.ALL_REDUCE, 1)

@@ -17,7 +17,6 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.phases import (
     GRAPH_MODELS,
     STATIC_MODELS,
-    canonical_phases,
     dump_phases,
     dump_rounds,
     load_phases,
@@ -70,15 +69,7 @@ def _ascending_sides(dumped: Raw) -> Raw:
 KINDS: dict[str, Kind] = {
     kind.value.kind: kind
     for kind in (
-        Kind(
-            StaticGroups,
-            "phases",
-            ("node_radices", "phases"),
-            load_phases,
-            dump_phases,
-            STATIC_MODELS,
-            canonical_phases,
-        ),
+        Kind(StaticGroups, "phases", ("node_radices", "phases"), load_phases, dump_phases, STATIC_MODELS),
         Kind(AllReduce),
         Kind(NeighborAveraging, "rounds", ("rounds",), load_rounds, dump_rounds, GRAPH_MODELS),
         Kind(DynamicGroups),
