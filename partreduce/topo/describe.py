@@ -64,12 +64,11 @@ def describe(schedule: Schedule) -> str:
     strategy = schedule.strategy
     found = [*KINDS[strategy.kind](schedule, strategy), *_delays(schedule, strategy), *_describe_codec(strategy)]
     parts = [(part,) if isinstance(part, str) else part for part in found]
-    forms = [0] * len(parts)
+    shown = [part[0] for part in parts]
     for form in range(max(map(len, parts))):
         for place in (0, *range(len(parts) - 1, 0, -1)):
-            forms[place] = min(form, len(parts[place]) - 1)
-            line = ", ".join(part[number] for part, number in zip(parts, forms, strict=True))
-            if len(line) <= LONGEST:
+            shown[place] = parts[place][min(form, len(parts[place]) - 1)]
+            if len(line := ", ".join(shown)) <= LONGEST:
                 return line
     return f"{line[: LONGEST - 1]}…"
 
@@ -178,10 +177,9 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
     """Of the groups of one round; O(members log members) for explicit ones."""
     if not isinstance(phase, Phase):
         assert view is not None, "phases that are no explicit groups are rules"
-        of = [(block, len(block.local), view.span(block)) for block in phase if block.makes_groups]
-        return [
-            _Shape(local * span, span, local == view.workers_per_node, local * view.num_nodes) for _, local, span in of
-        ]
+        of = [(len(block.local), view.span(block)) for block in phase if block.makes_groups]
+        per_node, num_nodes = view.workers_per_node, view.num_nodes
+        return [_Shape(local * span, span, local == per_node, local * num_nodes) for local, span in of]
     sizes, node_sizes = phase.sizes, cluster.node_sizes()
     group = np.repeat(np.arange(len(phase)), sizes)
     pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # of a group and a node of it
