@@ -21,8 +21,14 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import USUAL, Hardware, Link, Switch
 from partreduce.topo.slurm import read_switches
-from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
-from partreduce.topo.timing.sampling import read_trace
+from partreduce.topo.timing.compute import (
+    ComputeTimes,
+    RandomDelay,
+    RandomSlowdown,
+    RotatingDelay,
+    StragglerModel,
+    read_trace,
+)
 from partreduce.topo.timing.tables import RowAccess
 from partreduce.topo.units import parse_bandwidth, parse_factor, parse_share, parse_size, parse_time
 

@@ -140,6 +140,10 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
         nothing = absent(f"not {'defined' if isinstance(error, ScheduleError) else 'found'}: {error}")
         drifts = Drift(nothing, nothing)
         return ScheduleMetrics(period, schedule.num_workers, distinct, nothing, nothing, nothing, drifts, nothing)
+    per_start: tuple[float, ...] = ()
+    if sectors is not None:
+        work = sum(b.period**2 * len(b.multiplicity) * b.size**3 for b in sectors.batches)
+        per_start = contraction_per_start(sectors) if work <= MAX_START_WORK else ()
     return ScheduleMetrics(
         period=period,
         num_workers=schedule.num_workers,
@@ -149,7 +153,7 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
         consensus_distance=_exact(consensus_distance_of, sectors),
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         hop_gap=_hop(schedule),
-        contraction_per_start=_per_start(sectors),
+        contraction_per_start=per_start,
         pipeline=pipeline_metrics(schedule),
     )
 
@@ -161,15 +165,6 @@ def growth_bits(schedule: Schedule) -> float:
     steps = schedule.steps()
     known = {step: _of_step(step) for step in set(steps)}
     return sum(known[step] for step in steps)
-
-
-def check_growth(schedule: Schedule) -> None:
-    """Raise for a period in which differences may grow beyond float accuracy. O(size), plus norms."""
-    if (bits := growth_bits(schedule)) > MOST_BITS:
-        raise UndecidedError(
-            f"differences may grow by 2^{bits:.0f} in a period (a relaxation outside 0..2, or negative weights), where "
-            "floats round away what is left of them; at most 2^24 are followed"
-        )
 
 
 def _of_groups(factors: Iterable[Fraction]) -> float:
@@ -191,7 +186,11 @@ def _of_step(step: MixingStep) -> float:
 
 
 def _prepare(schedule: Schedule, limit: MetricLimits) -> Sectors | None:
-    check_growth(schedule)
+    if (bits := growth_bits(schedule)) > MOST_BITS:
+        raise UndecidedError(
+            f"differences may grow by 2^{bits:.0f} in a period (a relaxation outside 0..2, or negative weights), where "
+            "floats round away what is left of them; at most 2^24 are followed"
+        )
     return sectors_of(schedule, limit)
 
 
@@ -258,11 +257,3 @@ def _hop(schedule: Schedule) -> Metric:
         return Metric(hop_gap(graphs[0]), Kind.EXACT, "eigenvalues of the graph")
     except InputError as error:
         return absent(f"not found: {error}")
-
-
-def _per_start(sectors: Sectors | None) -> tuple[float, ...]:
-    if sectors is None:
-        return ()
-    period = sectors.batches[0].period
-    work = sum(period**2 * len(b.multiplicity) * b.size**3 for b in sectors.batches)
-    return contraction_per_start(sectors) if work <= MAX_START_WORK else ()

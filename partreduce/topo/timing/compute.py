@@ -15,15 +15,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log, sqrt
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from partreduce.topo.argument_types import check_fields
+from partreduce.topo.document.reader import read_bytes
 from partreduce.topo.errors import InputError
 from partreduce.topo.fields import Floats, Index, Whole, check_ranges
 from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
 
+MAX_TRACE_BYTES = 2**30
 MOST_DRAWN = 2**16
 """Step times that are drawn at once: many in a call of NumPy, and few megabytes."""
 
@@ -195,3 +198,29 @@ class ComputeTimes:
             spread = sqrt(log(1 + self.jitter**2))
             seconds *= rng.lognormal(-(spread**2) / 2, spread, shape)
         return seconds
+
+
+def read_trace(path: Path) -> Floats:
+    """Recorded seconds per step from a CSV file: one row per step, one column per worker, no header."""
+    try:
+        text = read_bytes(path, MAX_TRACE_BYTES).decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not a text file") from None
+    rows: list[list[float]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = [float(cell) for cell in line.split(",")]
+        except ValueError:
+            raise InputError(f"{path}: line {number} is not a list of seconds separated by commas") from None
+        if rows and len(row) != len(rows[0]):
+            raise InputError(f"{path}: line {number} has {len(row)} columns, the first line has {len(rows[0])}")
+        if not all(0 <= value < float("inf") for value in row):
+            raise InputError(f"{path}: line {number} holds a value that is not a finite time >= 0")
+        rows.append(row)
+    if not rows:
+        raise InputError(
+            f"{path}: holds no step times; write a row for each step, with each worker's seconds between commas"
+        )
+    return np.array(rows)

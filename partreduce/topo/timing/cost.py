@@ -45,7 +45,7 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.timing import links, loads
+from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import PLAIN, Coding, Travel
 
 
@@ -126,14 +126,14 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
     node_of = cluster.node_of()
     source_node, target_node = node_of[edges.sources], node_of[edges.targets]
     crosses = source_node != target_node
-    latency, inverse = links.nic_arrays(cluster, hardware)
-    inside_latency, inside_inverse = links.inside_arrays(cluster, hardware)
+    latency, inverse = loads.nic_arrays(cluster, hardware)
+    inside_latency, inside_inverse = loads.inside_arrays(cluster, hardware)
     out = np.bincount(source_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
     into = np.bincount(target_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
     out, into = (np.where(count > 0, np.maximum(count, 1.0), 0.0) * size * inverse for count in (out, into))
     local = np.bincount(edges.targets[~crosses], minlength=cluster.num_workers)
     busy, up, down = np.maximum(out[source_node], into[target_node]), latency[source_node], latency[target_node]
-    if (uplinks := links.Uplinks.of(cluster, hardware)) is not None:
+    if (uplinks := loads.Uplinks.of(cluster, hardware)) is not None:
         shared, climb, descent = uplinks.edges(source_node, target_node, size)
         busy, up, down = np.maximum(busy, shared), up + climb, down + descent
     across = busy + np.maximum(up, down)

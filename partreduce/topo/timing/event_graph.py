@@ -64,7 +64,7 @@ def cycle_time(
     Args:
         schedule: what is run; its prologue is left out.
         hardware: links and, unless `compute` is given, speeds.
-        compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.sampling` for those).
+        compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.stages.sample` for those).
         model_bytes: the model's size, unless the hardware states it.
         algorithm: how groups average; the schedule's own by default.
     """

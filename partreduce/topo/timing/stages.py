@@ -1,4 +1,4 @@
-"""A schedule's rounds as max-plus stages, and all workers from round to round: synchronously, late, or in a pipeline.
+"""A schedule's rounds as max-plus stages, and workers from round to round, in one run or in many sampled ones.
 
 Write s[t] for when a worker begins to compute round t, c[t] for how long it does, e[t] for the end of its group's
 operation of that round, and let `max` be over the group.
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from partreduce.topo.errors import InputError
 from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
@@ -35,6 +36,7 @@ from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
 
@@ -282,3 +284,66 @@ class Rounds:
         Also where it is then dropped: operations that have begun end, and no worker leaves before.
         """
         return np.maximum(self.now, self._last_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Seconds per round and per step (of the workers with most steps) of a schedule, estimated from independent runs.
+
+    `error` is the standard error of `per_step` over the runs; `compute` the mean seconds per step that the
+    workers with most steps spend computing, so `per_step − compute` is communication and waiting.
+    """
+
+    per_round: float
+    per_step: float
+    error: float
+    compute: float
+    runs: int
+    rounds: int
+
+
+def sample(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    *,
+    model_bytes: int | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
+    num_rounds: int = 200,
+    num_samples: int = 32,
+    seed: int = 0,
+) -> Sample:
+    """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
+
+    Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
+    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
+    O(num_samples · num_rounds · n), vectorized over runs and workers.
+    """
+    if num_rounds < 4 or num_samples < 2:
+        raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")
+    compute.check(schedule.num_workers)
+    stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
+    worker_steps = schedule.worker_steps()
+    rng = np.random.default_rng(seed)
+    rounds = Rounds(schedule.strategy.sync, (num_samples, schedule.num_workers), skip_warm_up=True)
+    period = len(stages)
+    warm_up = -(-(num_rounds // 4) // period) * period
+    counted = -(-(num_rounds - num_rounds // 4) // period) * period
+    at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
+    drawn = compute.rounds(worker_steps, warm_up + counted, rng, num_samples=num_samples)
+    for round_, seconds in enumerate(drawn):
+        if round_ == warm_up:
+            at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
+        worked += seconds
+        rounds.next(stages[round_ % period], seconds)
+    steps_per_round = int(worker_steps.max())
+    each = (rounds.now.max(axis=1) - at_warm_up.max(axis=1)) / counted / steps_per_round
+    fastest = worker_steps == steps_per_round
+    return Sample(
+        float(each.mean()) * steps_per_round,
+        float(each.mean()),
+        float(each.std(ddof=1) / np.sqrt(num_samples)),
+        float(worked[:, fastest].mean()) / counted / steps_per_round,
+        num_samples,
+        counted,
+    )
