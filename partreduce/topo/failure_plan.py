@@ -26,10 +26,8 @@ class SurvivorRule(Choice):
 
     KEEP_GROUPS = "keep_groups"
     """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
-
     REAPPLY_RULE = "reapply_rule"
     """The schedule's own rule on the nodes with survivors (`survivors.reapplied`), minus failed workers."""
-
     ALL_REDUCE = "all_reduce"
     """All survivors in one group, in every round."""
 
@@ -123,10 +121,8 @@ class AfterFailure(Choice):
 
     CONTINUES = "continues"
     """Survivors continue in place."""
-
     RESTARTS = "restarts"
     """All workers restart from their last checkpoint (`--max-restarts`); with `--tolerate-failures` it is refused."""
-
     REFUSED = "refused"
     """It is refused, in a line."""
 

@@ -13,7 +13,6 @@ class Kind(StrEnum):
 
     EXACT = "exact"
     """Computed by a direct method: exact up to floating-point rounding."""
-
     ESTIMATE = "estimate"
     """Computed by an iteration or a simulation; `transport` states the known error."""
 

@@ -93,7 +93,6 @@ class DrainPolicy(Choice):
 
     APPLY = "apply"
     """Each is applied, one after the other."""
-
     DROP = "drop"
     """They are thrown away, as in the published algorithm."""
 
@@ -196,7 +195,6 @@ class GradientBuckets(Choice):
 
     SINGLE = "single"
     """In one piece, after backward."""
-
     PER_LAYER = "per_layer"
     """Layer by layer, while backward continues: hidden behind it, at the price of a latency for each layer."""
 

@@ -41,7 +41,6 @@ class Averaging(Choice):
 
     MEAN = "mean"
     """The plain mean of the members' parameters: favors the data of workers that took more steps."""
-
     STEP_NORMALIZED = "step-normalized"
     """Each member's progress of the round is divided by its steps_per_round and multiplied by the group's mean."""
 

@@ -34,10 +34,8 @@ class EdgeWeighting(Choice):
 
     GRAPH = "graph"
     """What the round's edges say; the weight of an update that is not taken stays with the worker itself."""
-
     UNIFORM = "uniform"
     """The same for each that is taken and for oneself (equation 1)."""
-
     ITERATION = "iteration"
     """An update of step i that is taken in step k counts i - (k - s) + 1 times, one's own s + 1 times (equation 2)."""
 
@@ -47,7 +45,6 @@ class UpdateOrder(Choice):
 
     ADAPT_THEN_COMBINE = "adapt_then_combine"
     """Its parameters after computing: x ← W (x + u) (Figure 2, left)."""
-
     DPSGD = "dpsgd"
     """Those with which it entered the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
 

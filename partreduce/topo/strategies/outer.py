@@ -26,7 +26,6 @@ class OuterParams(Choice):
 
     SHARED = "shared"
     """One that all have in common: rounds of all workers make outer steps, groups of fewer average as without them."""
-
     PER_WORKER = "per_worker"
     """Every worker's own, of its last round: every group makes outer steps of its mean (NoLoCo, arXiv 2506.10911)."""
 

@@ -19,7 +19,6 @@ class QuorumStart(Choice):
 
     SOLO = "solo"
     """The first worker to arrive."""
-
     MAJORITY = "majority"
     """One worker, drawn for each round: half of the others have come by then, on average."""
 
@@ -29,7 +28,6 @@ class LateGradientPolicy(Choice):
 
     OPEN_ROUND = "open-round"
     """The next that its worker's thread has not entered, so that late ones count as well; a call takes all results."""
-
     CALL = "call"
     """Call k for round k, as published; a call takes one result, so every worker calls once in each round."""
 
@@ -39,7 +37,6 @@ class MissedResultPolicy(Choice):
 
     EACH = "each"
     """Each is applied, in order: all workers apply the same sequence, and their parameters stay equal."""
-
     LATEST = "latest"
     """The newest one replaces those before it, as published: parameters part, until they are synchronized."""
 

@@ -21,10 +21,8 @@ class Placement(Choice):
 
     DENSE = "dense"
     """As every other parameter: the strategy averages it whole. For a table of which a step touches most rows."""
-
     GATHER = "gather"
     """Every worker holds the table and gets all workers' touched rows with their gradients (Horovod's way)."""
-
     SHARDED = "sharded"
     """A row lives on one worker, which hands it out and takes its gradients, as parameter servers do; by all-to-all."""
 
@@ -34,7 +32,6 @@ class Gradient(Choice):
 
     SPARSE = "sparse"
     """The touched rows only."""
-
     DENSE = "dense"
     """All rows, zeros where no worker touched one, as an embedding with `sparse=False` has it: Adam's moments decay."""
 
