@@ -18,8 +18,7 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.base import HasGroups, HasMixingMatrix, Strategy
-from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
+from partreduce.topo.strategies.payload import PLAIN, Payload, Placement, TablePlacement
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from partreduce.runtime.averaging.buffer_rules import (
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.dtensor_shards import Sharders, local
 from partreduce.runtime.averaging.optimizer_state import state_keys
-from partreduce.topo.strategies.fragments import Fragments, assign
+from partreduce.topo.strategies.payload import Fragments, assign
 
 SAMPLED_FROZEN = 1 << 12
 """Numbers of each frozen parameter by which a change is noticed."""

@@ -9,7 +9,7 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.reference import OffloadedArray
 from partreduce.runtime.transport.streams import Streams
-from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import OuterStep
 
 
 class OuterOptimizer:

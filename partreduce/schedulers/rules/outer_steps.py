@@ -17,8 +17,7 @@ from partreduce.topo.hardware import regular_levels
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedMerge
-from partreduce.topo.strategies.outer import OuterStep
-from partreduce.topo.strategies.payload import Payload
+from partreduce.topo.strategies.payload import OuterStep, Payload
 from partreduce.topo.strategies.static import RulePhases, StaticGroups
 
 

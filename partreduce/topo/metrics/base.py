@@ -53,7 +53,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class PipelineMetrics:
-    """The cost of late gradients, for plain SGD on a quadratic loss (`topo.metrics.pipeline`)."""
+    """The cost of late gradients, for plain SGD on a quadratic loss (`topo.metrics.stability`)."""
 
     stability_limit: Metric
     noise_factor: Metric

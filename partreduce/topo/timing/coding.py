@@ -34,7 +34,7 @@ from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.hardware import CodecSeconds, Hardware
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Transport
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.fragments import Move, moves
+from partreduce.topo.strategies.payload import Move, moves
 
 FREE = CodecSeconds()
 """No time."""

@@ -13,7 +13,7 @@ gradient is there, and the round ends without it: K−1 rounds later somebody wa
 which the operation of a pipeline belongs to the round before; they differ in the first round, which waits for nothing
 in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
 Merged late, an operation begins where the share w of a round is computed. Fragments that take turns are so many
-operations, begun and awaited where their moves are (`topo.strategies.fragments`), perhaps a round later.
+operations, begun and awaited where their moves are (`topo.strategies.payload`), perhaps a round later.
 Warm-up rounds of a pipeline are synchronous and leave nothing under way.
 
 Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
