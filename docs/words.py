@@ -26,7 +26,6 @@ EXCLUDED = (
     "partreduce/report/",
     "partreduce/verify/",
     "partreduce/schedulers/synthesis/",
-    "partreduce/topo/metrics/",
     "benchmarks/",
     "docs/conformance.md",  # written from the tests' table
     "docs/make_conformance.py",

@@ -171,7 +171,6 @@ def _print_front(planned: Plan, job: PlanRequest) -> None:
 
 
 def _print_reasons(planned: Plan) -> None:
-    """All reasons, and what to know."""
     screen = console()
     screen.print(f"\n{planned.recommendation.name}", style="bold")
     if planned.answer.status is Status.OPTIMAL:

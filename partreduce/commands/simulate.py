@@ -132,7 +132,6 @@ def _simulate_one(
 def _traffic_facts(
     schedule: Schedule, timeline: Timeline, hardware: Hardware, algorithm: AllReduceAlgorithm | None, *, free: bool
 ) -> dict[str, Any]:
-    """What was sent, and the gaps or rounds that were observed."""
     facts: dict[str, Any] = {}
     observed = timeline.observed
     if observed is not None and observed.gaps is not None:
@@ -216,7 +215,6 @@ def _table_facts(
 
 
 def _print_tables(tables: dict[str, Any]) -> None:
-    """The ways, and what the exchange takes where that is known."""
     codecs = {name: f" in {codec}" for name, codec in tables["codecs"].items() if codec != "none"}
     ways = ", ".join(f"{escape(name)} {way}{codecs.get(name, '')}" for name, way in tables["ways"].items())
     took = "takes no time here: give --model-bytes and --set touched"

@@ -87,7 +87,6 @@ def _is_its_own(loaded: Schedule, proof: Proof) -> bool:
 
 
 def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
-    """The fact `sent-bytes` for a model of this size."""
     size = quantity("--model-bytes", parse_size, model_bytes)
     if "sent-bytes" not in proof or not proof["sent-bytes"].numbers:
         raise InputError("--model-bytes: what a step sends is a fact of fixed rounds only; leave it out")
@@ -119,7 +118,6 @@ def _load_and_prove(
 def _write(
     place: Path, loaded: Schedule | None, proof: Proof, *, certificate: Path | None, export: Path | None
 ) -> None:
-    """Write the expansion and the certificate that were asked for."""
     if export is not None and loaded is not None:
         write_schedule(export, loaded.with_certificate(proof.certificate))
     if certificate is not None and not proof.certificate:

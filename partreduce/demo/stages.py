@@ -67,7 +67,6 @@ def read_result(folders: list[Path], schedule: Schedule, name: str) -> Result:
 
 
 def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
-    """One run's files."""
     try:
         parts = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
         if len(parts) != schedule.num_workers:

@@ -46,7 +46,6 @@ class FailurePlan(JsonObject):
     failures: Annotated[int, Ge(1), Le(MAX_FAILURES)]
 
     def __post_init__(self) -> None:
-        """Take a word for the rule that it names."""
         if self.rule not in list(SurvivorRule):
             raise ScheduleError(f"failure_plan.rule: expected {', '.join(SurvivorRule)}, got {self.rule!r}")
         object.__setattr__(self, "rule", SurvivorRule(self.rule))

@@ -36,7 +36,6 @@ class Link:
     seconds_per_byte: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse negative and non-finite values."""
         check_fields(self)
         check_ranges(self, InputError, "link.")
 
@@ -71,7 +70,6 @@ class Switch:
     uplink: Link = field(default_factory=Link)
 
     def __post_init__(self) -> None:
-        """Sort the nodes; refuse a switch without nodes, and nodes that stand twice in it."""
         check_fields(self)
         if not self.nodes:
             raise InputError("switch: has no nodes below it; a switch names at least 1 node")
@@ -145,7 +143,6 @@ class Hardware:
     backward: Share = 2 / 3
 
     def __post_init__(self) -> None:
-        """Refuse switches that overlap without nesting, times without end, and shares and segments that are none."""
         check_fields(self)
         check_ranges(self, InputError, "hardware.")
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers
@@ -160,7 +157,6 @@ class Hardware:
         return dict(self.node_nic).get(node, self.nic)
 
     def inside_of(self, node: int) -> Link:
-        """The intra-node link of one node."""
         return dict(self.node_inside).get(node, self.inside)
 
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:

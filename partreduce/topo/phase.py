@@ -119,7 +119,6 @@ class Phase(Arrays):
         return Group(tuple(self.members[start:end].tolist()), self.relaxation[index] if self.relaxation else ONE)
 
     def __iter__(self) -> Iterator[Group]:
-        """The groups in canonical order."""
         return (self[index] for index in range(len(self)))
 
     @property

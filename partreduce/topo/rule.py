@@ -109,7 +109,6 @@ class RuleView:
 
     @property
     def num_digits(self) -> int:
-        """The number of digits of a node's index."""
         return len(self.radices)
 
     @property

@@ -40,7 +40,6 @@ class Schedule:
     failure_plan: FailurePlan | None = None
 
     def __post_init__(self) -> None:
-        """Keep only the cluster's shape; check that the strategy fits it."""
         check_fields(self)
         object.__setattr__(self, "cluster", self.cluster.shape())
         if self.num_workers < 2:

@@ -94,7 +94,6 @@ def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRul
 
 
 def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
-    """One phase with one group of all workers."""
     if cluster.workers_per_node is None:
         everyone = Group(tuple(range(cluster.num_workers)))
         return GroupPhases((Phase.from_groups(cluster.num_workers, [everyone]),))

@@ -78,7 +78,6 @@ def _near(unit: str, units: dict[str, Fraction]) -> str | None:
 
 
 def _shorten(text: str) -> str:
-    """The offending text on one line, cut short."""
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 

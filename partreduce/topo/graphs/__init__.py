@@ -45,7 +45,6 @@ class Graph(Arrays):
         return cls.directed(num_workers, np.concatenate([a, b]), np.concatenate([b, a]))
 
     def __len__(self) -> int:
-        """The number of directed edges."""
         return len(self.sources)
 
     @property

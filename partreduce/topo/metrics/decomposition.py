@@ -235,16 +235,16 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     if not rounds or not isinstance(steps_per_round, int) or (found := _shifts_of(rounds)) is None:
         return None
     radices, columns = found
-    symbols = _transformed(columns, radices)
+    symbols = _transform(columns, radices)
     symbols[:, 0] = 0.0
     mean = np.zeros((symbols.shape[1], 1))
     mean[0] = 1.0
     covariance, roots = _node_column(schedule.cluster, radices), None
     if covariance is not None:
-        roots = np.sqrt(np.maximum(_transformed(covariance, radices).real, 0.0))[:, None, None]
+        roots = np.sqrt(np.maximum(_transform(covariance, radices).real, 0.0))[:, None, None]
     round_steps = RoundSteps.equal(steps_per_round, len(rounds))
     batch = Batch(np.ones(schedule.num_workers), symbols[:, :, None, None], mean, round_steps, roots)
-    how = f"Fourier transform of rounds alike under the shifts of {'×'.join(map(str, radices))} workers"
+    how = f"Fourier transform of rounds invariant under the shifts of {'×'.join(map(str, radices))} workers"
     if len(radices) == 1:
         how = "Fourier transform of the circulant rounds"
     elif set(radices) == {2}:
@@ -284,7 +284,7 @@ def _commutes(listed: Round, radices: Sequence[int]) -> bool:
     return True
 
 
-def _transformed(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
+def _transform(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
     """Return the character transform of functions on a group, (…, n)."""
     grid = columns.reshape(*columns.shape[:-1], *radices)
     return np.fft.fftn(grid, axes=range(-len(radices), 0)).reshape(columns.shape)
@@ -326,7 +326,7 @@ def hop_gap(graph: Round) -> float:
         radices, columns = found
         pattern = (columns[0] != 0).astype(np.float64)
         pattern[0] = 0.0
-        return 1 - float((_transformed(pattern, radices).real / pattern.sum())[1:].max())
+        return 1 - float((_transform(pattern, radices).real / pattern.sum())[1:].max())
     n = graph.num_workers
     if n > MAX_GAP_WORKERS:
         raise InputError(f"hop gap: {n} workers; at most {MAX_GAP_WORKERS} as one matrix")

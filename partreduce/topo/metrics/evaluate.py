@@ -23,7 +23,7 @@ from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
 from partreduce.topo.metrics.base import Drift, Kind, Metric, ScheduleMetrics, absent
 from partreduce.topo.metrics.decomposition import DEFAULT, MetricLimits, hop_gap, sectors_of
-from partreduce.topo.metrics.late_distance import Retimed, is_small, late_distance_like, late_distance_of
+from partreduce.topo.metrics.late_distance import RetimedMetrics, is_small, late_distance_like, late_distance_of
 from partreduce.topo.metrics.sectors import (
     ZERO,
     Sectors,
@@ -100,15 +100,15 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
     return math.inf if flat is None else late_distance_like(flat, float(worker_steps.mean()), 1 - 1 / len(worker_steps))
 
 
-def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Retimed:
+def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> RetimedMetrics:
     """Return the metrics at 1 synchronous step per round, which give those at any steps_per_round and delay."""
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
-            "retimed: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"
+            "retime: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"
         )
     n, sectors = schedule.num_workers, _prepare(schedule, limit)
     shared = float((schedule.cluster.node_sizes().astype(float) ** 2).sum()) / n**2
-    return Retimed(
+    return RetimedMetrics(
         contraction=_contraction(schedule, sectors, 0),
         consensus_distance=_exact(consensus_distance_of, sectors),
         drift=_drift(sectors, push),

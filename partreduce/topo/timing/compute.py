@@ -38,7 +38,7 @@ class StragglerModel(Protocol):
         """New seconds for step number `step`; shape (samples, num_workers) in and out."""
 
 
-class _Checked:
+class _Disturbance:
     """A disturbance whose fields have the types and ranges that their annotations state."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class _Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomSlowdown(_Checked):
+class RandomSlowdown(_Disturbance):
     """A step takes `factor` times as long with the given probability, independently per worker and step."""
 
     place: ClassVar[str] = "random slowdown: "
@@ -58,13 +58,12 @@ class RandomSlowdown(_Checked):
     probability: Share | None = None
 
     def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
-        """Multiply the hit workers' seconds."""
         chance = 1 / seconds.shape[1] if self.probability is None else self.probability
         return np.where(rng.random(seconds.shape) < chance, seconds * self.factor, seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class RandomDelay(_Checked):
+class RandomDelay(_Disturbance):
     """`workers` workers, drawn again in every step, are held up by `seconds`."""
 
     place: ClassVar[str] = "delay: "
@@ -72,7 +71,6 @@ class RandomDelay(_Checked):
     seconds: Seconds
 
     def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
-        """Add the delay to the drawn workers."""
         count = min(self.workers, seconds.shape[1])
         if not count:
             return seconds
@@ -82,7 +80,7 @@ class RandomDelay(_Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class RotatingDelay(_Checked):
+class RotatingDelay(_Disturbance):
     """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
 
     place: ClassVar[str] = "skew: "
@@ -90,12 +88,11 @@ class RotatingDelay(_Checked):
     high: Seconds
 
     def __post_init__(self) -> None:
-        _Checked.__post_init__(self)
+        _Disturbance.__post_init__(self)
         if self.low > self.high:
             raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
 
     def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
-        """Add each worker's share of the skew."""
         count = seconds.shape[1]
         place = (np.arange(count) + step) % count / max(1, count - 1)
         delayed: Floats = seconds + self.low + (self.high - self.low) * place

@@ -72,7 +72,6 @@ class RowAccess:
     everyone: Share
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
         check_fields(self)
         check_ranges(self, InputError, "touched share of ")
         if not self.worker <= self.node <= self.everyone:
