@@ -17,7 +17,6 @@ from partreduce.report.timeline import draw_timeline, perfetto
 from partreduce.schedulers.simulator.record import AsynchronousMetrics, GapRecord
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.timeline import Timeline
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.describe import describe
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule
@@ -27,7 +26,7 @@ from partreduce.topo.metrics import pipeline_metrics
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.partial import PartialAllReduce
-from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.tables import RowAccess, exchange_of, steady_seconds
@@ -68,39 +67,19 @@ def command(
     several are compared at 100MB.
     """
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
-    if len(schedules) == 1:
-        hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
-        _simulate_one(
-            schedules[0], place, hardware, given.get("disturb"),
-            algorithm=algorithm, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
+    if len(schedules) > 1:
+        options.check_unused(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
+        if "disturb" in given:
+            raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
+        place, default = place or load_schedule(schedules[0]).cluster, options.DEFAULT_MODEL
+        hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=default)
+        simulate_several(
+            schedules, place, hardware, algorithm=algorithm, touched=given.get("touched"), output=output,
             as_json=as_json,
         )  # fmt: skip
         return
-    options.check_unused(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
-    if "disturb" in given:
-        raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
-    place = place or load_schedule(schedules[0]).cluster
-    hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
-    simulate_several(
-        schedules, place, hardware, algorithm=algorithm, touched=given.get("touched"), output=output, as_json=as_json
-    )
-
-
-def _simulate_one(
-    path: Path,
-    place: Cluster | None,
-    hardware: Hardware,
-    disturbance: StragglerModel | None,
-    *,
-    algorithm: AllReduceAlgorithm | None,
-    touched: list[str] | None,
-    trace: Path | None,
-    rounds: int,
-    seed: int,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    whole = load_schedule(path)
+    hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
+    whole = load_schedule(schedules[0])
     loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
         raise InputError(
@@ -110,8 +89,8 @@ def _simulate_one(
     free = hardware.model_bytes is None
     if free:
         hardware = hardware.without_bandwidths()
-    times = cluster_options.compute_of(hardware, disturbance=disturbance, trace=trace)
-    shares = None if touched is None else cluster_options.touched_of(touched, loaded.cluster)
+    times = cluster_options.compute_of(hardware, disturbance=given.get("disturb"), trace=trace)
+    shares = cluster_options.touched_of(given["touched"], loaded.cluster) if "touched" in given else None
     timeline = simulate(
         loaded, hardware, compute=times, num_rounds=rounds, seed=seed, algorithm=algorithm, touched=shares
     )
@@ -121,8 +100,11 @@ def _simulate_one(
     elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
         steady = cycle_time(loaded, hardware, times, algorithm=algorithm)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
-    if output is not None:
-        _write(timeline, loaded, output)
+    if output is not None and output.suffix.lower() == ".json":
+        write_text(output, perfetto(timeline, loaded.cluster))
+    elif output is not None:
+        title, worker_steps = titled(loaded.name, describe(loaded), 10), loaded.worker_steps().tolist()
+        save(draw_timeline(timeline, title, worker_steps=worker_steps), output)
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
@@ -282,18 +264,6 @@ def workers_of(timeline: Timeline) -> dict[str, Any]:
             for rank, (a, b, c) in enumerate(columns)
         ]
     }
-
-
-def _write(timeline: Timeline, schedule: Schedule, output: Path) -> None:
-    if output.suffix.lower() == ".json":
-        write_text(output, perfetto(timeline, schedule.cluster))
-    else:
-        save(
-            draw_timeline(
-                timeline, titled(schedule.name, describe(schedule), 10), worker_steps=schedule.worker_steps().tolist()
-            ),
-            output,
-        )
 
 
 def _print(
