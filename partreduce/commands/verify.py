@@ -76,14 +76,12 @@ def command(
             _print_how_to_check(certificate, schedule)
     needed = proof.without_consensus() if allow_no_consensus else proof
     code = {"refuted": 1, "not proved": 3}.get(needed.verdict.value, 0)
-    if not code and loaded is not None and loaded.certificate and not _is_its_own(loaded, proof):
+    if code or loaded is None or not loaded.certificate:
+        return code
+    is_checked = certificate_bytes(loaded.certificate) == certificate_bytes(proof.certificate or {})
+    if not is_checked:
         confirm(loaded)  # whatever is proved of the file here, a run refuses one whose own certificate does not hold
     return code
-
-
-def _is_its_own(loaded: Schedule, proof: Proof) -> bool:
-    """Whether the certificate that a file carries is the one that has just been proved, and so was checked."""
-    return certificate_bytes(loaded.certificate or {}) == certificate_bytes(proof.certificate or {})
 
 
 def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
@@ -106,9 +104,14 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
 def _load_and_prove(
     place: Path, cluster: str | None, period: int | None, max_bytes: int
 ) -> tuple[Schedule | None, Proof]:
-    """The schedule and its proof; no schedule where a function's answers make none."""
+    """The schedule and its proof; no schedule where the answers of a user's `group_of` make none."""
     if place.stem.endswith(".py") or ".py:" in place.name:
-        return _of_function(str(place), cluster, period)
+        if cluster is None or period is None:
+            needs = "a function needs --cluster and --period, the declared number of steps of a period"
+            raise InputError(f"{place}: {needs}")
+        function = function_of(str(place), "FILE.py:NAME")
+        proved = prove_function(function, load_cluster(cluster), period, str(place).rpartition(":")[2])
+        return proved.schedule, proved.proof
     if cluster is not None or period is not None:
         raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
     loaded = load_schedule(place, max_bytes=max_bytes)
@@ -136,15 +139,6 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
         word if str(path) == "-" else str(path) for path, word in ((certificate, "CERTIFICATE"), (schedule, "SCHEDULE"))
     )
     console().print(f"  python -I {Path(checker.__file__).parent} {files}", style="dim")
-
-
-def _of_function(place: str, cluster: str | None, period: int | None) -> tuple[Schedule | None, Proof]:
-    """The expansion and proof of a user's `group_of(worker, step, cluster)`."""
-    if cluster is None or period is None:
-        raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
-    function = function_of(place, "FILE.py:NAME")
-    proved = prove_function(function, load_cluster(cluster), period, place.rpartition(":")[2])
-    return proved.schedule, proved.proof
 
 
 def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
