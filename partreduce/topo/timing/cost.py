@@ -1,8 +1,8 @@
 """The α–β cost of a schedule's communication, with every node's NICs shared by the groups that cross them.
 
-A group of k workers that averages b bytes by a ring sends 2(k−1)/k · b through each NIC that it crosses and through the
-links inside its nodes, and waits 2(k−1) times for its slowest link's latency. Groups that cross one NIC share it
-fairly. A phase lasts as long as its slowest group.
+What a group sends through each NIC that it crosses and through the links inside its nodes, and how often it waits for
+the latency of its slowest link, stands in `topo.timing.coding` (rings: Patarasuk and Yuan, 2009). Groups that cross one
+NIC share it fairly. A phase lasts as long as its slowest group.
 
 A node with r NICs (rails) serves r lanes at full speed. A group with at least l workers on each of its nodes spreads
 its bytes evenly over l lanes: l rings side by side, or the l shards of the hierarchical algorithm. Rings side by side
@@ -19,15 +19,11 @@ many bytes through the uplink as through a NIC (the ring visits the nodes below 
 and enters each once), and groups that cross one uplink share it fairly. The latency of a message is that of the NIC
 and of all uplinks on the longer one of its two ways, up from the source or down to the target.
 
-    algorithm      bytes through a NIC   latencies                       reference
-    ring           2(k−1)/k · b          2(k−1)                          Patarasuk and Yuan, 2009
-    hierarchical   2(m−1)/m · b          2(l−1) inside + 2(m−1) across   reduce-scatter inside, shards across m nodes
+The algorithm `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the
+ring elsewhere; its two stages are pipelined. It never costs more than the ring.
 
-`hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring
-elsewhere; its two stages are pipelined. It never costs more than the ring.
-
-A codec sends fewer bytes (`topo.timing.coding`) and takes its own seconds, which every group pays before and behind
-its wire. A gradient sent layer by layer is several sums, one after the other, each with its own latencies.
+A codec takes its own seconds, which every group pays before and behind its wire. A gradient sent layer by layer is
+several sums, one after the other, each with its own latencies.
 """
 
 from __future__ import annotations

@@ -219,8 +219,7 @@ def _one_node(
         count = every.shape[1]
         counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
         ones = np.cumsum([0, *counts])[:-1]
-        parts = in_segments(every[:, ones], travel)
-        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), parts.seconds, cell_of, *parts[1:]))
+        stages.append(in_segments(np.array(members, dtype=np.int64), np.array(ends), every[:, ones], cell_of, travel))
     return stages
 
 
@@ -306,7 +305,7 @@ def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Pot
             now = potential.later(now, under_way.pop(0))
             continue
         begin = potential.ready(stage, potential.later(now, under_way[-1]) if under_way else now)
-        under_way.append(_Ways(begin.origin, begin.weight + stage.seconds_of(turn)))
+        under_way.append(_Ways(begin.origin, begin.weight + stage.duration(turn.seconds)))
     if stage.turns:
         return [now, *under_way]
     computed = _Ways(now.origin, now.weight + compute)

@@ -64,14 +64,6 @@ class Turn(NamedTuple):
     seconds: Floats
 
 
-class Parts(NamedTuple):
-    """The seconds of each cell's operation, and its segments or turns where it does not go in one piece."""
-
-    seconds: Floats
-    segments: Segments | None = None
-    turns: tuple[Turn, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One round. Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`.
@@ -95,11 +87,10 @@ class Stage:
         latest = np.maximum.reduceat(arrival[..., self.sources], self.offsets[:-1], axis=-1)
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
-    def duration(self) -> Floats:
-        """Seconds that each worker communicates, shape (num_workers,)."""
-        if not len(self.seconds):
-            return np.zeros(len(self.cell_of))
-        return np.where(self.cell_of >= 0, self.seconds[self.cell_of], 0.0)
+    def duration(self, seconds: Floats | None = None) -> Floats:
+        """Seconds that each worker communicates, or that its cell has in `seconds`, shape (num_workers,)."""
+        seconds = self.seconds if seconds is None else seconds
+        return np.where(self.cell_of >= 0, seconds[self.cell_of], 0.0) if len(seconds) else np.zeros(len(self.cell_of))
 
     @property
     def carried(self) -> int:
@@ -109,10 +100,6 @@ class Stage:
             carried += turn.is_awaited and turn.part not in begun
             begun.add(turn.part)
         return carried
-
-    def seconds_of(self, turn: Turn) -> Floats:
-        """Seconds that each worker communicates in one of its turns, shape (num_workers,)."""
-        return np.where(self.cell_of >= 0, turn.seconds[self.cell_of], 0.0) if len(self.seconds) else self.duration()
 
     def before(self, compute: Floats) -> Floats:
         """Seconds from a worker's beginning to compute until its cell, if all the others are ready, ends or begins.
@@ -124,7 +111,7 @@ class Stage:
             return compute
         latest = compute
         for ready, left in zip(self.segments.ready, self.segments.left, strict=True):
-            latest = np.maximum(latest, compute * ready + np.where(self.cell_of >= 0, left[self.cell_of], 0.0))
+            latest = np.maximum(latest, compute * ready + self.duration(left))
         return latest
 
     def after(self) -> Floats:
@@ -182,29 +169,24 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
     phase = schedule.phase(index)
     found = {
         share: loads.of_phase(
-            phase,
-            schedule.cluster,
-            hardware,
-            model_bytes=size * share,
-            algorithm=travel.algorithm.value,
+            phase, schedule.cluster, hardware, model_bytes=size * share, algorithm=travel.algorithm.value,
             coding=travel.coding,
         ).seconds()
         for share in set(travel.shares)
-    }
-    parts = in_segments(np.stack([found[share] for share in travel.shares]), travel)
-    labels = phase.labels().astype(np.int64)
-    return Stage(phase.members.astype(np.int64), phase.offsets, parts.seconds, labels, *parts[1:])
+    }  # fmt: skip
+    sources, seconds = phase.members.astype(np.int64), np.stack([found[share] for share in travel.shares])
+    return in_segments(sources, phase.offsets, seconds, phase.labels().astype(np.int64), travel)
 
 
-def in_segments(seconds: Floats, travel: Travel) -> Parts:
-    """What an operation consists of, from the seconds of each of its segments, (segments, cells)."""
+def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole, travel: Travel) -> Stage:
+    """The stage of operations whose segments each take so many seconds in each cell, (segments, cells)."""
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
-        return Parts(seconds.sum(axis=0), turns=turns)
+        return Stage(sources, offsets, seconds.sum(axis=0), cell_of, turns=turns)
     if travel.ready == (1.0,):
-        return Parts(seconds[0])
+        return Stage(sources, offsets, seconds[0], cell_of)
     left = np.cumsum(seconds[::-1], axis=0)[::-1]
-    return Parts(left[0], Segments(np.array(travel.ready), left))
+    return Stage(sources, offsets, left[0], cell_of, Segments(np.array(travel.ready), left))
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
@@ -271,7 +253,7 @@ class Rounds:
             self.now, before = self.now + compute * (turn.at - before), turn.at
             if not turn.is_awaited:
                 begins.append(stage.ready(np.maximum(self.now, self._last_end)))
-                self._last_end = self._parts[turn.part] = begins[-1] + stage.seconds_of(turn)
+                self._last_end = self._parts[turn.part] = begins[-1] + stage.duration(turn.seconds)
             elif turn.part in self._parts:  # the first round may await what no round has begun
                 end = self._parts.pop(turn.part)
                 self.now = np.maximum(self.now, end)
