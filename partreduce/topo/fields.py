@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Le, MaxLen, MinLen
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError, ScheduleError
 
 if TYPE_CHECKING:
@@ -102,6 +103,18 @@ class JsonObject:
         return core_schema.no_info_before_validator_function(
             lambda given: known_members(given, names), schema | {"strict": False}, ref=reference
         )
+
+
+class Checked:
+    """A dataclass whose fields have the types and ranges that their annotations state; else it raises InputError."""
+
+    __slots__ = ()
+    place: ClassVar[str]
+    """What messages call it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_ranges(self, InputError, self.place)
 
 
 class Arrays:

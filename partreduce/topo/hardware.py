@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError, of_type
-from partreduce.topo.fields import JsonObject, check_ranges
+from partreduce.topo.fields import Checked, JsonObject
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -29,15 +29,12 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Link(Checked):
     """A link class of the α–β model: a message of b bytes takes latency + b * seconds_per_byte."""
 
+    place: ClassVar[str] = "link."
     latency: Seconds = 0.0
     seconds_per_byte: Seconds = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_ranges(self, InputError, "link.")
 
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
@@ -110,7 +107,7 @@ def smallest_first(switches: Sequence[Switch]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Checked):
     """Links and speeds of a cluster.
 
     `inside` is the link between two workers of one node, `nic` the link of a node to the others, shared by every
@@ -127,6 +124,7 @@ class Hardware:
     of backward in a step's computing.
     """
 
+    place: ClassVar[str] = "hardware."
     inside: Link = field(default_factory=Link)
     nic: Link = field(default_factory=Link)
     bus: Link = field(default_factory=Link)
@@ -143,8 +141,7 @@ class Hardware:
     backward: Share = 2 / 3
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_ranges(self, InputError, "hardware.")
+        Checked.__post_init__(self)
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers
         if listed is not None and (min(listed, default=0) < 0 or not any(listed)):
             raise InputError(

@@ -20,10 +20,9 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from partreduce.topo.argument_types import check_fields
 from partreduce.topo.document.reader import read_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import Floats, Index, Whole, check_ranges
+from partreduce.topo.fields import Checked, Floats, Index, Whole
 from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
 
 MAX_TRACE_BYTES = 2**30
@@ -38,19 +37,8 @@ class StragglerModel(Protocol):
         """New seconds for step number `step`; shape (samples, num_workers) in and out."""
 
 
-class _Disturbance:
-    """A disturbance whose fields have the types and ranges that their annotations state."""
-
-    __slots__ = ()
-    place: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_ranges(self, InputError, self.place)
-
-
 @dataclass(frozen=True, slots=True)
-class RandomSlowdown(_Disturbance):
+class RandomSlowdown(Checked):
     """A step takes `factor` times as long with the given probability, independently per worker and step."""
 
     place: ClassVar[str] = "random slowdown: "
@@ -63,7 +51,7 @@ class RandomSlowdown(_Disturbance):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomDelay(_Disturbance):
+class RandomDelay(Checked):
     """`workers` workers, drawn again in every step, are held up by `seconds`."""
 
     place: ClassVar[str] = "delay: "
@@ -80,7 +68,7 @@ class RandomDelay(_Disturbance):
 
 
 @dataclass(frozen=True, slots=True)
-class RotatingDelay(_Disturbance):
+class RotatingDelay(Checked):
     """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
 
     place: ClassVar[str] = "skew: "
@@ -88,7 +76,7 @@ class RotatingDelay(_Disturbance):
     high: Seconds
 
     def __post_init__(self) -> None:
-        _Disturbance.__post_init__(self)
+        Checked.__post_init__(self)
         if self.low > self.high:
             raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
 
@@ -100,7 +88,7 @@ class RotatingDelay(_Disturbance):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTimes:
+class ComputeTimes(Checked):
     """Seconds that each worker computes for one step.
 
     `base` seconds for everybody, times the worker's `slowdown`; `jitter` is the coefficient of variation of a
@@ -108,6 +96,7 @@ class ComputeTimes:
     recorded seconds replaces all of them and repeats for ever.
     """
 
+    place: ClassVar[str] = "compute times: "
     base: Seconds = 0.0
     slowdown: tuple[tuple[int, float], ...] = ()
     jitter: Variation = 0.0
@@ -115,8 +104,7 @@ class ComputeTimes:
     trace: Floats | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_ranges(self, InputError, "compute times: ")
+        Checked.__post_init__(self)
         for worker, factor in self.slowdown:
             if worker < 0 or not 0 < factor <= LONGEST_SECONDS:
                 raise InputError(

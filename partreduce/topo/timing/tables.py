@@ -34,15 +34,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import Floats, Whole, check_ranges
+from partreduce.topo.fields import Checked, Floats, Whole
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -64,16 +63,16 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RowAccess:
+class RowAccess(Checked):
     """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
 
+    place: ClassVar[str] = "touched share of "
     worker: Share
     node: Share
     everyone: Share
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        check_ranges(self, InputError, "touched share of ")
+        Checked.__post_init__(self)
         if not self.worker <= self.node <= self.everyone:
             raise InputError(
                 f"touched shares: are {self.worker:g}, {self.node:g} and {self.everyone:g} of a worker, of a node and "
