@@ -39,8 +39,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, GradientReduction, Pipeline
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
-from partreduce.topo.strategies.fragments import assign, moves
 from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.payload import assign, moves
 
 if TYPE_CHECKING:
     from partreduce.topo.strategies.axes import Transport

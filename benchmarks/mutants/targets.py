@@ -104,12 +104,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "partreduce/runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "partreduce/runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
-    **{
-        f"partreduce/topo/graphs/{name}.py": (
-            ("tests/topo/metrics/test_golden.py", "tests/topo/graphs/test_graphs.py"),
-        )
-        for name in ("classic", "directed", "hop")
-    },
+    "partreduce/topo/graphs/named.py": (("tests/topo/metrics/test_golden.py", "tests/topo/graphs/test_graphs.py"),),
     "partreduce/planner/tables.py": ROUTES,
     **{
         f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)

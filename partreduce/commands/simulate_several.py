@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from partreduce.commands.cluster_options import touched_of
 from partreduce.commands.design import phases_of
-from partreduce.commands.simulate_tables import touched_of
 from partreduce.commands.verify import metrics_of
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size
 from partreduce.planner.job import PlanRequest
@@ -35,20 +35,7 @@ def simulate_several(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Put step time, steps and time to a loss, and what averages mix, of schedules for one cluster side by side.
-
-    Args:
-        schedules: their files.
-        place: the cluster of all of them.
-        hardware: with the size of the model.
-        algorithm: how groups average; as each file says where it is None.
-        touched: shares of rows of tables that go their own way.
-        output: a picture of them.
-        as_json: print a document instead of a table.
-
-    Raises:
-        InputError: a schedule for a cluster of another shape, or a picture in no such format.
-    """
+    """Put step time, steps and time to a loss, and what averages mix, of schedules for one cluster side by side."""
     claim_stdout(output, as_json=as_json)
     check(output)
     loaded = [load_schedule(path) for path in schedules]

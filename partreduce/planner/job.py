@@ -18,7 +18,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.failure_plan import MAX_FAILURES
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.metrics.pipeline import stability_limit
+from partreduce.topo.metrics.stability import stability_limit
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline, Sync

@@ -34,7 +34,6 @@ class Cluster:
     hardware: Hardware | None = None
 
     def __post_init__(self) -> None:
-        """Refuse shapes that cannot exist."""
         check_fields(self)
         if self.num_nodes < 1:
             raise InputError(f"cluster: num_nodes is {self.num_nodes}; a cluster has at least 1 node")

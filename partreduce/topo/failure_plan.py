@@ -26,10 +26,8 @@ class SurvivorRule(Choice):
 
     KEEP_GROUPS = "keep_groups"
     """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
-
     REAPPLY_RULE = "reapply_rule"
     """The schedule's own rule on the nodes with survivors (`survivors.reapplied`), minus failed workers."""
-
     ALL_REDUCE = "all_reduce"
     """All survivors in one group, in every round."""
 
@@ -48,11 +46,6 @@ class FailurePlan(JsonObject):
     failures: Annotated[int, Ge(1), Le(MAX_FAILURES)]
 
     def __post_init__(self) -> None:
-        """Take a word for the rule that it names.
-
-        Raises:
-            ScheduleError: an unknown rule, or a number out of range.
-        """
         if self.rule not in list(SurvivorRule):
             raise ScheduleError(f"failure_plan.rule: expected {', '.join(SurvivorRule)}, got {self.rule!r}")
         object.__setattr__(self, "rule", SurvivorRule(self.rule))
@@ -74,11 +67,7 @@ class FailurePlan(JsonObject):
 
 
 def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) -> None:
-    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says.
-
-    Raises:
-        ScheduleError: the place, the value and the rule.
-    """
+    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says."""
     check_planned(strategy)
     n = cluster.num_workers
     most = min(MAX_FAILURES, n - 2)
@@ -131,10 +120,8 @@ class AfterFailure(Choice):
 
     CONTINUES = "continues"
     """Survivors continue in place."""
-
     RESTARTS = "restarts"
     """All workers restart from their last checkpoint (`--max-restarts`); with `--tolerate-failures` it is refused."""
-
     REFUSED = "refused"
     """It is refused, in a line."""
 
@@ -195,7 +182,7 @@ CASES = (
          lambda s: s.sync.delays_gradients and s.transport.gradient_buckets is GradientBuckets.PER_LAYER),
     Case("sync.delay with averaging by steps", RESTARTS, "a worker that joins a late average took as many as its donor",
          "averaging", "is by steps", lambda s: s.mixes_late and s.averaging is not Averaging.MEAN
-         and not isinstance(s.steps_per_round, int) and len(set(s.steps_per_round)) > 1),
+         and len(s.step_counts) > 1),
     Case("sharded replicas", RESTARTS, "its replicas are sharded"),
     Case("a second DistributedOptimizer", RESTARTS, "it belongs to the second DistributedOptimizer of this process"),
     Case("groups of NCCL", RESTARTS, "its groups are not gloo's"),
@@ -211,20 +198,12 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 def check_covered(strategy: Strategy) -> None:
-    """Refuse schedules whose survivors cannot continue.
-
-    Raises:
-        ScheduleError: the place, and why.
-    """
+    """Refuse schedules whose survivors cannot continue."""
     _check(strategy, CASES)
 
 
 def check_planned(strategy: Strategy) -> None:
-    """Refuse schedules that can have no failure plan.
-
-    Raises:
-        ScheduleError: the place, and why.
-    """
+    """Refuse schedules that can have no failure plan."""
     _check(strategy, (*CASES, *UNPLANNED))
 
 

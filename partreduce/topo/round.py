@@ -79,7 +79,6 @@ class Round(Bulk, Arrays):
         return cls(num_workers, src.astype(np.int32), dst.astype(np.int32), tuple(used), rename[index])
 
     def __len__(self) -> int:
-        """The number of directed edges."""
         return len(self.sources)
 
     def edges(self) -> Iterator[tuple[int, int, Fraction]]:

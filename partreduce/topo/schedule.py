@@ -18,8 +18,7 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.base import HasGroups, HasMixingMatrix, Strategy
-from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
+from partreduce.topo.strategies.payload import PLAIN, Payload, Placement, TablePlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,6 @@ class Schedule:
     failure_plan: FailurePlan | None = None
 
     def __post_init__(self) -> None:
-        """Keep only the cluster's shape; check that the strategy fits it."""
         check_fields(self)
         object.__setattr__(self, "cluster", self.cluster.shape())
         if self.num_workers < 2:
@@ -173,14 +171,12 @@ class Schedule:
     @property
     def largest_steps_per_round(self) -> int:
         """The most steps that a worker takes in a round."""
-        steps_per_round = self.strategy.steps_per_round
-        return steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
+        return max(self.strategy.step_counts)
 
     @property
     def has_one_steps_per_round(self) -> bool:
         """Whether all workers take as many steps in a round."""
-        steps_per_round = self.strategy.steps_per_round
-        return isinstance(steps_per_round, int) or len(set(steps_per_round)) == 1
+        return len(self.strategy.step_counts) == 1
 
     def steps_per_round_of(self, worker: int) -> int:
         """Steps per round of one worker."""

@@ -38,10 +38,6 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
         path: lines such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]`; other settings are left.
         num_nodes: of the job.
         listed: its nodes in order, such as `n[0-3]`; all of the file in its order by default.
-
-    Raises:
-        FileError: the file cannot be read.
-        InputError: a line that says nothing of a switch's place, or nodes that the file lacks.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -78,16 +78,11 @@ def _near(unit: str, units: dict[str, Fraction]) -> str | None:
 
 
 def _shorten(text: str) -> str:
-    """The offending text on one line, cut short."""
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`.
-
-    Raises:
-        InputError: no such quantity, an ambiguous `Gb/s`, or zero.
-    """
+    """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
     value = _parse(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
     if value == 0:
         raise InputError(f"{_shorten(text)} is no bandwidth; it must be > 0")
@@ -95,20 +90,12 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_time(text: str) -> float:
-    """Seconds, >= 0: `50ms`, `5us`, `1.5s`, `2min`.
-
-    Raises:
-        InputError: no such quantity.
-    """
+    """Seconds, >= 0: `50ms`, `5us`, `1.5s`, `2min`."""
     return float(_parse(text, TIMES, "a time", "50ms or 5us"))
 
 
 def parse_size(text: str) -> int:
-    """A whole number of bytes, >= 0: `552MB`, `1.5GiB`.
-
-    Raises:
-        InputError: no such quantity, not a whole number of bytes, or more than `LARGEST_SIZE`.
-    """
+    """A whole number of bytes, >= 0: `552MB`, `1.5GiB`."""
     value = _parse(text, SIZES, "a size", "552MB or 2GiB")
     if value.denominator != 1:
         raise InputError(f"{_shorten(text)} is not a whole number of bytes")
@@ -118,11 +105,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_factor(text: str) -> float:
-    """A factor > 0: `5x` or `1.25`.
-
-    Raises:
-        InputError: no such quantity, or zero.
-    """
+    """A factor > 0: `5x` or `1.25`."""
     value = _parse(text, FACTORS, "a factor", "5x")
     if value == 0:
         raise InputError(f"{_shorten(text)} is no factor; it must be > 0")
@@ -130,11 +113,7 @@ def parse_factor(text: str) -> float:
 
 
 def parse_number(text: str) -> float | Fraction:
-    """A number >= 0: a fraction of whole numbers exactly (`8/7`), a decimal as the nearest float.
-
-    Raises:
-        InputError: no such number.
-    """
+    """A number >= 0: a fraction of whole numbers exactly (`8/7`), a decimal as the nearest float."""
     match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text.strip())
     if match is None:
         return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
@@ -144,11 +123,7 @@ def parse_number(text: str) -> float | Fraction:
 
 
 def parse_share(text: str) -> float:
-    """A share of a whole, such as `0.8%` or `0.008`.
-
-    Raises:
-        InputError: not a number, or beyond 0..1.
-    """
+    """A share of a whole, such as `0.8%` or `0.008`."""
     units = {"": Fraction(1), "%": Fraction(1, 100)}
     share = float(_parse(text, units, "a share", "0.8% or 0.008"))
     if not share <= 1:

@@ -17,8 +17,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.payload import Placement, TablePlacement
+from partreduce.topo.strategies.payload import PLAIN, Placement, TablePlacement
 from partreduce.verify.base import Claim, Status, refuted, upper
 from partreduce.verify.checker import codec_error
 from partreduce.verify.facts import If, Numbers, ScheduleFacts, Statement, fact, format_sentence

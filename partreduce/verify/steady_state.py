@@ -6,7 +6,7 @@ solves X = F(X) + ε·I in floats, with an ε that exceeds the rounding of X to 
 
 `outer-consensus`: workers with separate outer parameters agree at zero gradients, with a factor c per period, because
 of a P for each class of characters with c²·P − MᵀPM positive semidefinite, where M is a period of models and outer
-momentum together (`topo.metrics.outer_steps`).
+momentum together (`topo.metrics.stability`).
 
 The results of this module are not trusted: they are rounded to integers, to which the checker itself applies one period
 (`verify/checker/`).
@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.metrics.decomposition import batch_of_classes, dense_sectors, merged_classes, steps_of_ranks
-from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.sectors import NEVER, Sectors
+from partreduce.topo.metrics.stability import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.steady_state import after_period, noise_traces
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase

@@ -17,8 +17,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec, Synchronous
-from partreduce.topo.strategies.fragments import assign, number_of, round_ends
-from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import OuterStep, assign, number_of, round_ends
 
 WHO = "TorchftSchedule"
 State = dict[str, Any]

@@ -18,7 +18,7 @@ from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked
 from partreduce.runtime.averaging.buffer_rules import KINDS, BufferRule, BufferSpec, Values, buffer_kind, values_of
 from partreduce.runtime.averaging.dtensor_shards import Sharders, local
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.fragments import Fragments, assign
+from partreduce.topo.strategies.payload import Fragments, assign
 
 SAMPLED_FROZEN = 1 << 12  # numbers of each frozen parameter by which a change is noticed
 

@@ -14,7 +14,7 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket, replace_where
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import OuterStep
 
 WHOLE = slice(None)
 

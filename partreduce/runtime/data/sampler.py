@@ -24,7 +24,7 @@ from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.payload import round_ends
 
 Batch = TypeVar("Batch")
 Members = tuple[int, ...]

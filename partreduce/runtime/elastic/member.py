@@ -65,7 +65,7 @@ from partreduce.schedulers.protocols.membership.messages import (
 from partreduce.topo.errors import EvictedError, InputError, PeerFailedError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.payload import round_ends
 
 LONGEST_PAUSE = 10.0
 """Seconds between two times that a worker outside asks to join; the first is 0.5 s, then twice as long each time."""

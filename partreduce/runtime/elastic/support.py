@@ -17,7 +17,7 @@ from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, MissingDependencyError, ScheduleError
 from partreduce.topo.failure_plan import BY_NAME, check_covered
-from partreduce.topo.metrics.outer_steps import check_unstable
+from partreduce.topo.metrics.stability import check_unstable
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure, after_failure_of_nodes
 

@@ -30,13 +30,13 @@ from partreduce.runtime.averaging.reference import OuterOptimizer, Reference
 from partreduce.runtime.codecs import Codings
 from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult, check_kept
 from partreduce.topo.errors import InputError
-from partreduce.topo.metrics.outer_steps import check_unstable
+from partreduce.topo.metrics.stability import check_unstable
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.fragments import Move, moves, round_ends
 from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.payload import Move, moves, round_ends
 from partreduce.topo.strategies.static import StaticGroups
 
 
@@ -322,7 +322,7 @@ class ParameterAverage(Runner):
     """Every round ends with a mean of parameters over a group, of the whole model or of its fragments in turn.
 
     Fragments (streaming DiLoCo): in every round of `steps_per_round` steps each is sent once and merged
-    `sync.late_steps` steps later, at the places that `topo.strategies.fragments.moves` gives it. What was never sent,
+    `sync.late_steps` steps later, at the places that `topo.strategies.payload.moves` gives it. What was never sent,
     or by a worker that rests, merges nothing.
 
     Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x), Hop's serial and parallel order

@@ -6,10 +6,17 @@ from functools import partial
 
 from partreduce.schedulers.constructions import fixed, preconditions
 from partreduce.schedulers.entry import SEED, Entry, Parameter
-from partreduce.topo.graphs.classic import complete, grid, ring, star, torus
-from partreduce.topo.graphs.directed import exponential
-from partreduce.topo.graphs.hop import double_ring, ring_based
-from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.graphs.named import (
+    complete,
+    double_ring,
+    exponential,
+    grid,
+    random_regular,
+    ring,
+    ring_based,
+    star,
+    torus,
+)
 from partreduce.topo.graphs.weights import METHODS
 
 WEIGHTS = Parameter(

@@ -8,11 +8,8 @@ from fractions import Fraction
 from partreduce.schedulers.constructions import preconditions
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.graphs.base import Graph
-from partreduce.topo.graphs.classic import hypercube
-from partreduce.topo.graphs.clustered import clustered_graph
-from partreduce.topo.graphs.directed import de_bruijn
-from partreduce.topo.graphs.hop import hop_figure_21
+from partreduce.topo.graphs import Graph
+from partreduce.topo.graphs.named import clustered_graph, de_bruijn, hop_figure_21, hypercube
 from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from partreduce.schedulers.rules.grids import grid_phases
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs import Graph
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 

@@ -12,10 +12,9 @@ from fractions import Fraction
 from partreduce.schedulers.constructions.moshpit import random_partitions, random_partitions_unsupported_reason
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.metrics.outer_steps import check_unstable
+from partreduce.topo.metrics.stability import check_unstable
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.outer import OuterParams, OuterStep
-from partreduce.topo.strategies.payload import Payload
+from partreduce.topo.strategies.payload import OuterParams, OuterStep, Payload
 from partreduce.topo.strategies.static import StaticGroups
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from partreduce.schedulers.imports.exact import balance_weights, check_own_weights, exact
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs import Graph
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule

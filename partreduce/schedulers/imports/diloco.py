@@ -24,8 +24,7 @@ from partreduce.topo.place import child, format_value
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedMerge
-from partreduce.topo.strategies.outer import OuterStep
-from partreduce.topo.strategies.payload import Payload
+from partreduce.topo.strategies.payload import OuterStep, Payload
 
 MEGABYTE = 2**20
 

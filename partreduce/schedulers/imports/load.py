@@ -15,8 +15,7 @@ from partreduce.schedulers.imports.base import ImportedGraph, round_of, schedule
 from partreduce.schedulers.imports.exact import notes as gathering
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.descriptors import descriptor_to_read
-from partreduce.topo.document.reader import parse_json, read_bytes
+from partreduce.topo.document.reader import descriptor_to_read, parse_json, read_bytes
 from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.graphs.weights import check_unknown

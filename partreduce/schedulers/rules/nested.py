@@ -10,9 +10,9 @@ from math import prod
 from partreduce.schedulers.rules.algebra import all_digits, compose, local_ranks, repeat, static
 from partreduce.topo.arithmetic.whole_numbers import divisors
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import regular_levels
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.static import RulePhases, StaticGroups
-from partreduce.topo.switches import regular_levels
 
 MAX_PERIOD = 100_000
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.timing.links import Uplinks, inside_arrays, nic_arrays
-from partreduce.topo.timing.loads import Loads
+from partreduce.topo.timing.loads import Loads, Uplinks, inside_arrays, nic_arrays
 
 Place = tuple[str, int]
 """What is passed: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` toward a worker."""

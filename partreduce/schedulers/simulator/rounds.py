@@ -2,7 +2,7 @@
 
 Every worker computes the steps of its round, arrives, waits for its group and takes part in the group's operation,
 exactly in the order in which the real runtime does; only the clock is virtual. The equations, also for late rounds and
-pipelines, are in `topo.timing.rounds`.
+pipelines, are in `topo.timing.stages`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import numpy as np
 
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.timeline import Timeline
-from partreduce.topo.timing.rounds import Rounds
-from partreduce.topo.timing.stages import of_period, of_prologue
-from partreduce.topo.timing.table_steps import TableRounds
+from partreduce.topo.timing.stages import Rounds, of_period, of_prologue
+from partreduce.topo.timing.tables import TableRounds
 
 
 def run_rounds(case: Case) -> Timeline:

@@ -21,8 +21,7 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.compute import ComputeTimes
-from partreduce.topo.timing.table_steps import exchange_of
-from partreduce.topo.timing.tables import RowAccess
+from partreduce.topo.timing.tables import RowAccess, exchange_of
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {

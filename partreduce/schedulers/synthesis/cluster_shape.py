@@ -9,7 +9,7 @@ from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radices
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.switches import above, regular_levels
+from partreduce.topo.hardware import above, regular_levels
 
 MAX_STEPS_PER_ROUND = 8
 SLOWER = 1.05

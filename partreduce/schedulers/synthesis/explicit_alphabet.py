@@ -15,11 +15,11 @@ from partreduce.schedulers.synthesis.partitions import Groups, PartitionCosts, l
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.hardware import above
 from partreduce.topo.metrics.sectors import RoundSteps
 from partreduce.topo.mixing import Operators
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.switches import above
 from partreduce.topo.timing import loads
 
 Floats = npt.NDArray[np.float64]

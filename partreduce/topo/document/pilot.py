@@ -42,11 +42,7 @@ def load_pilot(path: str | os.PathLike[str]) -> Pilot:
 
 
 def pilot_of(raw: object) -> Pilot:
-    """The pilot of a parsed document.
-
-    Raises:
-        DocumentError: a document that breaks the format.
-    """
+    """The pilot of a parsed document."""
     header = check_header(raw, FORMAT, VERSION)
     members = {key: value for key, value in header.items() if key not in ("format", "version")}
     pilot = read_value(Pilot, members, "")
@@ -79,9 +75,5 @@ def dump_pilot(pilot: Pilot) -> dict[str, Any]:
 
 
 def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:
-    """Write a pilot file, atomically, with a line for each key, price and probe.
-
-    Raises:
-        FileError: the file cannot be written.
-    """
+    """Write a pilot file, atomically, with a line for each key, price and probe."""
     write_file(path, pretty(dump_pilot(pilot)).encode())

@@ -27,18 +27,14 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
-    """Parse one YAML document strictly.
-
-    Raises:
-        DocumentError: with the place, as a path or, for syntax errors, as line:column.
-    """
+    """Parse one YAML document strictly."""
     import yaml
 
     text = decode(data, max_bytes=max_bytes, source=source)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _check_events(yaml.parse(text, Loader=loader), source)
-        return _Reader(source).value(yaml.compose(text, Loader=loader), "")
+        return _value_of(yaml.compose(text, Loader=loader), "", source)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
@@ -80,52 +76,43 @@ def _line_column(mark: Any) -> str:  # noqa: ANN401 - two classes, of PyYAML and
     return f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
 
 
-class _Reader:
-    """Turns the nodes of one document into values, knowing where it stands."""
+def _value_of(node: yaml.Node | None, place: str, source: str) -> Any:  # noqa: ANN401 - what JSON may hold
+    """The value of a node. Depth is bounded by `_check_events`."""
+    import yaml
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    if isinstance(node, yaml.SequenceNode):
+        return [_value_of(item, child(place, index), source) for index, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode):
+        return node.value if node.style else _plain(node.value, place, source)
+    assert isinstance(node, yaml.MappingNode), "YAML has three kinds of node"
+    result: dict[str, Any] = {}
+    for key, item in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            problem = "uses a list or an object as a key; keys are words"
+            raise DocumentError(_line_column(key.start_mark), problem, source)
+        if key.value in result:
+            raise DocumentError(
+                place or "document", f"has the key {format_value(key.value)} twice; keep one of them", source
+            )
+        result[key.value] = _value_of(item, child(place, key.value), source)
+    return result
 
-    def value(self, node: yaml.Node | None, place: str) -> object:
-        """The value of a node. Depth is bounded by `_check_events`."""
-        import yaml
 
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, child(place, index)) for index, item in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode), "YAML has three kinds of node"
-        return node.value if node.style else self._plain(node.value, place)
-
-    def _mapping(self, node: yaml.MappingNode, place: str) -> dict[str, Any]:
-        import yaml
-
-        result: dict[str, Any] = {}
-        for key, item in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                problem = "uses a list or an object as a key; keys are words"
-                raise DocumentError(_line_column(key.start_mark), problem, self.source)
-            if key.value in result:
-                problem = f"has the key {format_value(key.value)} twice; keep one of them"
-                raise DocumentError(place or "document", problem, self.source)
-            result[key.value] = self.value(item, child(place, key.value))
-        return result
-
-    def _plain(self, text: str, place: str) -> object:
-        """A plain scalar as YAML 1.2's core schema reads it, with JSON's limits on numbers."""
-        problem = ""
-        if text.lower() in _WORDS:
-            return _WORDS[text.lower()]
-        if _INTEGER.fullmatch(text):
-            if len(text) <= 17 and abs(int(text)) <= MAX_INTEGER:
-                return int(text)
-            problem = f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
-        elif _NUMBER.fullmatch(text):
-            if math.isfinite(float(text)):
-                return float(text)
-            problem = f"is {format_value(text)[1:-1]}, which overflows; numbers are finite"
-        elif text.lower().lstrip("+-") in (".inf", ".nan"):
-            problem = f"is {text}; numbers are finite"
-        if problem:
-            raise DocumentError(place or "document", problem, self.source)
-        return text
+def _plain(text: str, place: str, source: str) -> object:
+    """A plain scalar as YAML 1.2's core schema reads it, with JSON's limits on numbers."""
+    problem = ""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _INTEGER.fullmatch(text):
+        if len(text) <= 17 and abs(int(text)) <= MAX_INTEGER:
+            return int(text)
+        problem = f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
+    elif _NUMBER.fullmatch(text):
+        if math.isfinite(float(text)):
+            return float(text)
+        problem = f"is {format_value(text)[1:-1]}, which overflows; numbers are finite"
+    elif text.lower().lstrip("+-") in (".inf", ".nan"):
+        problem = f"is {text}; numbers are finite"
+    if problem:
+        raise DocumentError(place or "document", problem, source)
+    return text

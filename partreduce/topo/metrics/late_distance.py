@@ -16,8 +16,8 @@ every step, a mean square over all instants of a period, after as many periods a
 reaches its steady state slowly, one beyond it has none). Derived here; the tests compare it with the recursion run on
 noise.
 
-`Retimed` has the metrics of the same phases with another steps_per_round, by formula from those of 1 step per round,
-synchronous.
+`RetimedMetrics` has the metrics of the same phases with another steps_per_round, by formula from those of 1 step per
+round, synchronous.
 
 With the same steps_per_round k for all workers and equal weights of all gradients, a round adds the noise kI and the
 push kb, so with synchronous averages the covariance and the state after a round are k times those at steps_per_round 1.
@@ -137,7 +137,7 @@ def _traces(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retimed:
+class RetimedMetrics:
     """Metrics of synchronous phases with steps_per_round 1, and `late_drift`; `noise`, `push` are the module's e, b."""
 
     contraction: Metric
@@ -153,7 +153,7 @@ class Retimed:
     def consensus_distance_at(self, steps_per_round: int, *, late: bool) -> Metric:
         """Return the consensus distance with another steps_per_round, synchronous or late. O(1)."""
         added = self.noise * ((steps_per_round - 1) / 2 + (steps_per_round if late else 0))
-        return _mapped(self.consensus_distance, float(steps_per_round), added)
+        return _scale(self.consensus_distance, float(steps_per_round), added)
 
     def late_distance_at(self, steps_per_round: int) -> float:
         """Return the distance of workers in a curved direction under late averages (module docstring); cached."""
@@ -179,9 +179,9 @@ class Retimed:
             return self.drift
         lean = (self.late_drift.value - self.drift.value - self.push) / 2 + (self.push if late else 0.0)
         inner = self.push * (steps_per_round - 1) * (2 * steps_per_round - 1) / 6
-        return _mapped(start, float(steps_per_round) ** 2, steps_per_round * (steps_per_round - 1) * lean + inner)
+        return _scale(start, float(steps_per_round) ** 2, steps_per_round * (steps_per_round - 1) * lean + inner)
 
 
-def _mapped(metric: Metric, factor: float, added: float) -> Metric:
+def _scale(metric: Metric, factor: float, added: float) -> Metric:
     """Return a metric times factor plus added."""
     return metric if metric.value is None else replace(metric, value=factor * metric.value + added)

@@ -28,11 +28,6 @@ class NeighborAveraging(HasMixingMatrix):
     rounds: tuple[Round, ...]
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse rounds that do not fit the cluster.
-
-        Raises:
-            ScheduleError: no rounds, or rounds for another number of workers.
-        """
         if not self.rounds:
             raise ScheduleError("rounds: is empty; a neighbor schedule has at least 1 round")
         for t, graph in enumerate(self.rounds):

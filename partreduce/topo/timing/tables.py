@@ -1,4 +1,4 @@
-"""The α–β cost of tables' exchanges in a step, by the ways that they go, from how many of their rows a step touches.
+"""Tables that go their own way: what a step exchanges by how many rows it touches, and rounds with these exchanges.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`RowAccess`, as shares of the table).
 A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each. With a codec b is that
@@ -21,28 +21,36 @@ tables, whose gradients then travel together; so tables share these latencies (`
 sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's. Long messages that go in rounds of
 pairs (docs/strategies/embeddings.md) are priced as all others, by their bytes and a latency for each.
 
+In every step all workers meet, at the lookup and behind the backward pass: it takes the longest computing of any, and
+the seconds of the exchanges before and behind it; faster workers wait. A round begins when the last worker begins it,
+since no worker has its rows before. What the strategy averages comes behind the last step of a round, or late, as
+`topo.timing.stages` says, where every worker computes as long as that.
+
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4.
 docs/strategies/embeddings.md has the bytes of each way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import check_ranges
+from partreduce.topo.fields import Checked, Floats, Whole
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies.axes import Transport
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Coding
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.stages import Moments, Rounds, Stage, of_period
 
 NUMBER_BYTES = 4
 """A row's number on the wire."""
@@ -55,21 +63,16 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RowAccess:
+class RowAccess(Checked):
     """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
 
+    place: ClassVar[str] = "touched share of "
     worker: Share
     node: Share
     everyone: Share
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            InputError: no shares, or a node that touches less than one of its workers.
-        """
-        check_fields(self)
-        check_ranges(self, InputError, "touched share of ")
+        Checked.__post_init__(self)
         if not self.worker <= self.node <= self.everyone:
             raise InputError(
                 f"touched shares: are {self.worker:g}, {self.node:g} and {self.everyone:g} of a worker, of a node and "
@@ -181,11 +184,7 @@ def exchanges(
     *,
     element_bytes: int = ELEMENT_BYTES,
 ) -> Exchange:
-    """What a step of all tables of a schedule takes, one after the other.
-
-    Raises:
-        InputError: a table of which it is not said how much is touched.
-    """
+    """What a step of all tables of a schedule takes, one after the other."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
@@ -244,10 +243,83 @@ def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> flo
     return float(loads.of_exchange(phase, cluster, hardware, num_bytes=num_bytes).seconds().max(initial=0.0))
 
 
-def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Whole]:
     """The share of a sharded table's parts on each node, and how many workers there have some, shape (num_nodes,)."""
     hosts = np.array(route.hosts or range(cluster.num_workers))
     node_of, parts = cluster.node_of(), route.partitions or len(hosts)
     of_part = node_of[hosts[np.arange(parts) % len(hosts)]]
     held = np.bincount(of_part, minlength=cluster.num_nodes) / parts
     return held, np.bincount(node_of[hosts], minlength=cluster.num_nodes)
+
+
+class StepMoments(NamedTuple):
+    """A round's moments, and of every worker the seconds that it waited for others' lookups and gradients."""
+
+    moments: Moments
+    waited: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class TableRounds:
+    """Takes all workers from round to round, with the exchange of all tables in each step."""
+
+    rounds: Rounds
+    exchange: Exchange
+
+    def next(self, stage: Stage, steps: Floats) -> StepMoments:
+        """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers)."""
+        before = self.rounds.now
+        self.rounds.now = np.full_like(before, before.max())
+        longest = steps.max(axis=1)
+        spent = float(longest.sum()) + len(steps) * self.exchange.seconds
+        moments = self.rounds.next(stage, np.full_like(before, spent))
+        waited = before.max() - before + (longest[:, None] - steps).sum(axis=0)
+        return StepMoments(moments._replace(start=before), waited)
+
+
+def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
+    """What the tables of a schedule take in each step; None where it has none that go their own way.
+
+    Nothing where links take no time for bytes and it is not given how much is touched.
+    """
+    if not schedule.routes.apart:
+        check_names(schedule, touched)
+        return None
+    if touched is None and hardware.is_free_of_bytes():
+        return Exchange()
+    check_names(schedule, touched)
+    return exchanges(schedule.routes, dict(touched or {}), schedule.cluster, hardware)
+
+
+def check_names(schedule: Schedule, touched: Mapping[str, RowAccess] | None) -> None:
+    """Refuse tables that the schedule does not have."""
+    for name in touched or {}:
+        if schedule.route_of(name) is None:
+            known = ", ".join(repr(route.parameter) for route in schedule.routes.tables) or "none"
+            raise InputError(f"touched: names {name!r}; tables of schedule {schedule.name!r} are {known}")
+
+
+def steady_seconds(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    exchange: Exchange,
+    *,
+    model_bytes: int | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
+) -> float:
+    """Exact seconds of a step where every worker computes at a fixed speed. O(n · period).
+
+    All workers begin a round together, so every period takes the same, a pipeline's as soon as it is full.
+    """
+    stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
+    sync, steps_per_round = schedule.strategy.sync, schedule.largest_steps_per_round
+    rounds = TableRounds(Rounds(sync, (schedule.num_workers,), skip_warm_up=True), exchange)
+    steps = np.tile(compute.fixed(schedule.num_workers), (steps_per_round, 1))
+    first = len(stages) * 4 * (1 + sync.lag)
+    begun = 0.0
+    for round_ in range(2 * first):
+        if round_ == first:
+            begun = float(rounds.rounds.now.max())
+        rounds.next(stages[round_ % len(stages)], steps)
+    return (float(rounds.rounds.now.max()) - begun) / first / steps_per_round
