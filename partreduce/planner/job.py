@@ -18,7 +18,6 @@ from partreduce.topo.failure_plan import MAX_FAILURES
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.metrics.pipeline import stability_limit
 from partreduce.topo.pilot import Pilot
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline, Sync
 from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
@@ -262,16 +261,14 @@ class PlanRequest:
         cap = max(LEAST_CAP, CAP_PER_EFFORT * effort) if self.time_limit is None else self.time_limit
         return Clock(seconds=cap, effort=effort)
 
-    def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
+    def problem(self) -> Problem:
         """What the search is asked: little consensus distance at every cost, whatever the objective.
 
-        `hints` are known schedules of the same cluster, from which the search starts. Where any algorithm will do,
-        costs are those of the hierarchical one, since no phase costs less as rings.
+        Where any algorithm will do, costs are those of the hierarchical one, since no phase costs less as rings.
         """
         return Problem(
             cluster=self.cluster,
             objective=self.objective if self.objective in SEARCHED else Objective.CONSENSUS_DISTANCE,
             limits=self.limits,
             algorithm=self.algorithm or AllReduceAlgorithm.HIERARCHICAL,
-            hints=hints,
         )

@@ -9,8 +9,7 @@ from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import on_request, outer_steps
-from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds
-from partreduce.schedulers.synthesis.rule_alphabet import holds_rules
+from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds, holds_rules
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:

@@ -8,19 +8,15 @@ from dataclasses import dataclass, field
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.failure_plans import has_plan
-from partreduce.planner.front import front
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import Label
 from partreduce.planner.option import CandidateSchedule
-from partreduce.planner.travel import timed
 from partreduce.planner.trials.kinds import KINDS
 from partreduce.planner.trials.kit import Trials
 from partreduce.planner.work import SETTINGS, payer, work_of
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
-from partreduce.schedulers.synthesis.period_search import SearchStage
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Status
-from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Of the time, after which the catalogue's graphs, and then its rules, are no longer measured."""
@@ -80,10 +76,7 @@ def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say:
     """Search for as long as what is found can still be measured, a metric in as long as the catalogue's were."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
-    # The search looks for synchronous schedules; of late ones it takes the phases.
-    spoken = (timed(option.schedule, SYNCHRONOUS, option.steps_per_round) for option in front(weighed.options))
-    hints = tuple({hint.strategy: hint for hint in spoken}.values())
-    found = search(job.problem(hints), clock, until - kept, seed=job.seed, progress=lambda news: say(_line(news)))
+    found = search(job.problem(), clock, until - kept, seed=job.seed, progress=say)
     weighed.searched, pay = found, payer(clock, until)
     for index, candidate in enumerate(found.candidates):
         if not pay(work_of(candidate.schedule, job, SETTINGS)) and index:
@@ -96,8 +89,3 @@ def options_of(candidate: Candidate, job: PlanRequest) -> list[CandidateSchedule
     """The options of one schedule that the search found."""
     schedule = candidate.schedule
     return Axes.of(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))
-
-
-def _line(news: SearchStage) -> str:
-    best = "" if news.value is None else f": best {news.value:.4g}"
-    return f"{news.stage}{best}" + ("" if news.cost is None else f" at {news.cost * 1e3:.4g} ms per step")

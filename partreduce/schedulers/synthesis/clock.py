@@ -27,6 +27,7 @@ class Clock:
         self.effort = effort
         self.limit = seconds if effort is None else effort
         self.capped = False
+        self.interrupted = False
         self._begun = monotonic()
         self._work = 0.0
 
@@ -43,9 +44,13 @@ class Clock:
         """Count work that has been done."""
         self._work += nominal_seconds
 
+    def interrupt(self) -> None:
+        """End everything now; another run may differ."""
+        self.capped = self.interrupted = True
+
     def passed(self, until: float) -> bool:
-        """Whether the position `until` is reached; `capped` remembers when seconds said so and the effort did not."""
-        if self.effort is not None and self._work >= until:
+        """Whether `until` is reached; `capped` remembers when seconds said so and the effort did not."""
+        if self.interrupted or (self.effort is not None and self._work >= until):
             return True
         if self.elapsed < until * self.seconds / self.limit:
             return False
@@ -71,6 +76,8 @@ class Clock:
 
     def stopped_by(self) -> str:
         """Why the search ended: the effort, the time limit that capped it, or the time limit alone; a sentence."""
+        if self.interrupted:
+            return "it was interrupted"
         if self.effort is None:
             return f"its time limit of {self.seconds:.4g} s was over"
         if self.capped:

@@ -5,15 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, product
 
-from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost
 from partreduce.schedulers.synthesis.problem import Problem
-from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radices
+from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Phase
 from partreduce.topo.switches import above, regular_levels
+from partreduce.topo.timing import loads
 
 MAX_STEPS_PER_ROUND = 8
 SLOWER = 1.05
 """Workers that take less than so many times as long as the fastest are as fast."""
+MAX_DIGITS = 4
+"""Digits of a node's index that rules may use: 2^4 classes of characters."""
+MAX_RULE_ENTRIES = 750_000
+"""Entries of the matrices of one rule phase; with more local ranks no rules are searched."""
+MAX_EXPLICIT_WORKERS = 512
+"""Workers up to which explicit groups are searched: every phase of them is a dense n×n matrix."""
+
+
+def prime_radices(num_nodes: int) -> tuple[int, ...]:
+    """The finest radices: prime factors, at most MAX_DIGITS of them (the smallest are merged)."""
+    factors = list(prime_factors(num_nodes))
+    while len(factors) > MAX_DIGITS:
+        factors.sort()
+        factors = [factors[0] * factors[1], *factors[2:]]
+    return tuple(sorted(factors, reverse=True))
+
+
+def holds_rules(cluster: Cluster) -> bool:
+    """Whether the matrices of a cluster's rules fit into memory; else no rules are searched."""
+    digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
+    return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 
 
 def is_even(cluster: Cluster) -> bool:
@@ -67,11 +89,9 @@ def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return (same,) if proportional == same else (same, proportional)
 
 
-def largest_steps_per_round(problem: Problem) -> int:
-    """The most steps of a round that the search gives any worker."""
-    if problem.worker_steps is None and has_equal_speeds(problem.cluster):  # without a table of all workers
-        return 1
-    return max((max(steps) for steps in problem.worker_steps or derived_worker_steps(problem.cluster)), default=1)
+def largest_steps(cluster: Cluster) -> int:
+    """The most steps of a round that the search gives any worker; without a table of all where speeds are equal."""
+    return 1 if has_equal_speeds(cluster) else max(map(max, derived_worker_steps(cluster)))
 
 
 def crossing_bound(problem: Problem) -> float:
@@ -80,14 +100,14 @@ def crossing_bound(problem: Problem) -> float:
     In every period some group must cross nodes (or exist at all, on one node), and every cut of the nodes: the one with
     the slowest NIC from the others, and what stands below each switch from the rest. The cheapest group across a cut is
     a pair, whatever the algorithm of the all-reduce, and it must run once in `max_period` rounds of at most
-    `largest_steps_per_round` steps.
+    `largest_steps` steps.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:
-        least = partition_cost(((0, 1),), problem)
+        least = _pair_cost(0, 1, problem)
     else:
         least = max(min(costs) for costs in _costs_across_cuts(problem))
-    return least / (problem.limits.max_period * largest_steps_per_round(problem))
+    return least / (problem.limits.max_period * largest_steps(cluster))
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
@@ -107,5 +127,13 @@ def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
     slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
     for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):
         pairs = product([v for v in shown if v in cut], [v for v in shown if v not in cut])
-        members = (sorted((cluster.workers_of(a)[0], cluster.workers_of(b)[0])) for a, b in pairs)
-        yield (partition_cost(((first, second),), problem) for first, second in members)
+        members = ((cluster.workers_of(a)[0], cluster.workers_of(b)[0]) for a, b in pairs)
+        yield (_pair_cost(one, other, problem) for one, other in members)
+
+
+def _pair_cost(one: int, other: int, problem: Problem) -> float:
+    """Seconds of a phase in which two workers average and all others skip."""
+    phase, size = Phase.from_groups(problem.cluster.num_workers, [(one, other)]), problem.size
+    algorithm = problem.algorithm.value
+    found = loads.of_phase(phase, problem.cluster, problem.hardware, model_bytes=size, algorithm=algorithm)
+    return float(found.seconds().max(initial=0.0))

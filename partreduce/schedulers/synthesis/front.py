@@ -1,155 +1,106 @@
-"""Entry: from a problem to a Pareto front of schedules."""
+"""Entry: from a problem to a Pareto front of schedules, and what is proved about all others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import zip_longest
+from math import inf
 from typing import TypeVar
 
-import numpy as np
-
-from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.synthesis.choices import choices_of
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.cluster_shape import (
-    crossing_bound,
-    derived_worker_steps,
-    is_even,
-    largest_steps_per_round,
-    node_radices,
-)
-from partreduce.schedulers.synthesis.explicit_alphabet import (
-    MAX_ALL_PARTITIONS,
-    MAX_EXPLICIT_WORKERS,
-    explicit_alphabet,
-)
-from partreduce.schedulers.synthesis.hints import budgets_of
-from partreduce.schedulers.synthesis.period_search import Search, SearchStage
-from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status
-from partreduce.schedulers.synthesis.rule_alphabet import holds_rules, rule_alphabet
-from partreduce.schedulers.synthesis.schedule_model import decided_schedules
-from partreduce.topo.schedule import Schedule
+from partreduce.schedulers.synthesis.cluster_shape import MAX_EXPLICIT_WORKERS, crossing_bound, is_even, largest_steps
+from partreduce.schedulers.synthesis.exploring import Exploration
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
+from partreduce.topo.arithmetic.pareto import non_dominated
 
 T = TypeVar("T")
 
-DECIDED_SHARE = 0.3
-"""Part of the search's time in which CP-SAT decides schedules, where a limit asks for that."""
-ALPHABET_SHARE = 0.15
-"""Part of the search's time after which no more phases are made up."""
-COMPOSING_SHARE = 0.4
-"""Part of an alphabet's time in which known schedules are looked up and compositions solved."""
 MAX_REPORTED = 60
-"""Candidates of one alphabet that are reported."""
-PER_RULE = 2e-4
-"""Nominal seconds to list, cost and write one phase of a rule."""
+"""Candidates of one kind of groups, and of one choice of steps per round, that are reported."""
+PROVING_SHARE = 0.4
+"""Part of the time for proving a bound."""
 
 
 def search(
-    problem: Problem,
-    clock: Clock,
-    until: float,
-    *,
-    seed: int,
-    progress: Callable[[SearchStage], None] | None = None,
+    problem: Problem, clock: Clock, until: float, *, seed: int, progress: Callable[[str], None] | None = None
 ) -> Front:
     """Search for the schedules of a cluster that trade communication against consensus distance best.
 
     Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's steps per round
-    chosen from `problem.worker_steps` or derived from the slowdowns. The time is kept (the last evaluation may overrun
-    it a little).
+    derived from the slowdowns. The time is kept (the last evaluation may overrun it a little), and an interrupt
+    (Ctrl-C) ends the search and its clock with what was found so far. OR-Tools has to be installed.
 
     Args:
         problem: cluster, objective and limits.
         clock: what may still be spent. With an effort the same seed gives the same answer, as long as the clock's
             seconds do not end the search; without one how much is tried depends on the machine.
         until: the position of the clock at which the search ends.
-        seed: the same seed tries the same candidates in the same order.
-        progress: called now and then; nothing is ever printed.
-
-    Returns:
-        The front. Its status is infeasible only with a named bound in `reason`, unknown where the time ran out first.
-
-    Raises:
-        MissingDependencyError: OR-Tools is not installed.
+        seed: CP-SAT's.
+        progress: called now and then with what is being done; nothing is ever printed.
     """
     begun = clock.elapsed
-    if reason := impossible(problem):
-        return _without_search(Status.INFEASIBLE, reason, clock.elapsed - begun, seed)
-    hints = [] if clock.passed(until) else _decided(problem, clock, until, seed)
-    problem = replace(problem, hints=(*problem.hints, *hints))
-    last = clock.position() + ALPHABET_SHARE * (until - clock.position())
-    alphabets = [] if clock.passed(until) else alphabets_of(problem, seed, lambda: clock.passed(last), clock)
-    if not alphabets:
-        reached = clock.passed(until)
-        reason = "the time was over before the search began" if reached else _too_large(problem)
-        return _without_search(Status.UNKNOWN, reason, clock.elapsed - begun, seed)
-    by_alphabet: list[list[Candidate]] = []
-    for index, alphabet in enumerate(alphabets):
-        start = clock.position()
-        end = start + (until - start) / (len(alphabets) - index)
-        tried = Search(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
-        tried.start(start + COMPOSING_SHARE * (end - start))
-        tried.tell("searching")
-        tried.refine(end)
-        by_alphabet.append(_candidates(problem, tried))
+    if reason := _impossible(problem):
+        return Front(status=Status.INFEASIBLE, reason=reason)
+    if clock.passed(until):
+        return Front(reason="the time was over before the search began")
+    if not (listed := choices_of(problem)):
+        return Front(reason=_too_large(problem))
+    explored: list[Exploration] = []
+    bound = crossing_bound(problem) if problem.objective is Objective.COMMUNICATION else 0.0
+    try:
+        for index, choices in enumerate(listed):
+            start = clock.position()
+            end = start + (until - start) / (len(listed) - index)
+            explored.append(Exploration(choices, clock, seed, progress or (lambda _: None)))
+            if problem.objective is Objective.CONSENSUS_DISTANCE and choices.is_complete:
+                bound = explored[-1].prove(start + PROVING_SHARE * (end - start))
+            explored[-1].explore(end)
+    except KeyboardInterrupt:
+        clock.interrupt()
     # In turns, since those of other steps per round make shorter steps of as much communication.
-    found = [one for turn in zip_longest(*by_alphabet) for one in turn if one is not None]
+    reported = [_reported(problem, some) for one in explored for some in one.candidates]
+    found = [one for turn in zip_longest(*reported) for one in turn if one is not None]
     best = preferred(problem, found)
+    status, reason = Status.FEASIBLE, ""
+    if best is None:
+        status, reason = Status.UNKNOWN, _nearest(problem, found)
+        if bound == inf and problem.limits.max_communication is None:
+            status, reason = Status.INFEASIBLE, _no_period(problem)
+    elif _worth(problem, best) <= up_to(bound):
+        status = Status.OPTIMAL
     return Front(
         candidates=tuple(sorted(found, key=lambda one: one is not best)),
         best=best,
-        status=Status.UNKNOWN if best is None else Status.FEASIBLE,
+        status=status,
+        bound=bound,
         seconds=clock.elapsed - begun,
         seed=seed,
-        reason=nearest(problem, found) if best is None else "",
+        reason=reason,
     )
 
 
-def _decided(problem: Problem, clock: Clock, until: float, seed: int) -> list[Schedule]:
-    """Schedules from CP-SAT where a limit on groups or phases is asked for, which listed phases seldom keep."""
-    limits, start = problem.limits, clock.position()
-    if not limits.choose_groups or problem.cluster.num_workers <= MAX_ALL_PARTITIONS:
-        return []
-    return list(decided_schedules(problem, clock, start + DECIDED_SHARE * (until - start), seed=seed))
-
-
-def impossible(problem: Problem) -> str | None:
+def _impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
     limits = problem.limits
-    if limits.max_communication is None:
+    if limits.max_communication is None or limits.allow_communication(least := crossing_bound(problem)):
         return None
-    least = crossing_bound(problem)
-    if not limits.allow_communication(least):
-        who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
-        return (
-            f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
-            f"{limits.max_period} rounds of {largest_steps_per_round(problem)} step(s), and one {pair} then costs "
-            f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
-        )
-    return None
+    who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
+    return (
+        f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
+        f"{limits.max_period} rounds of {largest_steps(problem.cluster)} step(s), and one {pair} then costs "
+        f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
+    )
 
 
-def alphabets_of(
-    problem: Problem, seed: int, expired: Callable[[], bool], clock: Clock | None = None
-) -> list[Alphabet]:
-    """Rules for even clusters, else explicit phases, one alphabet per choice of steps; none for too many workers.
-
-    Explicit phases come second on even clusters where a hint cannot be spelled in rules. The first alphabet is there
-    however little time there is.
-    """
-    alphabets: list[Alphabet] = []
-    if is_even(problem.cluster) and problem.worker_steps is None and holds_rules(problem.cluster):
-        alphabets.append(rule_alphabet(problem, node_radices(problem.cluster)))
-        if clock is not None:
-            clock.charge(PER_RULE * len(alphabets[0]))
-        if all(hint.rule(by_node=True) is not None for hint in problem.hints):
-            return alphabets
-    if problem.cluster.num_workers > MAX_EXPLICIT_WORKERS:
-        return alphabets
-    for steps_per_round in problem.worker_steps or derived_worker_steps(problem.cluster):
-        if not alphabets or not expired():
-            alphabets.append(explicit_alphabet(problem, steps_per_round, seed=seed, expired=expired, clock=clock))
-    return alphabets
+def _no_period(problem: Problem) -> str:
+    return (
+        f"max_period: {problem.limits.max_period}; no period of at most so many phases of groups of at most "
+        f"{problem.limits.max_group or problem.cluster.num_workers} workers joins all workers within the limits (all "
+        "were decided); allow longer periods or larger groups"
+    )
 
 
 def _too_large(problem: Problem) -> str:
@@ -164,73 +115,52 @@ def _too_large(problem: Problem) -> str:
     )
 
 
-def _candidates(problem: Problem, tried: Search) -> list[Candidate]:
-    """The archive's front: what was asked for, the best at what each hint communicates, then the others, spread."""
-    archive, limits = tried.archive, problem.limits
-    budget, value = limits.max_communication, problem.most_consensus_distance
-    asked = [
-        archive.best_within(np.inf if budget is None else budget),
-        archive.cheapest_below(np.inf if value is None else value),
-        *_spread([archive.best_within(budget) for budget in budgets_of(problem)]),
-    ]
-    result: dict[Indices, Candidate] = {}
-    for entry in (*asked, *scattered(archive.front(), lambda entry: (entry.cost, entry.value))):
-        if entry is None or len(result) >= MAX_REPORTED:
-            continue
-        indices = primitive(entry.indices, limits.min_period)
-        if indices in result or (tried.allowed is not None and not tried.allowed(indices)):
-            continue
-        result[indices] = Candidate(
-            schedule=tried.alphabet.schedule(indices, f"synthesized-{len(indices)}-phases-{1e3 * entry.cost:.4g}ms"),
-            communication_seconds_per_step=entry.cost,
-            consensus_distance=entry.value,
-        )
-    return list(result.values())
-
-
-def primitive(indices: Indices, least: int = 1) -> Indices:
-    """The shortest period, of at least `least` phases, whose repetition is the given one."""
-    for length in range(least, len(indices)):
-        if len(indices) % length == 0 and indices == indices[:length] * (len(indices) // length):
-            return indices[:length]
-    return indices
-
-
-def preferred(problem: Problem, candidates: list[Candidate]) -> Candidate | None:
-    """The least communication within the limits where that is the objective, else the least consensus distance."""
-    limits = problem.limits
-    fitting = [
-        c
-        for c in candidates
-        if limits.allow_communication(c.communication_seconds_per_step)
-        and limits.allow_consensus_distance(c.consensus_distance)
-    ]
-    by_cost = problem.objective is Objective.COMMUNICATION
-
-    def worth(one: Candidate) -> tuple[float, int]:
-        least = one.communication_seconds_per_step if by_cost else one.consensus_distance
-        return round(least, 9), one.period
-
-    return min(fitting, key=worth, default=None)
-
-
-def nearest(problem: Problem, candidates: list[Candidate]) -> str:
+def _nearest(problem: Problem, candidates: list[Candidate]) -> str:
     """Which candidate comes nearest to limits that none keeps, in one line."""
-    budget = problem.limits.max_communication
+    limits, budget = problem.limits, problem.limits.max_communication
     if not candidates:
         return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
-    least = min(candidates, key=lambda c: c.communication_seconds_per_step)
-    if budget is not None and not problem.limits.allow_communication(least.communication_seconds_per_step):
-        return (
-            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes "
-            f"{least.communication_seconds_per_step:.6g} s per step"
-        )
-    fitting = [c for c in candidates if problem.limits.allow_communication(c.communication_seconds_per_step)]
-    best = min(fitting, key=lambda c: c.consensus_distance)
+    within = [c for c in candidates if limits.allow_communication(c.communication_seconds_per_step)]
+    if not within:
+        least = min(one.communication_seconds_per_step for one in candidates)
+        return f"no schedule within {budget:.6g} s per step was found; the cheapest found takes {least:.6g} s per step"
     return (
-        f"no schedule with consensus distance at most {problem.most_consensus_distance:.6g} was found; "
-        f"the least found within the budget is {best.consensus_distance:.6g}"
+        f"no schedule with consensus distance at most {float(limits.max_consensus_distance or 0):.6g} was found; "
+        f"the least found within the budget is {min(one.consensus_distance for one in within):.6g}"
     )
+
+
+def _reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
+    """The best for what is asked, then the front, spread; no two of one name."""
+
+    def at(one: Candidate) -> tuple[float, float]:
+        return round(one.communication_seconds_per_step, 12), round(one.consensus_distance, 12)
+
+    front = non_dominated(found, at, lambda one: (one.period,))
+    best, names, reported = preferred(problem, front), Counter[str](), []
+    for one in sorted(scattered(front, at), key=lambda one: one is not best)[:MAX_REPORTED]:
+        name = one.schedule.name
+        names[name] += 1
+        schedule = one.schedule if names[name] == 1 else replace(one.schedule, name=f"{name}-{names[name]}")
+        reported.append(replace(one, schedule=schedule))
+    return reported
+
+
+def preferred(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
+    """The least communication within the limits where that is the objective, else the least consensus distance."""
+    limits = problem.limits
+    fitting = (
+        one
+        for one in candidates
+        if limits.allow_communication(one.communication_seconds_per_step)
+        and limits.allow_consensus_distance(one.consensus_distance)
+    )
+    return min(fitting, key=lambda one: (round(_worth(problem, one), 9), one.period), default=None)
+
+
+def _worth(problem: Problem, one: Candidate) -> float:
+    by_cost = problem.objective is Objective.COMMUNICATION
+    return one.communication_seconds_per_step if by_cost else one.consensus_distance
 
 
 def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
@@ -254,13 +184,5 @@ def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]
 
 def _spread(front: list[T]) -> list[T]:
     """Ordered so that every beginning of the list is spread over the whole."""
-    order: list[int] = []
-    step = 1 << max(0, len(front) - 1).bit_length()
-    while step:
-        order += [index for index in range(0, len(front), step) if index not in order]
-        step //= 2
-    return [front[index] for index in order]
-
-
-def _without_search(status: Status, reason: str, seconds: float, seed: int) -> Front:
-    return Front(candidates=(), best=None, status=status, seconds=seconds, seed=seed, reason=reason)
+    powers = range(len(front).bit_length(), -1, -1)
+    return [front[i] for i in dict.fromkeys(i for power in powers for i in range(0, len(front), 1 << power))]

@@ -1,0 +1,270 @@
+"""What a schedule is put together from: groups of any workers, or the blocks of a rule, with their costs and meetings.
+
+Both are blocks (local ranks L, digits D) of `topo.rule`. Explicit groups are those of one node that holds all workers
+and has no digits, so one model and one search serve both. Shapes: B blocks, S links that groups share (NICs, uplinks,
+buses), C = 2^k classes of k digits, G local ranks (all workers where groups are explicit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, combinations_with_replacement
+from math import comb, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from partreduce.schedulers.synthesis.cluster_shape import MAX_EXPLICIT_WORKERS, holds_rules, is_even, node_radices
+from partreduce.schedulers.synthesis.problem import Problem
+from partreduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.topo.metrics.sectors import RoundSteps
+from partreduce.topo.mixing import Operators
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block, RulePhase, RuleView, every_class
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
+from partreduce.topo.timing import loads
+
+Floats = npt.NDArray[np.float64]
+Period = tuple[RulePhase, ...]
+
+MAX_GROUPS, MAX_BLOCKS = 1000, 512
+"""Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
+MAX_PLACES, MAX_RULE_PLACES = 64, 16
+"""Workers, or local ranks of a rule, that are told apart; of more, neighbors stand together."""
+FEW_WORKERS = 8
+"""So few workers of an even cluster have explicit groups besides rules in any case."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Space:
+    """The classes in which phases act, and the noise of one round of steps off the mean.
+
+    `weight` (C,) is how often a class stands in the space of all n workers, over n; `fresh` (C, G, G) the covariance of
+    one round's steps; `floor` the part of the consensus distance from inside the rounds, which no averaging removes.
+    """
+
+    weight: Floats
+    fresh: Floats
+    floor: float
+    instants: int
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Blocks to choose among; `radices` are () for explicit groups, `places` local ranks that always stand together.
+
+    Where `is_complete`, they are all groups that the limits allow, and what is proved holds for all schedules.
+    """
+
+    problem: Problem
+    radices: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+    blocks: tuple[Block, ...]
+    is_complete: bool
+
+    @cached_property
+    def num_ranks(self) -> int:
+        """Local ranks of a node; all workers where groups are explicit."""
+        return sum(map(len, self.places))
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Workers of one group of each block, (B,)."""
+        return np.array([len(b.local) * prod(self.radices[d] for d in b.across) for b in self.blocks], dtype=np.int64)
+
+    @cached_property
+    def joined(self) -> Floats:
+        """How many groups and lone workers fewer there are with each block, over all workers, (B,)."""
+        members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
+        return np.asarray(members / self.sizes * (self.sizes - 1))
+
+    @cached_property
+    def crossing(self) -> dict[Block, bool]:
+        """Whether the groups of each block cross nodes."""
+        if self.radices:
+            return {block: bool(block.across) for block in self.blocks}
+        node_of = self.problem.cluster.node_of()
+        return {block: len(set(node_of[list(block.local)].tolist())) > 1 for block in self.blocks}
+
+    @cached_property
+    def within(self) -> list[list[int]]:
+        """The places of each block."""
+        home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
+        return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
+
+    @cached_property
+    def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
+        """How many pairs of workers meet wherever one of some blocks stands, and these blocks.
+
+        Pairs that differ in the same digits, at the same places, meet together.
+        """
+        meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
+        for b, block in enumerate(self.blocks):
+            for one, other in combinations_with_replacement(self.within[b], 2):
+                for differing in (c for k in range(len(block.across) + 1) for c in combinations(block.across, k)):
+                    meeting.setdefault((one, other, differing), []).append(b)
+        pairs: dict[tuple[int, ...], float] = {}
+        for (one, other, differing), blocks in meeting.items():
+            offsets = prod(self.radices[d] - 1 for d in differing) * prod(self.radices)
+            count = len(self.places[one]) * (len(self.places[other]) - (one == other and not differing)) * offsets
+            pairs[tuple(blocks)] = pairs.get(tuple(blocks), 0.0) + count / (1 + (one == other))
+        return [(count, blocks) for blocks, count in pairs.items() if count]
+
+    @cached_property
+    def seconds_and_loads(self) -> tuple[Floats, Floats]:
+        """Seconds of each block alone, (B,), and those for which it keeps each shared link busy, (B, S).
+
+        What blocks put on one link adds up, and no phase ends before it is done.
+        """
+        known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
+        rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
+        for block in self.blocks:
+            kind: object = (len(block.local), block.across)
+            if node_of is not None:  # groups with as many workers on each node cost the same
+                kind = tuple(np.bincount(node_of[list(block.local)]).tolist())
+            if kind not in known:
+                found, busy = self._loads((block,)), {}
+                for level, one in enumerate((found, *found.besides)):
+                    spent = np.bincount(one.node, one.bytes_ / one.num_nics * one.inverse)
+                    busy |= {(level, link): float(spent[link]) for link in np.unique(one.node).tolist()}
+                known[kind] = float(found.seconds().max(initial=0.0)), busy
+            rows.append(known[kind])
+        shared = sorted({link for _, busy in rows for link in busy})
+        table = np.array([[busy.get(link, 0.0) for link in shared] for _, busy in rows]).reshape(len(rows), -1)
+        return np.array([seconds for seconds, _ in rows]), np.unique(table, axis=1)
+
+    def cost(self, phase: RulePhase) -> float:
+        """Seconds of one phase."""
+        return float(self._loads(phase).seconds().max(initial=0.0))
+
+    def _loads(self, phase: RulePhase) -> loads.Loads:
+        cluster, hardware = self.problem.cluster, self.problem.hardware
+        size, algorithm = self.problem.size, self.problem.algorithm.value
+        if self.radices:
+            return loads.of_rule(phase, self.radices, cluster, hardware, model_bytes=size, algorithm=algorithm)
+        return loads.of_phase(self._groups(phase), cluster, hardware, model_bytes=size, algorithm=algorithm)
+
+    def _groups(self, phase: RulePhase) -> Phase:
+        return Phase.from_groups(self.num_ranks, [block.local for block in phase])
+
+    def word(self, phase: RulePhase) -> str:
+        """Whom a phase joins, in a word for names."""
+        largest = max(len(b.local) * prod(self.radices[d] for d in b.across) for b in phase)
+        if largest == self.problem.cluster.num_workers:
+            return "all"
+        if any(self.crossing[block] for block in phase):
+            return f"groups-of-{largest}"
+        alone = 0 if self.radices else np.count_nonzero(self.problem.cluster.node_sizes() == 1)
+        nodes = 1 if self.radices else self.problem.cluster.num_nodes - alone
+        whole = len(phase) == nodes and sum(len(block.local) for block in phase) == self.num_ranks - alone
+        return "node" if whole else f"node-parts-of-{largest}"
+
+    def everybody(self) -> RulePhase | None:
+        """The phase that averages over all workers; None where a limit forbids it."""
+        return next(
+            ((b,) for b, n in zip(self.blocks, self.sizes, strict=True) if n == self.problem.cluster.num_workers), None
+        )
+
+    def schedule(self, period: Period, worker_steps: Sequence[int]) -> Schedule:
+        """The schedule of a period, named by what it does, such as `node-every-2-all-every-6`."""
+        rounds: dict[str, list[int]] = {}
+        for t, phase in enumerate(period):
+            if phase:
+                rounds.setdefault(self.word(phase), []).append(t)
+        parts = []
+        for word, steps in rounds.items():
+            gaps = set(np.diff([*steps, steps[0] + len(period)]).tolist())
+            parts.append(f"{word}-every-{gaps.pop()}" if len(gaps) == 1 else f"{word}-{len(steps)}-of-{len(period)}")
+        phases = RulePhases(self.radices, period) if self.radices else GroupPhases(tuple(map(self._groups, period)))
+        paces = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
+        return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=paces))
+
+    def matrices(self, phases: Period) -> Floats:
+        """Every phase on every class with the mean projected out, (A, C, G, G)."""
+        view = RuleView(self.radices, phases, self.num_ranks)
+        matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
+        matrices[:, 0] -= 1 / self.num_ranks
+        return matrices
+
+    def space(self, worker_steps: Sequence[int]) -> Space:
+        """The classes of the digits: class c is the set of digits on which a character is non-trivial.
+
+        A round adds pace_i steps of noise at worker i; workers of a rule all take one.
+        """
+        classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
+        center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
+        weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
+        if self.radices:
+            return Space(weight, np.stack([eye if c else center for c in classes]), 0.0, 1)
+        paces = np.array(worker_steps, dtype=np.int64)
+        steps = RoundSteps.of(paces, paces[None] / 1, Averaging.MEAN, int(paces.max()))
+        inner = float(steps.partial.sum()) * (1 - 1 / self.num_ranks) / (self.num_ranks * steps.instants)
+        return Space(weight, (center @ np.diag(steps.noise[0]) @ center)[None], inner, steps.instants)
+
+
+def choices_of(problem: Problem) -> list[Choices]:
+    """Rules for even clusters; explicit groups where nodes differ, few workers are, or limits say which groups."""
+    cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
+    if not is_even(cluster) or not holds_rules(cluster):
+        return [explicit_groups(problem)] if cluster.num_workers <= most else []
+    most = MAX_PLACES if problem.limits.choose_groups else FEW_WORKERS
+    return [rule_blocks(problem), *([explicit_groups(problem)] if cluster.num_workers <= most else [])]
+
+
+def rule_blocks(problem: Problem) -> Choices:
+    """The blocks of the cluster's rules within the limit on groups."""
+    size, radices = problem.cluster.workers_per_node, node_radices(problem.cluster)
+    assert size is not None, "rules need a regular cluster"
+    unit = next(d for d in divisors(size) if size // d <= MAX_RULE_PLACES)
+    places = tuple(tuple(range(start, start + unit)) for start in range(0, size, unit))
+    count, digits = len(places), list(every_class(len(radices)))
+    sets: Iterable[Sequence[int]] = (c for k in range(1, count + 1) for c in combinations(range(count), k))
+    if (2**count - 1) * len(digits) > MAX_BLOCKS:
+        sets = (range(start, start + k) for k in divisors(count) for start in range(0, count, k))
+    blocks = [Block(tuple(rank for p in chosen for rank in places[p]), across) for chosen in sets for across in digits]
+    most = problem.limits.max_group or problem.cluster.num_workers
+    kept = [b for b in blocks if b.makes_groups and len(b.local) * prod(radices[d] for d in b.across) <= most]
+    return Choices(problem, radices, places, tuple(kept), is_complete=False)
+
+
+def explicit_groups(problem: Problem) -> Choices:
+    """Groups of any workers: all sizes, smallest first, as far as there is room; then parts that show the nodes."""
+    cluster, n = problem.cluster, problem.cluster.num_workers
+    most, unit = problem.limits.max_group or n, -(-n // MAX_PLACES)
+    nodes: list[list[int]] = []  # the places of each node
+    places: list[tuple[int, ...]] = []
+    for v in range(cluster.num_nodes):
+        workers = cluster.workers_of(v)
+        parts = [tuple(workers[start : start + unit]) for start in range(0, len(workers), unit)]
+        nodes.append([len(places) + part for part in range(len(parts))])
+        places += parts
+    listed, size = 0, 1
+    while size * unit < most and listed + comb(len(places), size + 1) <= MAX_GROUPS:
+        size += 1
+        listed += comb(len(places), size)
+    is_complete = size >= most and unit == 1
+    found = {group for k in range(1, size + 1) for group in combinations(range(len(places)), k)}
+    found |= set() if is_complete else set(_telling_groups(problem, nodes, size))
+    groups = {tuple(worker for place in group for worker in places[place]) for group in found}
+    kept = sorted((group for group in groups if 2 <= len(group) <= most), key=lambda group: (len(group), group))
+    return Choices(problem, (), tuple(places), tuple(map(Block, kept)), is_complete)
+
+
+def _telling_groups(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
+    """All, nodes and what is below a switch; parts of a node, and local ranks on some nodes, more than `size`."""
+    every = range(len(nodes))
+    ranks = [[node[r] for node in nodes if r < len(node)] for r in range(max(map(len, nodes)))]
+    below = [switch.nodes for switch in problem.hardware.shared_switches(len(nodes))]
+    some = (chosen for k in every[2:] if comb(len(nodes), k) <= MAX_PLACES // 2 for chosen in combinations(every, k))
+    for chosen in (every, *((v,) for v in every), *below, *some):
+        for k in range(1, len(ranks) + 1):
+            yield tuple(sorted(place for v in chosen for place in nodes[v][:k]))
+    for row in (*nodes, *ranks):
+        yield from (tuple(row[len(row) // 2 :]), tuple(row[: (len(row) + 1) // 2]))
+        for k in range(size + 1, len(row) + 1):
+            if comb(len(row), k) <= MAX_GROUPS // (len(nodes) + len(ranks)):
+                yield from combinations(row, k)
