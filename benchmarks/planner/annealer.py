@@ -20,9 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.kit import command, machine, parser, table, write
-from partreduce import PlanRequest
-from partreduce.planner.competitors import competitors
-from partreduce.planner.front import front
 from partreduce.schedulers.synthesis import Problem, search
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.topo import metrics
@@ -160,11 +157,8 @@ def attacked(name: str, effort: float, seconds: float, count: int, seed: int) ->
     """A row of the table."""
     shape, hardware = CASES[name]
     cluster = replace(Cluster.parse(shape), hardware=hardware)
-    hints = tuple(
-        option.schedule for option in front(competitors(PlanRequest(cluster=cluster), until=0.0)) if not option.late
-    )
     clock = Clock(seconds=MANY_SECONDS, effort=effort)
-    found = search(Problem(cluster=cluster, hints=hints), clock, effort, seed=seed).candidates
+    found = search(Problem(cluster=cluster), clock, effort, seed=seed).candidates
     scored = [(one.communication_seconds_per_step, one.consensus_distance, one.schedule) for one in found]
     options = sorted((one for one in scored if one[1] > 1e-6), key=lambda one: one[:2])
     chosen = [options[i] for i in np.unique(np.linspace(0, len(options) - 1, count).astype(int)).tolist()]

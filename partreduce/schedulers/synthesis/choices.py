@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, combinations_with_replacement
 from math import comb, prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,18 +40,17 @@ FEW_WORKERS = 8
 """So few workers of an even cluster have explicit groups besides rules in any case."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Space:
-    """The classes in which phases act, and the noise of one round of steps off the mean.
+class Space(NamedTuple):
+    """The classes in which phases act: how often each stands in the space of all n workers, over n, (C,).
 
-    `weight` (C,) is how often a class stands in the space of all n workers, over n; `fresh` (C, G, G) the covariance of
-    one round's steps; `floor` the part of the consensus distance from inside the rounds, which no averaging removes.
+    `fresh` (C, G, G) is the noise of one round of steps off the mean, `floor` the part of the consensus distance from
+    inside the rounds, of so many `instants`, which no averaging removes.
     """
 
     weight: Floats
     fresh: Floats
-    floor: float
-    instants: int
+    floor: float = 0.0
+    instants: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,30 +151,22 @@ class Choices:
     def _groups(self, phase: RulePhase) -> Phase:
         return Phase.from_groups(self.num_ranks, [block.local for block in phase])
 
-    def word(self, phase: RulePhase) -> str:
-        """Whom a phase joins, in a word for names."""
-        largest = max(len(b.local) * prod(self.radices[d] for d in b.across) for b in phase)
-        if largest == self.problem.cluster.num_workers:
-            return "all"
-        if any(self.crossing[block] for block in phase):
-            return f"groups-of-{largest}"
-        alone = 0 if self.radices else np.count_nonzero(self.problem.cluster.node_sizes() == 1)
-        nodes = 1 if self.radices else self.problem.cluster.num_nodes - alone
-        whole = len(phase) == nodes and sum(len(block.local) for block in phase) == self.num_ranks - alone
-        return "node" if whole else f"node-parts-of-{largest}"
-
     def everybody(self) -> RulePhase | None:
         """The phase that averages over all workers; None where a limit forbids it."""
-        return next(
-            ((b,) for b, n in zip(self.blocks, self.sizes, strict=True) if n == self.problem.cluster.num_workers), None
-        )
+        full = np.flatnonzero(self.sizes == self.problem.cluster.num_workers)
+        return (self.blocks[full[0]],) if len(full) else None
 
     def schedule(self, period: Period, worker_steps: Sequence[int]) -> Schedule:
         """The schedule of a period, named by what it does, such as `node-every-2-all-every-6`."""
         rounds: dict[str, list[int]] = {}
-        for t, phase in enumerate(period):
-            if phase:
-                rounds.setdefault(self.word(phase), []).append(t)
+        nodes = 1 if self.radices else self.problem.cluster.num_nodes
+        for t, phase in ((t, phase) for t, phase in enumerate(period) if phase):
+            largest = max(len(b.local) * prod(self.radices[d] for d in b.across) for b in phase)
+            whole = sum(len(block.local) - 1 for block in phase) == self.num_ranks - nodes
+            word = "node" if whole else f"node-parts-of-{largest}"
+            if any(self.crossing[block] for block in phase):
+                word = f"groups-of-{largest}"
+            rounds.setdefault("all" if largest == self.problem.cluster.num_workers else word, []).append(t)
         parts = []
         for word, steps in rounds.items():
             gaps = set(np.diff([*steps, steps[0] + len(period)]).tolist())
@@ -199,7 +191,7 @@ class Choices:
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
         if self.radices:
-            return Space(weight, np.stack([eye if c else center for c in classes]), 0.0, 1)
+            return Space(weight, np.stack([eye if c else center for c in classes]))
         paces = np.array(worker_steps, dtype=np.int64)
         steps = RoundSteps.of(paces, paces[None] / 1, Averaging.MEAN, int(paces.max()))
         inner = float(steps.partial.sum()) * (1 - 1 / self.num_ranks) / (self.num_ranks * steps.instants)

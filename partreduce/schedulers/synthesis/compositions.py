@@ -21,16 +21,12 @@ from partreduce.topo.arithmetic.pareto import non_dominated
 Floats = npt.NDArray[np.float64]
 Indices = tuple[int, ...]
 
-WIDTH, PER_COST, PRICES = 480, 4, 16
-"""Beginnings that the beam search continues with, those of one cost, and prices of communication that they suit."""
-MAX_ENTRIES = 12_000_000
-"""Entries of the matrices of all beginnings."""
+WIDTH, PER_COST, PRICES, MAX_ENTRIES = 480, 4, 16, 12_000_000
+"""Beginnings that the beam search continues with: all, of one cost, prices they suit, entries of their matrices."""
 BINS = 240
 """Bins of cost that the dearest piece spans in the dynamic program."""
-PER_BEGINNING, PER_ENTRY = 2e-5, 4e-10
-"""Nominal seconds of one beginning of the beam search, and of each entry of the matrices that it multiplies."""
-PER_TRIAL, PER_PLACE = 6e-6, 1.4e-9
-"""Nominal seconds of trying one piece in the dynamic program, and of each of its places."""
+PER_BEGINNING, PER_ENTRY, PER_TRIAL, PER_PLACE = 2e-5, 4e-10, 6e-6, 1.4e-9
+"""Nominal seconds of one beginning, of each entry that it multiplies, of trying a piece, and of each of its places."""
 
 
 class Piece(NamedTuple):

@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from math import inf
-from typing import TypeVar
 
-from partreduce.schedulers.synthesis.choices import choices_of
+import numpy as np
+
+from partreduce.schedulers.synthesis.choices import Choices, Period, choices_of
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.cluster_shape import MAX_EXPLICIT_WORKERS, crossing_bound, is_even, largest_steps
-from partreduce.schedulers.synthesis.exploring import Exploration
+from partreduce.schedulers.synthesis.cluster_shape import (
+    MAX_EXPLICIT_WORKERS,
+    crossing_bound,
+    derived_worker_steps,
+    is_even,
+    largest_steps,
+)
+from partreduce.schedulers.synthesis.compositions import compositions
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
-from partreduce.topo.arithmetic.pareto import non_dominated
+from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
+from partreduce.topo import metrics
+from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scattered
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.rule import Block, RulePhase
+from partreduce.topo.schedule import Schedule
 
-T = TypeVar("T")
-
-MAX_REPORTED = 60
-"""Candidates of one kind of groups, and of one choice of steps per round, that are reported."""
-PROVING_SHARE = 0.4
-"""Part of the time for proving a bound."""
+MAX_REPORTED, MAX_PHASES = 60, 4
+"""Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
+PROVING_SHARE, TIGHTER = 0.4, 0.85
+"""Part of the time for proving a bound; each next budget as a share of what the last decision took."""
+MORE = (1, 2, 3, 5, 7, 11, 23)
+"""Phases put after each phase of a decided period, to communicate less."""
+PER_METRIC, PER_PRODUCT = 3e-3, 2e-9
+"""Nominal seconds of the consensus distance of one schedule, and of each of its phases' n³ products."""
 
 
 def search(
@@ -33,13 +48,8 @@ def search(
     derived from the slowdowns. The time is kept (the last evaluation may overrun it a little), and an interrupt
     (Ctrl-C) ends the search and its clock with what was found so far. OR-Tools has to be installed.
 
-    Args:
-        problem: cluster, objective and limits.
-        clock: what may still be spent. With an effort the same seed gives the same answer, as long as the clock's
-            seconds do not end the search; without one how much is tried depends on the machine.
-        until: the position of the clock at which the search ends.
-        seed: CP-SAT's.
-        progress: called now and then with what is being done; nothing is ever printed.
+    With an effort the same seed, CP-SAT's, gives the same answer as long as the clock's seconds do not end the search
+    before its position `until`. `progress` is called with what is being done; nothing is ever printed.
     """
     begun = clock.elapsed
     if reason := _impossible(problem):
@@ -47,7 +57,7 @@ def search(
     if clock.passed(until):
         return Front(reason="the time was over before the search began")
     if not (listed := choices_of(problem)):
-        return Front(reason=_too_large(problem))
+        return Front(reason=_too_large(problem.cluster))
     explored: list[Exploration] = []
     bound = crossing_bound(problem) if problem.objective is Objective.COMMUNICATION else 0.0
     try:
@@ -60,15 +70,16 @@ def search(
             explored[-1].explore(end)
     except KeyboardInterrupt:
         clock.interrupt()
+    reached = [some for one in explored for some in one.candidates]
+    if len(listed) > 1:  # rules and explicit groups, all of equal steps
+        reached = [list(chain(*reached))]
     # In turns, since those of other steps per round make shorter steps of as much communication.
-    reported = [_reported(problem, some) for one in explored for some in one.candidates]
-    found = [one for turn in zip_longest(*reported) for one in turn if one is not None]
+    turns = zip_longest(*(_reported(problem, some) for some in reached))
+    found = _named_apart(one for one in chain(*turns) if one is not None)
     best = preferred(problem, found)
     status, reason = Status.FEASIBLE, ""
     if best is None:
-        status, reason = Status.UNKNOWN, _nearest(problem, found)
-        if bound == inf and problem.limits.max_communication is None:
-            status, reason = Status.INFEASIBLE, _no_period(problem)
+        status, reason = _nearest(problem, list(chain(*reached)), bound)
     elif _worth(problem, best) <= up_to(bound):
         status = Status.OPTIMAL
     return Front(
@@ -80,6 +91,148 @@ def search(
         seed=seed,
         reason=reason,
     )
+
+
+class Exploration:
+    """`candidates` found so far, one list for each choice of steps per round."""
+
+    def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], None]) -> None:
+        """Decide nothing yet; all work from here on is charged to the clock."""
+        self.choices, self.clock, self.seed, self.say = choices, clock, seed, say
+        self.limits = choices.problem.limits
+        self.worker_steps = ((1,),) if choices.radices else derived_worker_steps(choices.problem.cluster)
+        self.candidates: list[list[Candidate]] = [[] for _ in self.worker_steps]
+        self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
+
+    def explore(self, until: float) -> None:
+        """Decide periods, and the phases that long periods are composed of, until the clock's position `until`."""
+        start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
+        span = until - start
+        if full is not None:
+            budgets = [[TIGHTER * k * self.choices.cost(full)] for k in (1, 2)]
+            self._decide([ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + 0.5 * span)
+            self._compose(full, start + 0.8 * span if limits.choose_groups else until)
+        if full is None or limits.choose_groups:
+            for period in self._by_digits():
+                self._offer(period)
+            longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
+            models = [ScheduleModel(self.choices, k) for k in range(2, longest + 1)]
+            self._decide(models, [self._budgets(model.num_phases) for model in models], until)
+
+    def prove(self, until: float) -> float:
+        """The consensus distance below which no schedule of group means lies whose workers take equal steps.
+
+        Of short periods all are decided, the best one after the other until what is left is no better. Of any period
+        the mean over its rounds is at least the least that two rounds in a row can have. Infinite where no period of
+        equal steps keeps the limits.
+        """
+        clock, limits = self.clock, self.limits
+        if limits.max_period > MAX_PHASES:
+            return ScheduleModel(self.choices, 2, agree=False).decide(clock=clock, until=until, seed=self.seed).bound
+        bounds, best = [], inf
+        for k in range(limits.min_period, limits.max_period + 1):
+            model, bound = ScheduleModel(self.choices, k), 0.0
+            budget = None if limits.max_communication is None else k * limits.max_communication
+            while bound < best and not clock.passed(until):
+                found = model.decide(clock=clock, until=until, seed=self.seed, budget=budget, below=best)
+                bound = max(bound, found.bound)
+                if found.phases:
+                    model.forbid(found.phases)
+                    kept = self._offer(found.phases)
+                    if kept is not None and limits.allow_communication(kept.communication_seconds_per_step):
+                        best = min(best, kept.consensus_distance)
+                elif found.bound < inf:
+                    break
+            bounds.append(bound)
+        return min(best, *bounds)
+
+    def _decide(self, models: list[ScheduleModel], budgets: list[list[float | None]], until: float) -> None:
+        """Every model within ever tighter budgets, in turns; what was decided once is not decided again."""
+        left = [list(some) for some in budgets]
+        while any(left) and not self.clock.passed(until):
+            for turn, model in enumerate(models):
+                if not left[turn] or self.clock.passed(until):
+                    continue
+                self.say(f"deciding {model.num_phases} phase{'s' * (model.num_phases > 1)}")
+                budget = left[turn].pop(0)
+                found = model.decide(clock=self.clock, until=until, seed=self.seed, budget=budget)
+                if spent := sum(map(self.choices.cost, found.phases)):
+                    self.decided[frozenset(phase for phase in found.phases if phase)] = None
+                    if model.agree:
+                        self._offer(found.phases)
+                        model.forbid(found.phases)
+                    left[turn] = left[turn] or [TIGHTER * spent]
+                elif model.agree and not left[turn] and found.bound == inf and budget is not None:
+                    left[turn] = list(budgets[turn])  # others that are as good by the model may be better
+
+    def _budgets(self, num_phases: int) -> list[float | None]:
+        """Seconds of a period to begin with: without a limit, then what is asked with as much silence as fits."""
+        most, lengths = self.limits.max_communication, [num_phases * (1 + more) for more in (0, *MORE)]
+        return [None, *(most * k for k in lengths if most is not None and k <= self.limits.max_period)]
+
+    def _compose(self, full: RulePhase, until: float) -> None:
+        """Long periods of the decided phases; where only few phases may differ, of those that were decided together."""
+        self.say("composing periods")
+        most, start = self.limits.max_distinct_phases, self.clock.position()
+        pools = [frozenset(phase for together in self.decided for phase in together)]
+        if most is not None and len(pools[0]) >= most:
+            single = [frozenset({phase}) for phase in sorted(pools[0], key=str)]
+            pools = [pool for pool in dict.fromkeys([frozenset(), *single, *self.decided]) if len(pool) < most]
+        turns = [(pool, s) for pool in pools for s in range(len(self.worker_steps))]
+        for index, (pool, s) in enumerate(turns):
+            end = start + (until - start) * (index + 1) / len(turns)
+            if index and self.clock.passed(end):
+                continue
+            phases = ((), *sorted(pool - {full}, key=str), full)
+            for period, cost, value in compositions(self.choices, phases, self.worker_steps[s], self.clock, end):
+                self._keep(period, self.choices.schedule(period, self.worker_steps[s]), cost, value, s)
+
+    def _offer(self, period: Period) -> Candidate | None:
+        """Keep a decided period, and with more of its cheapest phase or silence if it is better than what is known.
+
+        The candidate of equal steps and without more phases.
+        """
+        first, spent = None, sum(map(self.choices.cost, period))
+        cheapest = min(period, key=self.choices.cost)
+        for s, worker_steps in enumerate(self.worker_steps):
+            for filler, more in [((), 0), *((filler, more) for filler in ((), cheapest) for more in MORE)]:
+                phases = tuple(phase for one in period for phase in (one, *[filler] * more))
+                if len(phases) > self.limits.max_period:
+                    continue
+                cost = (spent + more * len(period) * self.choices.cost(filler)) / (len(phases) * max(worker_steps))
+                self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
+                schedule = self.choices.schedule(phases, worker_steps)
+                value = float(metrics.consensus_distance(schedule))
+                known = [(one.communication_seconds_per_step, one.consensus_distance) for one in self.candidates[s]]
+                kept = self._keep(phases, schedule, cost, value, s)
+                first = kept if (s, more) == (0, 0) else first
+                if more == 0 and any(dominates(other, (cost, value)) for other in known):
+                    break
+        return first
+
+    def _keep(self, period: Period, schedule: Schedule, cost: float, value: float, s: int) -> Candidate | None:
+        """The candidate, None where it breaks a limit or its workers never agree."""
+        limits, kept = self.limits, value < inf and self.limits.min_period <= len(period) <= self.limits.max_period
+        if limits.max_distinct_phases is not None:
+            kept &= len(set(period) - {()}) <= limits.max_distinct_phases
+        if limits.max_gap is not None:
+            crossing = [t for t, phase in enumerate(period) if any(self.choices.crossing[block] for block in phase)]
+            gap = np.diff([*crossing, crossing[0] + len(period)]).max() if crossing else inf
+            kept &= gap * max(self.worker_steps[s]) - 1 <= limits.max_gap
+        if not kept:
+            return None
+        one = Candidate(schedule=schedule, communication_seconds_per_step=cost, consensus_distance=value)
+        self.candidates[s].append(one)
+        return one
+
+    def _by_digits(self) -> Iterator[Period]:
+        """Phase k joins the workers whose numbers differ in digit k of the largest group alone: grids and cubes."""
+        n, base = self.choices.num_ranks, int(self.choices.sizes.max(initial=2))
+        workers = np.arange(n)
+        for num_phases in range(2, max(2, ceil_log(n, base)) + 1) if not self.choices.radices else ():
+            labels = (workers // base ** (k + 1) * base**k + workers % base**k for k in range(num_phases))
+            groups = ([tuple(np.flatnonzero(row == one).tolist()) for one in np.unique(row)] for row in labels)
+            yield tuple(tuple(Block(group) for group in phase if len(group) > 1) for phase in groups)
 
 
 def _impossible(problem: Problem) -> str | None:
@@ -95,55 +248,60 @@ def _impossible(problem: Problem) -> str | None:
     )
 
 
-def _no_period(problem: Problem) -> str:
+def _too_large(cluster: Cluster) -> str:
+    if is_even(cluster):
+        each = f"{cluster.workers_per_node} workers on each node"
+        return f"{each}: rules of so many are not searched; the catalogue's were measured"
     return (
-        f"max_period: {problem.limits.max_period}; no period of at most so many phases of groups of at most "
-        f"{problem.limits.max_group or problem.cluster.num_workers} workers joins all workers within the limits (all "
-        "were decided); allow longer periods or larger groups"
-    )
-
-
-def _too_large(problem: Problem) -> str:
-    if is_even(problem.cluster):
-        return (
-            f"{problem.cluster.workers_per_node} workers on each node: rules of so many are not searched; the "
-            "catalogue's were measured"
-        )
-    return (
-        f"{problem.cluster.num_workers} workers on nodes that differ: explicit groups are searched up to "
+        f"{cluster.num_workers} workers on nodes that differ: explicit groups are searched up to "
         f"{MAX_EXPLICIT_WORKERS} workers; the catalogue's rules were measured"
     )
 
 
-def _nearest(problem: Problem, candidates: list[Candidate]) -> str:
-    """Which candidate comes nearest to limits that none keeps, in one line."""
+def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tuple[Status, str]:
+    """Whether it is proved that nothing keeps the limits; what comes nearest to them, in one line."""
     limits, budget = problem.limits, problem.limits.max_communication
-    if not candidates:
-        return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
+    if bound == inf and budget is None:
+        most = limits.max_group or problem.cluster.num_workers
+        return Status.INFEASIBLE, (
+            f"max_period: {limits.max_period}; no period of at most so many phases of groups of at most {most} workers "
+            "joins all workers within the limits (all were decided); allow longer periods or larger groups"
+        )
     within = [c for c in candidates if limits.allow_communication(c.communication_seconds_per_step)]
-    if not within:
+    reason = "no schedule that keeps all limits was found in the time; relax a limit or give more time"
+    if within:
+        reason = (
+            f"no schedule with consensus distance at most {float(limits.max_consensus_distance or 0):.6g} was found; "
+            f"the least found within the budget is {min(one.consensus_distance for one in within):.6g}"
+        )
+    elif candidates:
         least = min(one.communication_seconds_per_step for one in candidates)
-        return f"no schedule within {budget:.6g} s per step was found; the cheapest found takes {least:.6g} s per step"
-    return (
-        f"no schedule with consensus distance at most {float(limits.max_consensus_distance or 0):.6g} was found; "
-        f"the least found within the budget is {min(one.consensus_distance for one in within):.6g}"
-    )
+        reason = (
+            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes {least:.6g} s per step"
+        )
+    return Status.UNKNOWN, reason
 
 
 def _reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """The best for what is asked, then the front, spread; no two of one name."""
+    """The best for what is asked, then the front, spread."""
 
     def at(one: Candidate) -> tuple[float, float]:
         return round(one.communication_seconds_per_step, 12), round(one.consensus_distance, 12)
 
-    front = non_dominated(found, at, lambda one: (one.period,))
-    best, names, reported = preferred(problem, front), Counter[str](), []
-    for one in sorted(scattered(front, at), key=lambda one: one is not best)[:MAX_REPORTED]:
+    front = non_dominated(found, at, lambda one: (one.schedule.period,))
+    best = preferred(problem, front)
+    return sorted(scattered(front, at), key=lambda one: one is not best)[:MAX_REPORTED]
+
+
+def _named_apart(found: Iterable[Candidate]) -> list[Candidate]:
+    """The same, the second of a name with a 2 behind it, and so on."""
+    names, result = Counter[str](), []
+    for one in found:
         name = one.schedule.name
         names[name] += 1
-        schedule = one.schedule if names[name] == 1 else replace(one.schedule, name=f"{name}-{names[name]}")
-        reported.append(replace(one, schedule=schedule))
-    return reported
+        number = f"-{names[name]}" * (names[name] > 1)
+        result.append(replace(one, schedule=replace(one.schedule, name=name + number)))
+    return result
 
 
 def preferred(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
@@ -155,34 +313,9 @@ def preferred(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | 
         if limits.allow_communication(one.communication_seconds_per_step)
         and limits.allow_consensus_distance(one.consensus_distance)
     )
-    return min(fitting, key=lambda one: (round(_worth(problem, one), 9), one.period), default=None)
+    return min(fitting, key=lambda one: (round(_worth(problem, one), 9), one.schedule.period), default=None)
 
 
 def _worth(problem: Problem, one: Candidate) -> float:
     by_cost = problem.objective is Objective.COMMUNICATION
     return one.communication_seconds_per_step if by_cost else one.consensus_distance
-
-
-def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
-    """The same entries, each beginning of the list spread over the whole front: first those on its lower convex hull.
-
-    A time to a loss, a step's seconds times the steps, is a product of two sums that rise with one cost each, so that
-    the least over a front lies on the hull, whatever a unit of either costs. O(k log k).
-    """
-    hull: list[T] = []
-    for entry in sorted(front, key=at):
-        x, y = at(entry)
-        while len(hull) > 1:
-            (x0, y0), (x1, y1) = at(hull[-2]), at(hull[-1])
-            if (x1 - x0) * (y - y0) > (x - x0) * (y1 - y0):
-                break
-            hull.pop()
-        hull.append(entry)
-    on_hull = set(map(id, hull))
-    return _spread(hull) + _spread([entry for entry in front if id(entry) not in on_hull])
-
-
-def _spread(front: list[T]) -> list[T]:
-    """Ordered so that every beginning of the list is spread over the whole."""
-    powers = range(len(front).bit_length(), -1, -1)
-    return [front[i] for i in dict.fromkeys(i for power in powers for i in range(0, len(front), 1 << power))]

@@ -17,38 +17,30 @@ from partreduce.topo.timing.cost import bytes_of
 
 
 class Status(StrEnum):
-    """What is known about an answer. The four are never merged."""
+    """What is known about an answer; the four are never merged.
+
+    Optimal: nothing better exists within the limits, by a proof. Feasible: better ones may exist. Infeasible: no answer
+    exists, by a named bound. Unknown: the limit was reached before an answer was.
+    """
 
     OPTIMAL = "optimal"
-    """Proved: nothing better exists within the limits."""
-
     FEASIBLE = "feasible"
-    """A valid answer; better ones may exist."""
-
     INFEASIBLE = "infeasible"
-    """Proved: no answer exists, by a named bound."""
-
     UNKNOWN = "unknown"
-    """The limit was reached before an answer was."""
 
 
 class Objective(StrEnum):
-    """What to minimize within the limits; the front is the same for all."""
+    """What to minimize within the limits; the front is the same for all.
+
+    Balanced is the predicted time to a loss, seconds per step times the predicted steps ratio; communication and
+    waiting are in seconds per step; drift is that of the way the data is spread.
+    """
 
     BALANCED = "balanced"
-    """Predicted time to a loss: seconds per step times the predicted steps ratio."""
-
     COMMUNICATION = "communication"
-    """Communication seconds per step, among schedules that mix well enough."""
-
     CONSENSUS_DISTANCE = "consensus-distance"
-    """Consensus distance within the communication budget."""
-
     DRIFT = "drift"
-    """Drift, for the way the data is spread, within the communication budget."""
-
     WAITING = "waiting"
-    """Seconds per step with slow and jittering workers."""
 
 
 SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE})
@@ -176,10 +168,6 @@ class Candidate:
     schedule: Schedule
     communication_seconds_per_step: float
     consensus_distance: float
-
-    @property
-    def period(self) -> int:
-        return self.schedule.period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

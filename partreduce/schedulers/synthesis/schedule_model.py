@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import networkx as nx
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.choices import Choices, Period
 from partreduce.schedulers.synthesis.clock import Clock
@@ -31,14 +32,10 @@ from partreduce.topo.extras import missing
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-TICKS = 10_000
-"""Units of time in the seconds of the slowest group."""
-LARGEST = 1e9
-"""Coefficients of the metric are whole numbers up to about this; those of few workers are exact."""
-SOLVE = 2.0
-"""CP-SAT's deterministic seconds for one model, at most a third of what is left."""
-PER_LITERAL = 4e-6
-"""Nominal seconds to write one appearance of a variable."""
+TICKS, LARGEST = 10_000, 1e9
+"""Units of time in the slowest group's seconds; coefficients of the metric up to about this, exact of few workers."""
+SOLVE, PER_LITERAL = 2.0, 4e-6
+"""CP-SAT's deterministic seconds for one model; nominal seconds to write one appearance of a variable."""
 
 
 class Decision(NamedTuple):
@@ -90,8 +87,12 @@ class ScheduleModel:
                 self._some(digit in block.across for block in choices.blocks)
             for start in range(num_phases) if gap is not None and gap + 1 < num_phases else ():
                 self._some(crossing, [(start + k) % num_phases for k in range(gap + 1)])
-        if choices.is_complete:
-            self._break_symmetry()
+        sizes = [sum(int(choices.sizes[b]) * self.x[0][b] for b in blocks) for blocks in self.at]
+        for node in map(choices.problem.cluster.workers_of, range(choices.problem.cluster.num_nodes)):
+            for one, other in pairwise(node) if choices.is_complete else ():  # workers of a node are alike
+                self.model.add(sizes[one] >= sizes[other])
+        for span in self.spans[1:]:
+            self.model.add(self.spans[0] >= span)  # a period may begin anywhere
         self._minimize_distance()
 
     def decide(
@@ -196,15 +197,12 @@ class ScheduleModel:
             again[k, m] = [model.new_bool_var("") for _ in pairs]
             for one, other, both in zip(met[k], met[m], again[k, m], strict=True):
                 model.add(one + other <= 1 + both)
-        square, once, twice, later = (
-            np.rint(factor * counts).astype(np.int64).tolist()
-            for factor, counts in (
-                (most**2 * scale, self.choices.joined),
-                (most * scale, self.choices.joined),
-                (2 * scale, pairs),
-                (rare, pairs),
-            )
-        )
+
+        def whole(values: npt.NDArray[np.float64]) -> list[int]:
+            return np.rint(values).astype(np.int64).tolist()
+
+        square, once = whole(most**2 * scale * self.choices.joined), whole(most * scale * self.choices.joined)
+        twice, later = whole(2 * scale * pairs), whole(rare * pairs)
         terms = []
         for k in range(num_phases):
             following = (k + 1) % num_phases
@@ -218,13 +216,3 @@ class ScheduleModel:
         self.metric, self.unit = sum(terms), num_phases * most**2 * n * scale
         self.weight = ceil((num_phases * n) ** 2 * rare) + len(pairs)  # more than all pairs that can meet again
         model.minimize(self.weight * self.metric + sum(LinearExpr.weighted_sum(both, later) for both in again.values()))
-
-    def _break_symmetry(self) -> None:
-        """The longest phase comes first, and there the workers of a node are ordered by the size of their group."""
-        for span in self.spans[1:]:
-            self.model.add(self.spans[0] >= span)
-        sizes = [sum(int(self.choices.sizes[b]) * self.x[0][b] for b in blocks) for blocks in self.at]
-        cluster = self.choices.problem.cluster
-        for v in range(cluster.num_nodes):
-            for one, other in pairwise(cluster.workers_of(v)):
-                self.model.add(sizes[one] >= sizes[other])

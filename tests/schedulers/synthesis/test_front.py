@@ -9,7 +9,7 @@ from helpers.synthesis import synthesize
 from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
 from partreduce.schedulers.synthesis import front as front_module
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.front import scattered
+from partreduce.topo.arithmetic.pareto import scattered
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.event_graph import cycle_time
@@ -78,7 +78,7 @@ def test_every_candidate_keeps_the_limits(limits):
     assert front.candidates
     for candidate in front.candidates:
         schedule = candidate.schedule
-        assert limits.min_period <= candidate.period <= limits.max_period
+        assert limits.min_period <= candidate.schedule.period <= limits.max_period
         phases = [schedule.phase(t) for t in range(schedule.period)]
         if limits.max_group is not None:
             assert all(size <= limits.max_group for phase in phases for size in phase.sizes.tolist())
