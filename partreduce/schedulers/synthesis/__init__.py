@@ -1,8 +1,8 @@
 """Synthesis: schedules decided by a solver for a cluster and its limits, with what is proved about all others.
 
-`front.search` is the entry. `problem` says what can be asked and what comes back, `cluster_shape` what follows from the
-cluster alone, `choices` which groups there are. `exploring` asks `schedule_model` (CP-SAT) for short periods as wholes
-and for the phases of long ones, which `compositions` puts together between full averages.
+`problem` says what can be asked and what comes back, `cluster_shape` what follows from the cluster, `choices` which
+groups there are. `front.search`, the entry, asks `schedule_model` (CP-SAT) for short periods as wholes and for the
+phases of long ones, which `compositions` puts together between full averages.
 """
 
 from partreduce.schedulers.synthesis.front import search as search

@@ -34,17 +34,14 @@ Period = tuple[RulePhase, ...]
 
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
 """Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
-MAX_PLACES, MAX_RULE_PLACES = 64, 16
-"""Workers, or local ranks of a rule, that are told apart; of more, neighbors stand together."""
-FEW_WORKERS = 8
-"""So few workers of an even cluster have explicit groups besides rules in any case."""
+MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
+"""Workers, and local ranks of a rule, that are told apart (of more, neighbors stand together); explicit in any case."""
 
 
 class Space(NamedTuple):
     """The classes in which phases act: how often each stands in the space of all n workers, over n, (C,).
 
-    `fresh` (C, G, G) is the noise of one round of steps off the mean, `floor` the part of the consensus distance from
-    inside the rounds, of so many `instants`, which no averaging removes.
+    `fresh` (C, G, G) is the noise of a round off the mean, `floor` that from inside its `instants`, which stays.
     """
 
     weight: Floats
@@ -98,10 +95,7 @@ class Choices:
 
     @cached_property
     def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
-        """How many pairs of workers meet wherever one of some blocks stands, and these blocks.
-
-        Pairs that differ in the same digits, at the same places, meet together.
-        """
+        """How many pairs of workers meet wherever one of some blocks stands, and these blocks."""
         meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for b, block in enumerate(self.blocks):
             for one, other in combinations_with_replacement(self.within[b], 2):
@@ -116,10 +110,7 @@ class Choices:
 
     @cached_property
     def seconds_and_loads(self) -> tuple[Floats, Floats]:
-        """Seconds of each block alone, (B,), and those for which it keeps each shared link busy, (B, S).
-
-        What blocks put on one link adds up, and no phase ends before it is done.
-        """
+        """Seconds of each block alone, (B,), and for which it keeps each shared link busy, (B, S); these add up."""
         known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
         rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
         for block in self.blocks:
@@ -183,10 +174,7 @@ class Choices:
         return matrices
 
     def space(self, worker_steps: Sequence[int]) -> Space:
-        """The classes of the digits: class c is the set of digits on which a character is non-trivial.
-
-        A round adds pace_i steps of noise at worker i; workers of a rule all take one.
-        """
+        """Class c is the set of digits on which a character is non-trivial; worker i adds noise of pace_i steps."""
         classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers

@@ -12,13 +12,10 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing import loads
 
-MAX_STEPS_PER_ROUND = 8
-SLOWER = 1.05
-"""Workers that take less than so many times as long as the fastest are as fast."""
-MAX_DIGITS = 4
-"""Digits of a node's index that rules may use: 2^4 classes of characters."""
-MAX_RULE_ENTRIES = 750_000
-"""Entries of the matrices of one rule phase; with more local ranks no rules are searched."""
+MAX_STEPS_PER_ROUND, SLOWER = 8, 1.05
+"""Workers that take less than SLOWER times as long as the fastest are as fast."""
+MAX_DIGITS, MAX_RULE_ENTRIES = 4, 750_000
+"""Digits of a node's index that rules may use: 2^4 classes of characters; and entries of one rule phase's matrices."""
 MAX_EXPLICIT_WORKERS = 512
 """Workers up to which explicit groups are searched: every phase of them is a dense n×n matrix."""
 
@@ -49,8 +46,7 @@ def is_even(cluster: Cluster) -> bool:
 def node_radices(cluster: Cluster) -> tuple[int, ...]:
     """Radices for the rules of an even cluster: the prime factors of each level of switches, the highest level first.
 
-    So a block can stay inside a rack, or cross racks: its digits say which. At most MAX_DIGITS digits, one per level at
-    the least; the smallest factors of a level are merged.
+    So a block's digits say whether it crosses racks. At most MAX_DIGITS, one per level at least: factors are merged.
     """
     parts = [sorted(prime_radices(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
     while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
@@ -71,10 +67,7 @@ def has_equal_speeds(cluster: Cluster) -> bool:
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """One step per round for all, and steps in proportion to speed where speeds differ (1 for the slowest worker).
-
-    The fastest take at least two steps a round then: however little slower a worker is, its one step fits into them.
-    """
+    """One step per round for all, and steps in proportion to speed: 1 for the slowest, at least 2 for the fastest."""
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
@@ -97,10 +90,8 @@ def largest_steps(cluster: Cluster) -> int:
 def crossing_bound(problem: Problem) -> float:
     """Seconds per step below which the workers cannot all stay connected.
 
-    In every period some group must cross nodes (or exist at all, on one node), and every cut of the nodes: the one with
-    the slowest NIC from the others, and what stands below each switch from the rest. The cheapest group across a cut is
-    a pair, whatever the algorithm of the all-reduce, and it must run once in `max_period` rounds of at most
-    `largest_steps` steps.
+    Some group must cross every cut of the nodes, that of the slowest NIC and those below a switch, once in `max_period`
+    rounds of at most `largest_steps` steps. The cheapest one is a pair, whatever the algorithm of the all-reduce.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:

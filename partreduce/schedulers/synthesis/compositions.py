@@ -1,9 +1,9 @@
 """Long periods composed of decided phases: pieces between full averages, whose costs and distances simply add up.
 
 After a full average the past is forgotten, so costs and consensus distances of the pieces between full averages are
-sums: how often each stands in a period of given length is a knapsack with an exact objective (a renewal argument, as
-for the cycles of a renewal process). Pieces come from a beam search over the few phases that the model decided on, a
-full average and a silent phase; the knapsack is solved for the whole front at once by dynamic programming.
+sums: how often each stands in a period of given length is a knapsack with an exact objective, as of renewal cycles.
+Pieces come from a beam search over the few phases that the model decided on, a full average and a silent phase; the
+knapsack is solved for the whole front at once by dynamic programming.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def compositions(
 ) -> Iterator[tuple[Period, float, float]]:
     """Good periods of these phases with their seconds and consensus distance per step; the last phase averages all.
 
-    Beam search from consensus: at each length the beginnings with the least consensus distance so far and still in the
-    workers are kept, at many prices of communication. Shapes: B beginnings in the beam, A phases.
+    Beam search from consensus keeps the beginnings with the least distance at many prices; shapes: B of them, A phases.
     """
     begun_at, left = clock.position(), until - clock.position()
     space, limits, matrices = choices.space(worker_steps), choices.problem.limits, choices.matrices(phases)
@@ -94,10 +93,9 @@ def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np
 
 
 def _composed(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Callable[[], bool]) -> dict[Indices, float]:
-    """Good compositions over the whole range of costs, by dynamic programming on (period, cost); O(P² · pieces · bins).
+    """Good compositions at every cost, with the sums of values, by dynamic programming on (period, cost).
 
-    Costs are rounded to bins, so single entries may miss the optimum. Periods that the time does not reach are left
-    out. With each goes the sum of its pieces' values.
+    Costs are rounded to bins, so single entries may miss the optimum. O(period² · pieces · bins).
     """
     unit = max(piece.cost for piece in pieces) / BINS or 1.0  # where links are free, all costs are 0
     places = longest * BINS + 1

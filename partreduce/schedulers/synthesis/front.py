@@ -25,14 +25,13 @@ from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
 from partreduce.topo import metrics
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scattered
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.schedule import Schedule
 
 MAX_REPORTED, MAX_PHASES = 60, 4
 """Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
-PROVING_SHARE, TIGHTER = 0.4, 0.85
-"""Part of the time for proving a bound; each next budget as a share of what the last decision took."""
+PROVING_SHARE, TIGHTER, MUCH_TIGHTER = 0.4, 0.85, 0.6
+"""Part of the time for proving a bound; next budgets of phases and periods as a share of what the last one took."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Phases put after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT = 3e-3, 2e-9
@@ -40,16 +39,13 @@ PER_METRIC, PER_PRODUCT = 3e-3, 2e-9
 
 
 def search(
-    problem: Problem, clock: Clock, until: float, *, seed: int, progress: Callable[[str], None] | None = None
+    problem: Problem, clock: Clock, until: float, *, seed: int, progress: Callable[[str], object] = str
 ) -> Front:
     """Search for the schedules of a cluster that trade communication against consensus distance best.
 
-    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's steps per round
-    derived from the slowdowns. The time is kept (the last evaluation may overrun it a little), and an interrupt
-    (Ctrl-C) ends the search and its clock with what was found so far. OR-Tools has to be installed.
-
-    With an effort the same seed, CP-SAT's, gives the same answer as long as the clock's seconds do not end the search
-    before its position `until`. `progress` is called with what is being done; nothing is ever printed.
+    Even clusters get rules, others explicit groups, with steps per round from the slowdowns. The time is kept (the last
+    evaluation may overrun it a little); an interrupt (Ctrl-C) ends the search and its clock with what was found so far.
+    An effort and CP-SAT's seed give one answer, unless the clock's seconds end the search before its position `until`.
     """
     begun = clock.elapsed
     if reason := _impossible(problem):
@@ -57,22 +53,21 @@ def search(
     if clock.passed(until):
         return Front(reason="the time was over before the search began")
     if not (listed := choices_of(problem)):
-        return Front(reason=_too_large(problem.cluster))
+        return Front(reason=_too_large(problem))
     explored: list[Exploration] = []
     bound = crossing_bound(problem) if problem.objective is Objective.COMMUNICATION else 0.0
     try:
         for index, choices in enumerate(listed):
             start = clock.position()
             end = start + (until - start) / (len(listed) - index)
-            explored.append(Exploration(choices, clock, seed, progress or (lambda _: None)))
+            explored.append(Exploration(choices, clock, seed, progress))
             if problem.objective is Objective.CONSENSUS_DISTANCE and choices.is_complete:
                 bound = explored[-1].prove(start + PROVING_SHARE * (end - start))
             explored[-1].explore(end)
     except KeyboardInterrupt:
         clock.interrupt()
     reached = [some for one in explored for some in one.candidates]
-    if len(listed) > 1:  # rules and explicit groups, all of equal steps
-        reached = [list(chain(*reached))]
+    reached = [list(chain(*reached))] if len(listed) > 1 else reached  # rules and explicit groups, of equal steps
     # In turns, since those of other steps per round make shorter steps of as much communication.
     turns = zip_longest(*(_reported(problem, some) for some in reached))
     found = _named_apart(one for one in chain(*turns) if one is not None)
@@ -96,7 +91,7 @@ def search(
 class Exploration:
     """`candidates` found so far, one list for each choice of steps per round."""
 
-    def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], None]) -> None:
+    def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
         """Decide nothing yet; all work from here on is charged to the clock."""
         self.choices, self.clock, self.seed, self.say = choices, clock, seed, say
         self.limits = choices.problem.limits
@@ -120,11 +115,10 @@ class Exploration:
             self._decide(models, [self._budgets(model.num_phases) for model in models], until)
 
     def prove(self, until: float) -> float:
-        """The consensus distance below which no schedule of group means lies whose workers take equal steps.
+        """The consensus distance below which no schedule of equal steps lies; infinite where none keeps the limits.
 
         Of short periods all are decided, the best one after the other until what is left is no better. Of any period
-        the mean over its rounds is at least the least that two rounds in a row can have. Infinite where no period of
-        equal steps keeps the limits.
+        the mean over its rounds is at least the least that two rounds in a row can have.
         """
         clock, limits = self.clock, self.limits
         if limits.max_period > MAX_PHASES:
@@ -161,7 +155,7 @@ class Exploration:
                     if model.agree:
                         self._offer(found.phases)
                         model.forbid(found.phases)
-                    left[turn] = left[turn] or [TIGHTER * spent]
+                    left[turn] = left[turn] or [(MUCH_TIGHTER if model.agree else TIGHTER) * spent]
                 elif model.agree and not left[turn] and found.bound == inf and budget is not None:
                     left[turn] = list(budgets[turn])  # others that are as good by the model may be better
 
@@ -188,10 +182,7 @@ class Exploration:
                 self._keep(period, self.choices.schedule(period, self.worker_steps[s]), cost, value, s)
 
     def _offer(self, period: Period) -> Candidate | None:
-        """Keep a decided period, and with more of its cheapest phase or silence if it is better than what is known.
-
-        The candidate of equal steps and without more phases.
-        """
+        """Keep a period, and if no other is better more of its cheapest phase or silence; the one of no more."""
         first, spent = None, sum(map(self.choices.cost, period))
         cheapest = min(period, key=self.choices.cost)
         for s, worker_steps in enumerate(self.worker_steps):
@@ -228,9 +219,8 @@ class Exploration:
     def _by_digits(self) -> Iterator[Period]:
         """Phase k joins the workers whose numbers differ in digit k of the largest group alone: grids and cubes."""
         n, base = self.choices.num_ranks, int(self.choices.sizes.max(initial=2))
-        workers = np.arange(n)
         for num_phases in range(2, max(2, ceil_log(n, base)) + 1) if not self.choices.radices else ():
-            labels = (workers // base ** (k + 1) * base**k + workers % base**k for k in range(num_phases))
+            labels = (np.arange(n) // base ** (k + 1) * base**k + np.arange(n) % base**k for k in range(num_phases))
             groups = ([tuple(np.flatnonzero(row == one).tolist()) for one in np.unique(row)] for row in labels)
             yield tuple(tuple(Block(group) for group in phase if len(group) > 1) for phase in groups)
 
@@ -248,8 +238,8 @@ def _impossible(problem: Problem) -> str | None:
     )
 
 
-def _too_large(cluster: Cluster) -> str:
-    if is_even(cluster):
+def _too_large(problem: Problem) -> str:
+    if is_even(cluster := problem.cluster):
         each = f"{cluster.workers_per_node} workers on each node"
         return f"{each}: rules of so many are not searched; the catalogue's were measured"
     return (
@@ -297,10 +287,9 @@ def _named_apart(found: Iterable[Candidate]) -> list[Candidate]:
     """The same, the second of a name with a 2 behind it, and so on."""
     names, result = Counter[str](), []
     for one in found:
-        name = one.schedule.name
-        names[name] += 1
-        number = f"-{names[name]}" * (names[name] > 1)
-        result.append(replace(one, schedule=replace(one.schedule, name=name + number)))
+        names[name := one.schedule.name] += 1
+        schedule = one.schedule if names[name] == 1 else replace(one.schedule, name=f"{name}-{names[name]}")
+        result.append(replace(one, schedule=schedule))
     return result
 
 

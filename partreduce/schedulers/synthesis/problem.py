@@ -19,8 +19,7 @@ from partreduce.topo.timing.cost import bytes_of
 class Status(StrEnum):
     """What is known about an answer; the four are never merged.
 
-    Optimal: nothing better exists within the limits, by a proof. Feasible: better ones may exist. Infeasible: no answer
-    exists, by a named bound. Unknown: the limit was reached before an answer was.
+    Optimal: nothing better exists, by a proof; infeasible: nothing does, by a named bound; unknown: time was over.
     """
 
     OPTIMAL = "optimal"
@@ -32,8 +31,7 @@ class Status(StrEnum):
 class Objective(StrEnum):
     """What to minimize within the limits; the front is the same for all.
 
-    Balanced is the predicted time to a loss, seconds per step times the predicted steps ratio; communication and
-    waiting are in seconds per step; drift is that of the way the data is spread.
+    Balanced is the predicted time to a loss; communication and waiting are per step; drift is of the data's spread.
     """
 
     BALANCED = "balanced"
@@ -54,8 +52,8 @@ ROUNDING = 1e-9
 class Limits:
     """What a schedule may cost; None means no limit. A fraction such as 8/7 is meant exactly.
 
-    `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases`
-    counts communicator splits, `max_gap` is the most steps in a row in which no group crosses nodes ("sync frequency").
+    `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases` in
+    communicator splits, `max_gap` the most steps in a row in which no group crosses nodes ("sync frequency").
     """
 
     max_communication: float | None = None
@@ -152,8 +150,7 @@ class Problem:
     @property
     def hardware(self) -> Hardware:
         """The cluster's hardware (checked at construction)."""
-        assert self.cluster.hardware is not None
-        return self.cluster.hardware
+        return check_cluster(self.cluster)
 
     @property
     def size(self) -> int:
@@ -163,7 +160,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule as the search scored it; the planner measures it by `topo`, which shares no code with the search."""
+    """One schedule as the search scored it; the planner measures it again."""
 
     schedule: Schedule
     communication_seconds_per_step: float
@@ -174,10 +171,9 @@ class Candidate:
 class Front:
     """The candidates in the order in which they are worth measuring, and what is known of the problem.
 
-    The best comes first; each beginning of the others is spread over the front of each choice of steps per round.
-    `best` is the candidate that the objective prefers within the limits (None when there is none). No schedule of
-    synchronous group means within the limits whose workers take equal steps has an objective below `bound`; 0 where
-    nothing is proved. `reason` is one line about an infeasible or unknown answer with the nearest possible thing.
+    `best`, which the objective prefers within the limits, comes first; others are spread over the front. No schedule of
+    synchronous group means and equal steps within the limits has an objective below `bound`; 0 if nothing is proved.
+    `reason` is one line about an infeasible or unknown answer with the nearest possible thing.
     """
 
     candidates: tuple[Candidate, ...] = ()

@@ -1,10 +1,9 @@
 """Schedules decided by CP-SAT: one model of groups × phases under the limits, with what is proved about all others.
 
 Boolean x[k, b] says that block b (groups of any workers, or those of a rule) stands in phase k of a period of K phases.
-A worker is in at most one group of a phase; a phase lasts at least as long as each of its groups alone and as what they
-put together on each NIC, uplink and bus; the phases keep a budget; every cut of the workers is crossed by a group
-within the period (else they never agree; cuts are added as they turn out to be missing), and nodes meet as often as a
-limit says.
+A worker is in at most one group of a phase; a phase lasts at least as long as each of its groups and as what they put
+together on each NIC, uplink and bus; the phases keep a budget; a group crosses every cut of the workers within the
+period (cuts are added as they turn out to be missing), and nodes as often as a limit says.
 
 The consensus distance is not linear in x, but this is, and it is nowhere above it. Of the noise of one round the phases
 p and q that follow leave tr(W_p) − 1, blocks minus one, and tr(W_p W_q) − 1 (all later terms are ≥ 0). With groups of
@@ -39,10 +38,7 @@ SOLVE, PER_LITERAL = 2.0, 4e-6
 
 
 class Decision(NamedTuple):
-    """The best period found, () where none was. No other choice has a consensus distance below `bound`.
-
-    The bound is infinite where it is proved that none keeps the limits.
-    """
+    """The best period found, or (); no other has a distance below `bound`, infinite where none keeps the limits."""
 
     phases: Period
     bound: float
@@ -64,11 +60,7 @@ def new_model() -> cp_model.CpModel:
 
 
 class ScheduleModel:
-    """The variables of a period of K phases and what they keep; written once, and solved within ever tighter budgets.
-
-    Without `agree` nothing says that all workers have to be joined, so that what is proved holds for any two rounds in
-    a row of any schedule.
-    """
+    """A period of K phases and what it keeps, to solve within ever tighter budgets; any K rounds without `agree`."""
 
     def __init__(self, choices: Choices, num_phases: int, *, agree: bool = True) -> None:
         """Write the model; nothing is solved yet. O(phases² · meetings + phases · blocks · links)."""
@@ -178,10 +170,7 @@ class ScheduleModel:
         return span
 
     def _minimize_distance(self) -> None:
-        """What two phases leave of the noise, times S² and a weight; pairs that meet again later decide between equals.
-
-        What older noise leaves depends on these.
-        """
+        """What two phases leave of the noise, times S² and a weight; pairs that meet again decide between equals."""
         from ortools.sat.python.cp_model import LinearExpr
 
         model, n, num_phases = self.model, self.choices.problem.cluster.num_workers, self.num_phases
