@@ -79,13 +79,12 @@ class Choices:
         members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
         return np.asarray(members / self.sizes * (self.sizes - 1))
 
-    @cached_property
-    def crossing(self) -> dict[Block, bool]:
-        """Whether the groups of each block cross nodes."""
+    def crosses(self, phase: RulePhase) -> bool:
+        """Whether a group of the phase crosses nodes."""
         if self.radices:
-            return {block: bool(block.across) for block in self.blocks}
+            return any(block.across for block in phase)
         node_of = self.problem.cluster.node_of()
-        return {block: len(set(node_of[list(block.local)].tolist())) > 1 for block in self.blocks}
+        return any(len(set(node_of[list(block.local)].tolist())) > 1 for block in phase)
 
     @cached_property
     def within(self) -> list[list[int]]:
@@ -118,7 +117,8 @@ class Choices:
             if node_of is not None:  # groups with as many workers on each node cost the same
                 kind = tuple(np.bincount(node_of[list(block.local)]).tolist())
             if kind not in known:
-                found, busy = self._loads((block,)), {}
+                found = self._loads((block,))
+                busy: dict[tuple[int, int], float] = {}
                 for level, one in enumerate((found, *found.besides)):
                     spent = np.bincount(one.node, one.bytes_ / one.num_nics * one.inverse)
                     busy |= {(level, link): float(spent[link]) for link in np.unique(one.node).tolist()}
@@ -155,7 +155,7 @@ class Choices:
             largest = max(len(b.local) * prod(self.radices[d] for d in b.across) for b in phase)
             whole = sum(len(block.local) - 1 for block in phase) == self.num_ranks - nodes
             word = "node" if whole else f"node-parts-of-{largest}"
-            if any(self.crossing[block] for block in phase):
+            if self.crosses(phase):
                 word = f"groups-of-{largest}"
             rounds.setdefault("all" if largest == self.problem.cluster.num_workers else word, []).append(t)
         parts = []

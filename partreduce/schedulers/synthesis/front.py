@@ -104,7 +104,7 @@ class Exploration:
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
         if full is not None:
-            budgets = [[TIGHTER * k * self.choices.cost(full)] for k in (1, 2)]
+            budgets: list[list[float | None]] = [[TIGHTER * k * self.choices.cost(full)] for k in (1, 2)]
             self._decide([ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + 0.5 * span)
             self._compose(full, start + 0.8 * span if limits.choose_groups else until)
         if full is None or limits.choose_groups:
@@ -207,7 +207,7 @@ class Exploration:
         if limits.max_distinct_phases is not None:
             kept &= len(set(period) - {()}) <= limits.max_distinct_phases
         if limits.max_gap is not None:
-            crossing = [t for t, phase in enumerate(period) if any(self.choices.crossing[block] for block in phase)]
+            crossing = [t for t, phase in enumerate(period) if self.choices.crosses(phase)]
             gap = np.diff([*crossing, crossing[0] + len(period)]).max() if crossing else inf
             kept &= gap * max(self.worker_steps[s]) - 1 <= limits.max_gap
         if not kept:

@@ -71,14 +71,15 @@ class ScheduleModel:
         self.x = [[self.model.new_bool_var("") for _ in choices.blocks] for _ in range(num_phases)]
         self.at = [[b for b, within in enumerate(choices.within) if p in within] for p in range(len(choices.places))]
         self.spans = [self._span(phase) for phase in self.x]
-        gap, crossing = choices.problem.limits.max_gap, list(choices.crossing.values())
+        crossing, gap = [choices.crosses((block,)) for block in choices.blocks], choices.problem.limits.max_gap
         if agree:
             for place in range(len(choices.places)):
                 self._cross(frozenset({place}))
             for digit in range(len(choices.radices)):
                 self._some(digit in block.across for block in choices.blocks)
-            for start in range(num_phases) if gap is not None and gap + 1 < num_phases else ():
-                self._some(crossing, [(start + k) % num_phases for k in range(gap + 1)])
+            window = num_phases if gap is None else gap + 1
+            for start in range(num_phases) if window < num_phases else ():
+                self._some(crossing, [(start + k) % num_phases for k in range(window)])
         sizes = [sum(int(choices.sizes[b]) * self.x[0][b] for b in blocks) for blocks in self.at]
         for node in map(choices.problem.cluster.workers_of, range(choices.problem.cluster.num_nodes)):
             for one, other in pairwise(node) if choices.is_complete else ():  # workers of a node are alike
@@ -188,7 +189,7 @@ class ScheduleModel:
                 model.add(one + other <= 1 + both)
 
         def whole(values: npt.NDArray[np.float64]) -> list[int]:
-            return np.rint(values).astype(np.int64).tolist()
+            return [round(value) for value in values.tolist()]
 
         square, once = whole(most**2 * scale * self.choices.joined), whole(most * scale * self.choices.joined)
         twice, later = whole(2 * scale * pairs), whole(rare * pairs)
