@@ -82,7 +82,7 @@ explore: $(STAMP)  ## larger protocol configurations than the tests have time fo
 
 mutants: $(STAMP)  ## small changes to the code that tests must notice: make mutants FILE=partreduce/schedulers/protocols/hop.py SAMPLE=200 SEED=0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group mutants
-	nice $(BIN)/python -m benchmarks.mutants $(FILE:%=--file %) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AGAIN),--again)
+	nice $(BIN)/python -m benchmarks.mutants $(FILE:%=--file %) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED))
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

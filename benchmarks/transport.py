@@ -2,13 +2,10 @@
 
     python -m benchmarks.transport p_reduce -o benchmarks/results/overhead.md [--workers 2 4] [--megabytes 8 40 160]
     python -m benchmarks.transport sums -o benchmarks/results/codecs.md [--workers 16] [--megabytes 2.19]
-    python -m benchmarks.transport groups -o benchmarks/results/groups.md [--workers 4 8 15]
 
 * p_reduce: a P-Reduce of all workers beside a bare `all_reduce` on the same group.
 * sums: every algorithm and codec of a sum beside the fp32 ring. Over shaped links:
   `python -m benchmarks.papers pipe-sgd --only sums`.
-* groups: all of a failed worker's group meet again: a group made again, as we do it, beside one that torch reconfigures
-  (private, from torch 2.14 on); each with the end of the old one and a first sum.
 
 All contestants are set up in the same processes and take turns; ratios are taken turn by turn.
 """
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 Meet = Callable[[float], float]
 
 PLAIN = "flat ring, fp32"
-MADE_ANEW = "made anew"
 ACROSS = CodecScope.ACROSS_NODES
 SUMS = {
     PLAIN: Transport(),
@@ -146,44 +142,6 @@ def sums(
     return {name: way(name, how) for name, how in transports.items()}
 
 
-def groups(world: GlooWorld) -> dict[str, Way]:
-    """Both tell the others where they are by the store."""
-    import torch
-
-    from partreduce.runtime.transport.gloo import GLOO_LIMIT
-    from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo
-
-    members, own = tuple(range(world.size)), world.beside("partreduce/groups")
-
-    def anew(turn: int) -> Callable[[], object]:
-        def meet_again() -> None:
-            own.start_over(f"turn {turn}")
-            own.create(members)
-
-        return meet_again
-
-    if not hasattr(ProcessGroupGloo, "reconfigure"):
-        return {MADE_ANEW: anew}
-    from torch._C._distributed_c10d import ReconfigureOptions
-
-    options = world.options_of_groups(GLOO_LIMIT)
-    options.enable_reconfigure = True
-    kept = ProcessGroupGloo(PrefixStore("reconfigured", world.store), world.rank, world.size, options)
-
-    def by_torch(turn: int) -> Callable[[], object]:
-        def meet_again() -> None:
-            world.store.set(f"handle/{turn}/{world.rank}", kept.get_reconfigure_handle())
-            asked = ReconfigureOptions()
-            asked.uuid, asked.timeout = turn + 100, TIMEOUT
-            asked.handles = [world.store.get(f"handle/{turn}/{member}").decode() for member in members]
-            kept.reconfigure(asked).wait()
-            kept.allreduce([torch.ones(1)]).wait()
-
-        return meet_again
-
-    return {MADE_ANEW: anew, "reconfigured by torch": by_torch}
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """What `what` compares, and with whom; `base` names those that ratios are over."""
@@ -197,7 +155,6 @@ class Comparison:
 COMPARISONS = {
     "p_reduce": Comparison("P-Reduce beside a bare all_reduce", (2, 4), (8, 40, 160), "bare"),
     "sums": Comparison("Coded sums on loopback", (16,), (2.192296,), PLAIN),
-    "groups": Comparison("A group after a loss", (4, 8, 15), (0,), MADE_ANEW),
 }
 
 
@@ -207,7 +164,6 @@ def measure(what: str, megabytes: float, num_nodes: int, turns: int) -> dict[str
     ways = {
         "p_reduce": lambda: p_reduce(world, megabytes),
         "sums": lambda: sums(world, megabytes, num_nodes, SUMS, errors),
-        "groups": lambda: groups(world),
     }
     return {"times": take_turns(ways[what](), meet, turns), "errors": errors}
 

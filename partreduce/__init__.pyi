@@ -30,6 +30,7 @@ from .schedulers.simulator.simulate import simulate as simulate
 from .schedulers.synthesis.problem import Limits as Limits
 from .schedulers.synthesis.problem import Objective as Objective
 from .topo.cluster import Cluster as Cluster
+from .topo.describe import describe as describe
 from .topo.document.cluster import load_cluster as load_cluster
 from .topo.document.schedule import load_schedule as load_schedule
 from .topo.document.writer import write_schedule as write_schedule

@@ -75,6 +75,7 @@ def design(
         )
     from partreduce.planner.job import PlanRequest
     from partreduce.planner.plan import plan
+    from partreduce.report.reasons import explained
 
     check_type("design: request", request, PlanRequest)
-    return plan(request, progress=progress)
+    return explained(plan(request, progress=progress), request)

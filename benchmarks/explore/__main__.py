@@ -13,24 +13,16 @@ import platform
 import resource
 import sys
 
-from benchmarks.explore import (
-    generator_cases,
-    hop_cases,
-    membership,
-    pairing,
-    partial_cases,
-    shards,
-)
-from benchmarks.explore.configuration import Configuration
-from benchmarks.explore.explorer import Exploration
+from benchmarks.explore import generator, hop, membership, pairing, partial, shards
+from benchmarks.explore.explorer import Configuration, Exploration
 from benchmarks.explore.reductions import Hop
 from benchmarks.kit import parser
 
 PROTOCOLS = {
-    "Hop": (hop_cases.SMALL, hop_cases.LARGE, hop_cases.FACTORS),
-    "group generator": (generator_cases.SMALL, generator_cases.LARGE, generator_cases.FACTORS),
+    "Hop": (hop.SMALL, hop.LARGE, hop.FACTORS),
+    "group generator": (generator.SMALL, generator.LARGE, generator.FACTORS),
     "AD-PSGD": ((), (), pairing.FACTORS),
-    "partial collectives": (partial_cases.SMALL, partial_cases.LARGE, partial_cases.FACTORS),
+    "partial collectives": (partial.SMALL, partial.LARGE, partial.FACTORS),
     "membership": (membership.SMALL, membership.LARGE, None),
     "asynchronous server": (shards.SMALL, shards.LARGE, None),
 }  # fmt: skip
@@ -54,7 +46,7 @@ def verdict(configuration: Configuration, result: Exploration) -> str:
     if not result.holds:
         return "FAILS"
     if isinstance(configuration.machine, Hop) and not configuration.network.suspicions:
-        return "holds, tight" if hop_cases.is_tight(configuration, result) else "FAILS: a bound is not attained"
+        return "holds, tight" if hop.is_tight(configuration, result) else "FAILS: a bound is not attained"
     return "holds"
 
 

@@ -105,9 +105,6 @@ def covering_rows(
         possible: which rows may be; it sees whole rows.
         cost: what a row costs; dear rows are taken only for what cheaper ones lack.
 
-    Raises:
-        InputError: a strength outside 1..number of factors, or no possible row.
-
     Complexity: O(rows × C(factors, t)) memory and, in NumPy, as much time for the rows that are looked at again.
     """
     if not 1 <= strength <= len(levels):

@@ -8,17 +8,31 @@ answer is "holds in N states", the shortest run that breaks it, or "unknown" whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from benchmarks.explore.search.breadth import NO_ERROR, Breadth
-from benchmarks.explore.search.liveness import replay_loop, starving_loop
-from benchmarks.explore.search.network import Network
-from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
-from benchmarks.explore.search.system import Label
-from benchmarks.explore.search.trace import Trace, path_to, trace_of
-from benchmarks.explore.search.view import View
+from benchmarks.explore.reductions import Shiftable
+from benchmarks.explore.search import (
+    NO_ERROR,
+    Breadth,
+    NoDeadlock,
+    Pair,
+    PerPair,
+    PerProcess,
+    PerState,
+    Progress,
+    Property,
+    Trace,
+    View,
+    path_to,
+    replay_loop,
+    starving_loop,
+    through,
+    trace_of,
+)
+from benchmarks.explore.system import Label, Network
+from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send
 from partreduce.topo.errors import InputError, RefutedError, UndecidedError
 
 __all__ = [
@@ -74,12 +88,7 @@ class Exploration:
         return next(finding for finding in self.findings if finding.name == name)
 
     def require(self) -> Exploration:
-        """This exploration, if it is complete and every property holds.
-
-        Raises:
-            RefutedError: a property fails; the message carries the shortest trace.
-            UndecidedError: nothing failed, but the search was cut.
-        """
+        """This exploration, if it is complete and every property holds."""
         for finding in self.findings:
             if finding.verdict == "fails":
                 raise RefutedError(f"{finding.name}: {finding.problem}\n{finding.trace}")
@@ -125,9 +134,6 @@ def explore(
             and "holds" then speaks about the states inside.
         max_gap: likewise, keep only states in which no clock is more than this ahead of the slowest.
 
-    Raises:
-        InputError: two properties share a name, or `max_gap` for a machine without clocks.
-
     Complexity: time and memory linear in states and transitions; of all traces to a violation a shortest is returned.
     """
     names = [prop.name for prop in properties]
@@ -151,13 +157,7 @@ def explore(
         findings = (_failure(search, NO_ERROR), *findings)
     gaps = None if search.gaps is None else tuple(map(tuple, search.gaps.tolist()))
     return Exploration(
-        findings,
-        len(search.states),
-        int(search.transitions),
-        search.depth,
-        search.seconds,
-        search.complete,
-        gaps,
+        findings, len(search.states), int(search.transitions), search.depth, search.seconds, search.complete, gaps
     )
 
 
@@ -185,3 +185,129 @@ def _lasso(search: Breadth, name: str, loop: tuple[int, list[Label]]) -> Finding
     turn, after = replay_loop(search, states[-1], cycle)
     trace = trace_of(search.system, labels + turn, states + after[1:], loop=len(labels))
     return Finding(name, "fails", "a fair run goes on for ever without it", trace)
+
+
+USUAL = Network()
+AT_ONCE = Network(delay=False)
+"""What a message that is late could change a thread that begins later changes as well: larger systems do without."""
+REORDERED = Network(reorder=True)
+WILD = Network(reorder=True, duplicates=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """What is explored in place of a machine, with its properties; `within` is that of `explore`."""
+
+    machine: Any
+    properties: tuple[Property, ...]
+    within: Callable[[View], bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """`prepared` is the protocol's: of a machine and a network it makes what is explored."""
+
+    name: str
+    machine: Any
+    prepared: Callable[[Any, Network], Explored]
+    network: Network = USUAL
+    symmetry: bool = False
+    max_states: int = 2_000_000
+
+    def of(self, kind: type[Any]) -> Any:  # noqa: ANN401 - of that class
+        """The machine's setting in a class that differs from its own."""
+        return kind(**{one.name: getattr(self.machine, one.name) for one in fields(self.machine) if one.init})
+
+    def explored(self, machine: Any = None) -> Explored:  # noqa: ANN401 - of the machine's class, or one that differs
+        return self.prepared(machine or self.machine, self.network)
+
+    def run(self, machine: Any = None) -> Exploration:  # noqa: ANN401 - as above
+        """Explore with every property; `machine` may stand in for the protocol."""
+        found = self.explored(machine)
+        return explore(
+            found.machine,
+            properties=found.properties,
+            network=self.network,
+            symmetry=self.symmetry,
+            max_states=self.max_states,
+            within=found.within,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The state of a worker that ended because it missed another one, or was told that somebody did."""
+
+
+@dataclass(frozen=True)
+class FailStop:
+    """A `Shiftable`, `Symmetric` or plain machine of workers in which a worker that takes another for dead ends."""
+
+    machine: Any
+
+    @property
+    def num_processes(self) -> int:
+        count: int = self.machine.num_processes
+        return count
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """Those of the machine and their opposites: the end of a connection is noticed at both ends."""
+        pairs = set(self.machine.channels)
+        return sorted(pairs | {(v, u) for u, v in pairs})
+
+    @property
+    def suspects(self) -> Sequence[tuple[int, int]]:
+        """Whoever is connected to a worker may miss it."""
+        return self.channels
+
+    def start(self, process: int) -> Outcome[Any]:
+        outcome: Outcome[Any] = self.machine.start(process)
+        return outcome
+
+    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
+        """As the machine, until the end."""
+        return () if isinstance(state, Gone) else tuple(self.machine.ready(process, state))
+
+    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
+        """End if somebody is missed, else as the machine."""
+        if isinstance(state, Gone):
+            return state, ()
+        if isinstance(event, Received) and isinstance(event.message, Crashed):
+            closed = tuple(Send(v, Crashed()) for u, v in self.channels if u == process)
+            return Gone(), (*closed, Note(("missed", event.source)))
+        outcome: Outcome[Any] = self.machine.step(process, state, event)
+        return outcome
+
+    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401, ARG002 - as in Finishing
+        """Who has ended rests; the machine's own workers never do."""
+        return isinstance(state, Gone)
+
+    # The machine's reductions and words; the end of a worker has no step and names nobody.
+
+    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Shiftable
+        """None where the machine has no clock."""
+        if isinstance(state, Gone) or not isinstance(self.machine, Shiftable):
+            return None
+        return self.machine.clock(process, state)
+
+    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+        return state if isinstance(state, Gone) else self.machine.shifted(process, state, by)
+
+    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+        return message if isinstance(message, Crashed) else self.machine.shifted_message(message, by)
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        return tuple(self.machine.symmetries())
+
+    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
+        return state if isinstance(state, Gone) else self.machine.renamed(process, state, permutation)
+
+    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
+        return message if isinstance(message, Crashed) else self.machine.renamed_message(message, permutation)
+
+
+def fail_stop(found: Explored) -> Explored:
+    """The same of workers that end when they miss one; asked of those that have not, and of what is between them."""
+    asked = (through(prop, lambda state: None if isinstance(state, Gone) else state) for prop in found.properties)
+    return Explored(FailStop(found.machine), tuple(asked))

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
-from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-from partreduce.schedulers.protocols.base import Send
+from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.explorer import (
+    AT_ONCE,
+    REORDERED,
+    USUAL,
+    Configuration,
+    Exploration,
+    Explored,
+    Network,
+    fail_stop,
+)
+from benchmarks.explore.reductions import Hop
+from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, Property, through
+from partreduce.schedulers.protocols.base import Note, Outcome, Received, Send
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
     REDUCING,
     SENDING,
     Ack,
     Advance,
-    Hop,
     HopState,
     Reduce,
     SendUpdate,
     Token,
     Update,
+    check_setting,
 )
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import NeighborAveraging, Round
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
+from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.gap_bounds import Matrix, exact_bounds
-from partreduce.verify.stated import Stated
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -147,7 +165,7 @@ def longest_skips(machine: Hop) -> list[int]:
     n = machine.graph.num_workers
     rounds = Round.from_edges(n, [(u, v, Fraction(1, n)) for u, v in machine.graph.edges])
     kept = Schedule("skips", Cluster.regular(n, 1), NeighborAveraging(rounds=(rounds,), sync=machine.setting))
-    return list(Stated(kept).numbers("skip")["longest"])
+    return list(ScheduleFacts(kept).numbers("skip")["longest"])
 
 
 def _skip_bound(machine: Hop) -> PerProcess:
@@ -266,3 +284,275 @@ def _ack_balance(machine: Hop) -> PerPair:
         return f"worker {u} {word} its acknowledgement from worker {v}, with {open_} updates sent, not yet settled"
 
     return PerPair("acknowledged once reduced", machine.graph.edges, check)
+
+
+NOTHING = -(2**60)
+"""No update that could still serve has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A worker, and of every in-neighbor the newest update that has come since the last reduce (or `NOTHING`)."""
+
+    worker: HopState
+    came: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A machine of Hop's workers, each with its record."""
+
+    machine: Hop
+
+    @property
+    def num_processes(self) -> int:
+        return self.machine.num_processes
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        return self.machine.channels
+
+    def start(self, process: int) -> Outcome[Recorded]:
+        state, actions = self.machine.start(process)
+        return Recorded(state, (NOTHING,) * len(self.machine.graph.sources[process])), actions
+
+    def ready(self, process: int, state: Recorded) -> Sequence[Hashable]:
+        return tuple(self.machine.ready(process, state.worker))
+
+    def step(self, process: int, state: Recorded, event: object) -> Outcome[Recorded]:
+        """As the machine; a reduce, also one before a skip, empties the record."""
+        after, actions = self.machine.step(process, state.worker, event)
+        came = state.came
+        if not self.machine.setting.staleness:  # a reduce takes the updates of its step, whenever they came
+            return Recorded(after, came), actions
+        if isinstance(event, Received) and isinstance(event.message, Update):
+            place = self.machine.graph.sources[process].index(event.source)
+            held = state.worker.step - self.machine.setting.staleness + state.worker.updates[place].bit_length() - 1
+            if event.message.step >= held or not state.worker.updates[place]:  # else a newer one has overtaken it
+                came = (*came[:place], max(came[place], event.message.step), *came[place + 1 :])
+        elif isinstance(event, Reduce) or (isinstance(event, Advance) and event.by > 1):
+            came = (NOTHING,) * len(came)
+        oldest = after.step - self.machine.setting.staleness
+        return Recorded(after, tuple(k if k >= oldest else NOTHING for k in came)), actions
+
+    # The machine's reductions.
+
+    def clock(self, process: int, state: Recorded) -> int:
+        return self.machine.clock(process, state.worker)
+
+    def shifted(self, process: int, state: Recorded, by: int) -> Recorded:
+        came = tuple(k - by if k > NOTHING else k for k in state.came)
+        return Recorded(self.machine.shifted(process, state.worker, by), came)
+
+    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+        return self.machine.shifted_message(message, by)
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        return self.machine.symmetries()
+
+    def renamed(self, process: int, state: Recorded, permutation: tuple[int, ...]) -> Recorded:
+        """The record is put in the order of the new names."""
+        places = {permutation[u]: place for place, u in enumerate(self.machine.graph.sources[process])}
+        came = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
+        return Recorded(self.machine.renamed(process, state.worker, permutation), came)
+
+    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
+        return self.machine.renamed_message(message, permutation)
+
+
+def of_the_worker(prop: Property) -> Property:
+    """A property of Hop's workers, asked of recorded ones."""
+    return through(prop, lambda state: state.worker)
+
+
+def takes_what_came(machine: Hop) -> PerProcess:
+    """A reduce averages the newest update that has come since the last one, of everybody of whom one has that serves.
+
+    Without staleness, it averages the updates of its step.
+    """
+    setting = machine.setting
+
+    def check(v: int, state: Recorded) -> str | None:
+        worker = state.worker
+        for event in machine.ready(v, worker):
+            by = event.by if isinstance(event, Advance) else 1
+            if isinstance(event, SendUpdate) or (isinstance(event, Advance) and by == 1):
+                continue
+            notes: list[Any] = [a.what for a in machine.step(v, worker, event)[1] if isinstance(a, Note)]
+            step = worker.step + by - 1
+            word = "reduced" if isinstance(event, Reduce) else "renewed"
+            told = [what for what in notes if what[0] != "entered"]
+            right = (word, step, expected(v, state, step))
+            if told != [right]:
+                return f"worker {v} tells {told}; it should tell {right}"
+        return None
+
+    def expected(v: int, state: Recorded, step: int) -> tuple[tuple[int, int], ...]:
+        fitting, first = [], state.worker.step - setting.staleness
+        for u, queue, came in zip(machine.graph.sources[v], state.worker.updates, state.came, strict=True):
+            held = {first + bit for bit in range(queue.bit_length()) if queue >> bit & 1}
+            served = came
+            if not setting.staleness:
+                served = step if step in held else NOTHING
+            if served >= step - setting.staleness:
+                fitting.append((u, served))
+        return tuple(fitting)
+
+    return PerProcess("averages what came", check)
+
+
+def explored(machine: Hop, network: Network) -> Explored:
+    properties = hop_properties(machine, reordered=network.reorder)
+    found = Explored(machine, properties)
+    if machine.fine or machine.setting.notify_ack:
+        found = Explored(Recording(machine), (*map(of_the_worker, properties), takes_what_came(machine)))
+    return fail_stop(found) if network.suspicions else found
+
+
+def hop(
+    name: str,
+    graph: Digraph,
+    setting: IterationGap,
+    network: Network = USUAL,
+    *,
+    fine: bool = False,
+    symmetry: bool = False,
+) -> Configuration:
+    """Of a graph and a setting; in `fine` steps the events of a step are kept apart."""
+    return Configuration(name, Hop(graph, setting, fine=fine), explored, network, symmetry)
+
+
+def is_tight(configuration: Configuration, found: Exploration) -> bool:
+    """Whether the exploration attains the exact bound of every pair."""
+    return found.gaps == exact_bounds(configuration.machine.graph, configuration.machine.setting)
+
+
+def ring(n: int) -> Digraph:
+    """The directed ring."""
+    return Digraph.of(n, [(i, (i + 1) % n) for i in range(n)])
+
+
+def both_ways(n: int) -> Digraph:
+    """The undirected ring."""
+    return Digraph.undirected(n, [(i, (i + 1) % n) for i in range(n)])
+
+
+def diamond() -> Digraph:
+    """0 sends to 1 and 2, both to 3, and 3 to 0: the smallest graph on which Hop's Theorem 2 is not tight."""
+    return Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 0)])
+
+
+PAIR = Digraph.undirected(2, [(0, 1)])
+PATH = Digraph.undirected(3, [(0, 1), (1, 2)])
+
+SMALL = (
+    hop("standard in fine steps, ring of 3", ring(3), IterationGap(), fine=True),
+    hop("standard, undirected ring of 3", both_ways(3), IterationGap()),
+    hop("standard, undirected ring of 3, reordered", both_ways(3), IterationGap(), REORDERED),
+    hop("staleness 1, ring of 3", ring(3), IterationGap(staleness=1)),
+    hop("NOTIFY-ACK, ring of 3", ring(3), IterationGap(notify_ack=True)),
+    hop("hybrid, tokens max_ig 2 in fine steps, pair", PAIR, IterationGap(backup=1, staleness=1, max_ig=2), fine=True),
+    hop("skips up to 2, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
+        IterationGap(backup=1, staleness=1, max_ig=2, skip=SkipPolicy(limit=2)), fine=True),
+    hop("skips of 3, staleness 2, tokens max_ig 3 in fine steps, pair", PAIR,
+        IterationGap(max_ig=3, staleness=2, skip=SkipPolicy(limit=3, trigger=3)), fine=True),
+    hop("skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair", PAIR,
+        IterationGap(max_ig=3, staleness=1, skip=SkipPolicy(limit=2, behind=3)), fine=True),
+    hop("skips up to 3, backup 1, tokens max_ig 3 in fine steps, pair", PAIR,
+        IterationGap(backup=1, max_ig=3, skip=SkipPolicy(limit=3)), fine=True),
+    hop("NOTIFY-ACK, undirected ring of 3", both_ways(3), IterationGap(notify_ack=True)),
+    hop("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), IterationGap(notify_ack=True, max_ig=1)),
+    hop("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
+        IterationGap(backup=(1, 0, 1), max_ig=1)),
+    hop("tokens max_ig 2 in fine steps, ring of 3", ring(3), IterationGap(max_ig=2), fine=True),
+    hop("staleness 1, tokens max_ig 2, ring of 3", ring(3), IterationGap(staleness=1, max_ig=2)),
+    hop("tokens max_ig 1, diamond", diamond(), IterationGap(max_ig=1)),
+    hop("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), IterationGap(backup=1, max_ig=1)),
+    hop("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
+        IterationGap(backup=1, staleness=1, max_ig=1)),
+    hop("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH,
+        IterationGap(backup=1, max_ig=2, skip=SkipPolicy(limit=2))),
+    hop("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
+        IterationGap(backup=1, staleness=1, max_ig=2, skip=SkipPolicy(limit=2)), AT_ONCE),
+    hop("NOTIFY-ACK, ring of 4", ring(4), IterationGap(notify_ack=True)),
+    hop("standard, ring of 5", ring(5), IterationGap()),
+    hop("tokens max_ig 2, undirected ring of 3", both_ways(3), IterationGap(max_ig=2)),
+    hop("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
+        IterationGap(staleness=1, max_ig=2, skip=SkipPolicy(limit=2))),
+    hop("skips up to 2, staleness 1, tokens max_ig 3, ring of 3", ring(3),
+        IterationGap(staleness=1, max_ig=3, skip=SkipPolicy(limit=2))),
+    hop("tokens max_ig 1, undirected ring of 4", both_ways(4), IterationGap(max_ig=1)),
+    hop("staleness 1, ring of 5", ring(5), IterationGap(staleness=1)),
+    hop("NOTIFY-ACK, ring of 5", ring(5), IterationGap(notify_ack=True)),
+)  # fmt: skip
+
+LARGE = (
+    hop("tokens max_ig 2, ring of 5", ring(5), IterationGap(max_ig=2)),
+    hop("tokens max_ig 1, ring of 6", ring(6), IterationGap(max_ig=1)),
+    hop("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), IterationGap(backup=1, max_ig=2)),
+    hop("tokens max_ig 3, ring of 10, at once", ring(10), IterationGap(max_ig=3), AT_ONCE),
+    hop("tokens max_ig 3, ring of 12, at once", ring(12), IterationGap(max_ig=3), AT_ONCE),
+    hop("tokens max_ig 2, undirected ring of 4, folded", both_ways(4), IterationGap(max_ig=2), symmetry=True),
+    hop("tokens max_ig 3, ring of 5, folded", ring(5), IterationGap(max_ig=3), symmetry=True),
+    hop("NOTIFY-ACK, ring of 6", ring(6), IterationGap(notify_ack=True)),
+    hop("staleness 2, ring of 4", ring(4), IterationGap(staleness=2)),
+    hop("tokens max_ig 1, ring of 7, folded", ring(7), IterationGap(max_ig=1), symmetry=True),
+)  # fmt: skip
+
+
+def _possible(chosen: dict[str, Any]) -> bool:
+    """What Hop refuses is left out, what may halt by its own rules, and what has no end of states."""
+    graph, setting = chosen["graph"], _setting(chosen)
+    try:
+        check_setting(graph, setting)
+    except InputError:
+        return False
+    backed = any(setting.backups(graph.num_workers))
+    if backed and (setting.max_ig is None or not graph.is_symmetric):
+        return False  # gaps without bound, or updates that wait without bound, and tokens that do not
+    if graph == diamond() and (setting.skip is not None or setting.max_ig == 2 or chosen["suspicions"]):
+        return False  # more states than the others together
+    # An update that nobody needs may be overtaken for ever, or lie before a worker that has ended.
+    lasting = backed or setting.skip is not None
+    return not (lasting and chosen["suspicions"]) and not ((lasting or setting.staleness) and chosen["wire"])
+
+
+def _setting(chosen: dict[str, Any]) -> IterationGap:
+    graph, backup = chosen["graph"], chosen["backup"]
+    spare = tuple(int(backup == "all" or (backup == "one" and v == 0)) for v in range(graph.num_workers))
+    return IterationGap(
+        max_ig=chosen["max_ig"],
+        staleness=chosen["staleness"],
+        backup=spare,
+        notify_ack=chosen["notify_ack"],
+        skip=chosen["skip"],
+    )
+
+
+def _make(words: str, chosen: dict[str, Any]) -> Configuration:
+    """The configuration that a row stands for."""
+    network = Network(reorder=chosen["wire"], suspicions=chosen["suspicions"])
+    return hop(words, chosen["graph"], _setting(chosen), network, fine=chosen["fine"], symmetry=chosen["symmetry"])
+
+
+FACTORS = Factors(
+    {
+        "graph": [
+            Level(ring(3), "ring of 3", 100),
+            Level(PATH, "path of 3", 100),
+            Level(both_ways(3), "undirected ring of 3", 400),
+            Level(diamond(), "diamond", 2000),
+        ],
+        "max_ig": [Level(None), Level(1, "tokens max_ig 1", 3), Level(2, "tokens max_ig 2", 10)],
+        "staleness": [Level(0), Level(1, "staleness 1", 3)],
+        "backup": [Level(""), Level("one", "a backup for worker 0", 3), Level("all", "backup 1", 10)],
+        "notify_ack": [Level(False), Level(True, "NOTIFY-ACK", 3)],
+        "skip": [Level(None), Level(SkipPolicy(limit=2), "skips up to 2", 3)],
+        "fine": [Level(False), Level(True, "fine steps", 3)],
+        "wire": [Level(False), Level(True, "reordered", 2)],
+        "suspicions": [Level(0), Level(1, "one taken for dead", 10)],
+        "symmetry": [Level(False), Level(True, "folded", 0.5)],
+    },
+    _make,
+    _possible,
+)

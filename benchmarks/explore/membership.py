@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.explore.configuration import USUAL, Configuration, Explored
-from benchmarks.explore.explorer import Network
-from benchmarks.explore.search.properties import NoDeadlock, PerProcess, PerState, Property
-from benchmarks.explore.search.view import View as Whole
+from benchmarks.explore.explorer import USUAL, Configuration, Explored, Network
+from benchmarks.explore.search import NoDeadlock, PerProcess, PerState, Property
+from benchmarks.explore.search import View as Whole
 from partreduce.schedulers.protocols.membership.authority import Authority
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member

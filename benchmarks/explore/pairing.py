@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.explore.configuration import Configuration, Explored
 from benchmarks.explore.covering import Factors, Level
-from benchmarks.explore.explorer import Network, Trace, explore
-from benchmarks.explore.fail_stop import fail_stop
+from benchmarks.explore.explorer import Configuration, Explored, Network, Trace, explore, fail_stop
 from benchmarks.explore.reductions import Pairing, all_both, two_sides
-from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
-from benchmarks.explore.search.view import View
+from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, View
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, PairState, Role
 from partreduce.schedulers.protocols.digraph import Digraph
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.explore.configuration import USUAL, WILD, Configuration, Explored
-from benchmarks.explore.explorer import Network
-from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, Property
-from benchmarks.explore.search.view import View
+from benchmarks.explore.explorer import USUAL, WILD, Configuration, Explored, Network
+from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, Property, View
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
     COMPUTING,

@@ -83,7 +83,8 @@ class Idle:
     @staticmethod
     def _seconds() -> float:
         with Path("/proc/stat").open() as file:
-            return int(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
+            fields = file.readline().split()
+        return (int(fields[2]) + int(fields[4])) / os.sysconf("SC_CLK_TCK")  # what is nice gives way
 
     def now(self) -> bool:
         """Whether it was so for half of the time since this was last answered; not asked for so soon again."""

@@ -116,11 +116,7 @@ def _fork(action: Callable[[], int | None], variables: dict[str, str]) -> int:
 
 
 def enter(namespace: str) -> None:
-    """Move this process into a network namespace.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Move this process into a network namespace."""
     descriptor = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, NETNS) != 0:

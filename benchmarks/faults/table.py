@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import compact, kit
+from benchmarks import kit
 from benchmarks.faults.cell import Outcome
 from benchmarks.faults.injectors import FAULTS
 from benchmarks.faults.kinds import KINDS
@@ -33,7 +33,7 @@ def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
         count["seconds"] += [round(seconds, 2) for seconds in outcome.detection.values()]
         if outcome.violations:
             count["violations"][outcome.cell.name] = "; ".join(outcome.violations)[:300]
-    RESULTS.write_text(compact.text(content))
+    RESULTS.write_text(kit.compact(content))
 
 
 def write_page() -> None:

@@ -72,6 +72,12 @@ class Replay:
         """Who takes part in what comes next when a step is taken."""
         return _members(self.views, self.kind.turn_of(step))
 
+    def present(self, step: int) -> list[int]:
+        """Whoever was a member in some part of a turn; who failed in it may have given its state to one that joined."""
+        turn = self.kind.turn_of(step)
+        views = [members for after, members in self.views if after == turn] or [self.members(step)]
+        return sorted(set().union(*views))
+
     def step(self, step: int, joined: dict[int, Values]) -> None:
         """One step of all members; who has `joined` in it began it with these values."""
         members = list(self.members(step))
@@ -80,7 +86,8 @@ class Replay:
             self.x += self._mean(step - self.kind.lag, self.members(step))
             return
         starts, own = self.x.copy(), np.eye(WORKERS)
-        self.x[members] += own[members]
+        present = self.present(step)
+        self.x[present] += own[present]
         held = {rank: start + own[rank] for rank, start in enumerate(starts)}
         for worker, begun in sorted(joined.items(), key=lambda one: one[1].sum()):  # who has another joiner's is later
             self.x[worker] = held[worker] = begun + own[worker]
@@ -153,7 +160,8 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                     expected = states[record.what][rank]
                 else:
                     continue
-                if record is first and rank in donors and not kind.gradients:
+                joined = record is first and rank in donors and np.array_equal(values_of(record), donors[rank])
+                if joined and not kind.gradients:
                     # It has the state of one that had taken this step, and waited for the mean; who gave it may have
                     # joined in this step itself.
                     may = [*before + own, *(values + own[w] for w, values in donors.items() if w != rank)]
@@ -180,9 +188,13 @@ def _processes(listed: list[Record]) -> list[list[Record]]:
 def _begun(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) -> dict[tuple[int, int], Values]:
     """With what each joiner began, by rank and step, where it went on to average."""
     found: dict[tuple[int, int], Values] = {}
+    ranks: set[int] = set()
     for rank, listed in processes:
-        first = _first_entered(listed)
-        if first is not None and first.step and not _is_behind(kind, views, rank, first):
+        first, again = _first_entered(listed), rank in ranks
+        ranks.add(rank)
+        if first is None or _is_behind(kind, views, rank, first):
+            continue
+        if first.step or (again and values_of(first).any()):  # in the first step its donor has taken its own
             found[rank, first.step] = values_of(first)
     return found
 

@@ -138,13 +138,7 @@ def _meet(folder: Path, rank: int, size: int) -> None:
             time.sleep(0.02)
 
 
-def _step(
-    task: Task,
-    step: int,
-    optimizer: DistributedOptimizer,
-    gradient: torch.Tensor,
-    diary: Diary,
-) -> None:
+def _step(task: Task, step: int, optimizer: DistributedOptimizer, gradient: torch.Tensor, diary: Diary) -> None:
     if optimizer.rank == task.raising and step == task.raising_step:
         diary.note("raises", step)
         raise ValueError("a bug in the data loader")

@@ -2,31 +2,125 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.forgery.attempt import certified, fresh, kind_of, moved_to, objection, reread, single_claims
-from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
+from benchmarks.forgery.mutations import Donors, fresh, mutate
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule, spread, wide, with_tables
+from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.errors import ScheduleError
-from partreduce.verify import checker
+from partreduce.verify import checker, prove
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from partreduce.topo.schedule import Schedule
     from partreduce.verify.checker.schedule import Schedule as ReadSchedule
 
+
 Document = dict[str, Any]
-WAYS = ("corrupted entry", "corrupted schedule", "another schedule's entry", "fact of a corrupted schedule")
+
+
+def certified(schedule: Schedule) -> tuple[Document, Document]:
+    """The raw schedule and its certificate."""
+    return dump_schedule(schedule), json.loads(json.dumps(dict(prove(schedule).certificate)))
+
+
+def refusal(raw: Document, certificate: Document) -> str | None:
+    """What the checker says against it, None if it accepts. The schedule is consumed."""
+    try:
+        schedule = checker.read_schedule(raw)
+    except checker.Refusal as error:
+        return str(error.args[0])
+    except Exception as error:  # noqa: BLE001 - what the program reports as unreadable
+        return f"unreadable: {type(error).__name__}: {error}"
+    return objection(schedule, certificate)
+
+
+def objection(schedule: checker.schedule.Schedule, certificate: Document) -> str | None:
+    """What the checker says against a certificate of a schedule that it has read, None if it accepts."""
+    try:
+        for _ in checker.check(certificate, schedule):
+            pass
+    except checker.Refusal as error:
+        return str(error.args[0])
+    except Exception as error:  # noqa: BLE001 - what the program reports as unreadable
+        return f"unreadable: {type(error).__name__}: {error}"
+    return None
+
+
+def kind_of(entry: Document) -> str:
+    """The claim, and its method if it has one."""
+    return "/".join(filter(None, (entry["claim"], entry.get("method"))))
+
+
+def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
+    """For each kind of claim (raw schedule, certificate of that claim alone)."""
+    result: dict[str, list[tuple[Document, Document]]] = {}
+    for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread()}.items():
+        raw, certificate = certified(schedule)
+        for entry in certificate["claims"]:
+            kind = kind_of(entry)
+            if name not in SCHEDULES and kind not in LARGE:
+                continue
+            result.setdefault(kind, []).append((raw, {**certificate, "claims": [entry]}))
+    return result
+
+
+LARGE = ("contraction/factor", "contraction/norms")
+"""Kinds that need a schedule of more workers."""
+
+
+def single_claims(certificate: Document) -> Iterator[tuple[Document, Document]]:
+    """Each entry with a certificate of it alone, so that one refusal does not shield the others."""
+    for entry in certificate["claims"]:
+        yield entry, {**certificate, "claims": [entry]}
+
+
+def reread(raw: Document) -> checker.schedule.Schedule | None:
+    """A changed schedule as the checker reads it; None if it is none at all, which is the loaders' business."""
+    try:
+        return checker.read_schedule(fresh(raw))
+    except (checker.Refusal, TypeError, ValueError, AttributeError, KeyError):
+        return None
+
+
+def moved_to(certificate: Document, schedule: checker.schedule.Schedule) -> Document:
+    """A certificate with the hash and the shape of another schedule."""
+    shape = {"schedule_sha256": schedule.sha256, "num_workers": schedule.num_workers, "period": schedule.period}
+    return {**certificate, **shape}
+
+
+@cache
+def donors() -> Donors:
+    """What stands in the schedules and certificates of the catalogue."""
+    both = [certified(schedule) for schedule in SCHEDULES.values()]
+    return Donors(document for raw, certificate in both for document in (raw, *certificate["claims"]))
+
+
+def mutate_entry(draw: random.Random, entry: Document) -> None:
+    """Change one place of what a certificate says; a claim's own numbers are as near as the schedules' are."""
+    mutate(draw, entry, donors())
+
+
+def mutate_schedule(draw: random.Random, raw: Document) -> None:
+    """Change one place of what is done, or of what survivors do."""
+    name = "failure_plan" if "failure_plan" in raw and draw.random() < 0.4 else "strategy"
+    mutate(draw, raw[name], donors(), name)
+
+
+WAYS = ("mutated entry", "mutated schedule", "another schedule's entry", "fact of a mutated schedule")
 RANDOM_SCHEDULES = 60
 TABLED = range(0, RANDOM_SCHEDULES, 3)
 """Those to which tables are added."""
 
 ENTRIES = 15
-"""Corrupted entries for each corrupted schedule, which stands for as many attempts as it has claims."""
+"""Mutated entries for each mutated schedule, which stands for as many attempts as it has claims."""
 
 SLOW = ("wide", "spread")
 """Schedules of many workers, which are forged for the kinds of claim alone that no small one has."""
@@ -111,8 +205,8 @@ def _forgeries(honest: list[Honest], draw: random.Random, only: str) -> Iterator
     small = [one for one in honest if one.name not in SLOW]
     while True:
         for _ in range(1 if only else ENTRIES):
-            yield from _corrupted_entry(kinds[draw.choice(names)], draw)
-        yield from _corrupted_schedule(draw.choice(small), draw)
+            yield from _mutated_entry(kinds[draw.choice(names)], draw)
+        yield from _mutated_schedule(draw.choice(small), draw)
         yield from _moved_entries(*draw.sample(small, 2))
 
 
@@ -126,25 +220,18 @@ def _by_kind(honest: list[Honest]) -> dict[str, list[tuple[Honest, Document]]]:
     return result
 
 
-def _corrupted_entry(cases: list[tuple[Honest, Document]], draw: random.Random) -> Iterator[Forgery]:
+def _mutated_entry(cases: list[tuple[Honest, Document]], draw: random.Random) -> Iterator[Forgery]:
     one, single = draw.choice(cases)
     certificate = fresh(single)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        entry = certificate["claims"][-1]
-        try:
-            aimed_entry(draw, entry) if draw.random() < 0.5 else blind(draw, entry)
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError, ZeroDivisionError):
-            break  # what an earlier corruption left cannot be aimed at
+        mutate_entry(draw, certificate["claims"][-1])
     if repr(certificate) != repr(single):
         yield WAYS[0], kind_of(single["claims"][-1]), one.raw, one.read, certificate
 
 
-def _corrupted_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
+def _mutated_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
     raw = fresh(one.raw)
-    try:
-        aimed_schedule(draw, raw) if draw.random() < 0.5 else blind(draw, raw["strategy"])
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError):
-        return
+    mutate_schedule(draw, raw)
     read = reread(raw)
     if read is not None and raw != one.raw:
         for entry, single in single_claims(moved_to(one.certificate, read)):

@@ -19,7 +19,6 @@ from benchmarks.forgery.runs import (
     mixes_late,
     nodes_of,
     outer_of,
-    pipeline_of,
     takes_gradients,
     turns_of,
 )
@@ -34,45 +33,6 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.float64]
 
 TRANSPORT = {"algorithm": "ring", "codec": "none", "where": "all", "block": 256, "error_feedback": False}
-
-
-def ages_of(pipeline: dict[str, Any], num_steps: int) -> tuple[list[int | None], list[int], int]:
-    """(the step whose gradient each step applied, or None; those that the end applied; the most ever in flight)."""
-    flying: list[int] = []
-    applied: list[int | None] = []
-    most = 0
-    for step in range(num_steps):
-        if step < pipeline["warm_up"]:
-            applied.append(step)
-            continue
-        arrived = flying.pop(0) if len(flying) == pipeline["width"] - 1 else None
-        flying.append(step)
-        most = max(most, len(flying))
-        applied.append(arrived)
-    return applied, flying if pipeline["drain"] == "apply" else [], most
-
-
-def _lag(entry: dict[str, Any], raw: dict[str, Any], _: Groups, __: list[Matrix]) -> bool:
-    pipeline = pipeline_of(raw)
-    if pipeline is None or not takes_gradients(raw):
-        return False
-    few = pipeline | {"warm_up": min(pipeline["warm_up"], 9)}  # a long warm-up tells no more than a short one
-    start, num_steps = few["warm_up"], few["warm_up"] + 3 * few["width"]
-    applied, last, most = ages_of(few, num_steps)
-    late = [step - of for step, of in enumerate(applied) if of is not None and step >= start]
-    idle = sum(of is None for of in applied)
-    left_out = num_steps - sum(of is not None for of in applied) - len(last)
-    return (
-        entry
-        == {
-            "claim": "lag",
-            "lag": max(late),
-            "warm_up": pipeline["warm_up"],
-            "left_out": left_out,
-        }
-        and len(set(late)) == 1
-        and idle == most == max(late)
-    )
 
 
 def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
@@ -296,8 +256,6 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
     """Whether there is anything that a claim of this name could say of a schedule."""
     if name == "sent-bytes":
         return True
-    if name == "lag":
-        return pipeline_of(raw) is not None
     if name == "codec-error":
         return raw["strategy"].get("transport", {}).get("codec", "none") != "none"
     is_own = bool(outer_of(raw).get("own"))
@@ -313,7 +271,6 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
 
 
 JUDGES = {
-    "lag": _lag,
     "equal-replicas": _equal_replicas,
     "outer-consensus": _outer_consensus,
     "codec-error": _codec_error,

@@ -339,10 +339,4 @@ def _memory(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices
     return {name: value for name, value in entry.items() if name != "claim"} == busiest(raw, listed, len(matrices[0]))
 
 
-JUDGES = {
-    "staleness": _staleness,
-    "fragments": _fragments,
-    "queues": _queues,
-    "end": _end,
-    "memory": _memory,
-}
+JUDGES = {"staleness": _staleness, "fragments": _fragments, "queues": _queues, "end": _end, "memory": _memory}

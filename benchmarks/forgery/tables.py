@@ -46,11 +46,6 @@ def agrees(raw: Raw) -> bool:
     return is_local and len(sizes) > 1 and max(sizes.values()) > 1
 
 
-def _one_route(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
-    listed = [[table["parameter"], table["way"]] for table in tables_of(raw)]
-    return bool(listed) and entry == {"claim": "one-route", "ways": listed}
-
-
 def _one_owner(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
     expected = []
     for table in tables_of(raw):
@@ -162,7 +157,6 @@ def _beyond(seen: Numbers, exact: Numbers, sizes: Numbers, bound: list[float]) -
 
 
 JUDGES: dict[str, Callable[[Raw, Raw, Groups, list[Matrix]], bool]] = {
-    "one-route": _one_route,
     "one-owner": _one_owner,
     "table-order": _order,
     "nic-bytes": _nic_bytes,

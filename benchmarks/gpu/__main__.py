@@ -58,7 +58,8 @@ def start_stage(name: str) -> dict[str, Any]:
 
 def _ended_stage(name: str) -> dict[str, Any]:
     _, limit, environment = STAGES[name]
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # The pretended device and the simulated ranks are the tests' own.
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     file = results_folder() / f"{name.replace(' ', '-')}.txt"
     with file.open("w") as output:
         process = subprocess.Popen(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import LSTM, BatchNorm1d, Linear, Module, ModuleList, ReLU, Sequential, Tanh
 
-from benchmarks.gpu.simulated import Shared, SimulatedWorld, run_ranks
+from helpers.device.ranks import Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError

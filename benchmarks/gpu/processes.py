@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from benchmarks.gpu import table_cells
-from benchmarks.gpu.cells import RANKS, Cell, distance, model_and_data, optimizer_of
+from helpers.device import table_cells
+from helpers.device.cells import RANKS, Cell, distance, model_and_data, optimizer_of
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
@@ -32,11 +32,7 @@ def schedule_of(kind: str, workers: int) -> Schedule:
 
 
 def tables(rank: int, device: torch.device) -> None:
-    """All cells with tables, each on the CPU and then on the GPU; the results must be close, and lie where they should.
-
-    Raises:
-        AssertionError: they are not.
-    """
+    """All cells with tables, each on the CPU and then on the GPU; results must be close, and lie where they should."""
     gaps = {}
     for cell in table_cells.TABLE_CELLS:
         wanted = table_cells.train(cell, table_cells.prepare(cell, rank), torch.device("cpu"))

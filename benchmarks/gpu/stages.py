@@ -111,7 +111,7 @@ def nccl_alone() -> dict[str, Any]:
 
 
 def _against_cpu(cells: list[Any], *, places: tuple[str, ...]) -> dict[str, Any]:
-    from benchmarks.gpu.cells import compare, tolerance
+    from helpers.device.cells import compare, tolerance
 
     return _compared(cells, places, compare, lambda cell: tolerance(cell, kind()))
 
@@ -153,15 +153,15 @@ def _gaps(places: tuple[str, ...], compare: Callable[..., float], cell: Any) -> 
 
 def simulated_ranks() -> dict[str, Any]:
     """3: four ranks share the device: every cell against the CPU, with a sleep at each place and at all of them."""
-    from benchmarks.gpu.cells import CELLS, CUDA_CELLS, PLACES
+    from helpers.device.cells import CELLS, CUDA_CELLS, PLACES
 
     return _against_cpu([*CELLS, *([] if os.environ.get(PRETENDED) else CUDA_CELLS)], places=("", *PLACES))
 
 
 def sums_in_the_current_stream() -> dict[str, Any]:
     """3a: the same where sums are launched in the current stream, as torch does since 2.8 if `asyncOp` is false."""
-    from benchmarks.gpu.cells import CELLS, compare, tolerance
-    from benchmarks.gpu.simulated import Launch
+    from helpers.device.cells import CELLS, compare, tolerance
+    from helpers.device.ranks import Launch
 
     chosen = [cell for cell in CELLS if cell.name.startswith(("static", "allreduce of"))]
     compared = partial(compare, launch=Launch.CURRENT_STREAM)
@@ -170,8 +170,8 @@ def sums_in_the_current_stream() -> dict[str, Any]:
 
 def tables() -> dict[str, Any]:
     """3c: embeddings of their own route: every table cell against the CPU, on a GPU by four processes that share it."""
-    from benchmarks.gpu.cells import PLACES, RANKS
-    from benchmarks.gpu.table_cells import TABLE_CELLS, compare
+    from helpers.device.cells import PLACES, RANKS
+    from helpers.device.table_cells import TABLE_CELLS, compare
 
     if kind() == "pretended":
         return _compared(TABLE_CELLS, ("", *PLACES), compare, lambda _cell: 0.0)
@@ -182,7 +182,7 @@ def tables() -> dict[str, Any]:
 
 def mends_taken_out() -> dict[str, Any]:
     """3b: with the wait for fills taken out, a late fill must give other numbers: proof that stage 3 can fail."""
-    from benchmarks.gpu.cells import CELLS, compare
+    from helpers.device.cells import CELLS, compare
     from partreduce.runtime.averaging.reducer import Reducer
 
     chosen = [cell for cell in CELLS if cell.name in ("static, overlap", "neighbor, overlap")]
@@ -196,7 +196,7 @@ def no_synchronizing() -> dict[str, Any]:
     """4: no step makes the host wait for the device (`set_sync_debug_mode`), for each kind that says so."""
     import torch
 
-    from benchmarks.gpu import cells
+    from helpers.device import cells
 
     names = ("static", "static, overlap", "neighbor, overlap", "allreduce of gradients")
     chosen = [cell for cell in cells.CELLS if cell.name in names]
@@ -229,8 +229,8 @@ def no_synchronizing() -> dict[str, Any]:
 
 def faults() -> dict[str, Any]:
     """5: wrong tag, NaN, partial sum, no end: each is noticed by all ranks and leaves nothing in the parameters."""
-    from benchmarks.gpu.cells import CELLS, FAULTS, judge_fault
-    from benchmarks.gpu.simulated import Fault
+    from helpers.device.cells import CELLS, FAULTS, judge_fault
+    from helpers.device.ranks import Fault
 
     averaged = ("allreduce of gradients", "allreduce of gradients, Adam", "allreduce of gradients, pipeline")
     names = ("static", "static, overlap", *averaged)
@@ -326,8 +326,8 @@ def memory() -> dict[str, Any]:
     """9: stage 3 without the caching allocator, where a freed array is gone at once; and the peak."""
     import torch
 
-    from benchmarks.gpu import cells
-    from benchmarks.gpu.simulated import Shared, run_ranks
+    from helpers.device import cells
+    from helpers.device.ranks import Shared, run_ranks
     from partreduce.runtime.optimizer import DistributedOptimizer
 
     found = _against_cpu([cell for cell in cells.CELLS if "overlap" in cell.name], places=("", "fill"))

@@ -51,7 +51,7 @@ GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
 class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
-    `how` is `partreduce` or a baseline (baselines.py), `algorithm` that of its sums, for the prediction, and `options`
+    `how` is `partreduce` or a baseline (worker.KINDS), `algorithm` that of its sums, for the prediction, and `options`
     are what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin` another
     contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab. `once`
     ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where

@@ -1,4 +1,4 @@
-"""Crew: the lab's standing processes: a forker on every node and the store's host beside the bridge."""
+"""The lab's standing processes, a forker on every node and the store's host beside the bridge, and what ends them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import json
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from benchmarks.kit import ROOT
-from benchmarks.lab.board import Board
-from benchmarks.lab.job import Job
-from benchmarks.lab.network import Network
-from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
+from benchmarks.kit import ROOT, command, commit
+from benchmarks.lab.network import Network, why_not
+from benchmarks.lab.setting import Job
+from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS, Board
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS, RUN_SECRET
 
 START_LIMIT = 120.0
@@ -152,10 +153,7 @@ class Crew:
                 if time.monotonic() > end or not process.is_running:
                     raise RuntimeError(f"the group generator did not start: {process.log.read_text()[-300:]}")
                 time.sleep(0.02)
-            yield {
-                GENERATOR: address.read_text().strip(),
-                GENERATOR_KEYS: workers.read_text(),
-            }
+            yield {GENERATOR: address.read_text().strip(), GENERATOR_KEYS: workers.read_text()}
         finally:
             process.close()
 
@@ -168,3 +166,56 @@ class Crew:
         for helper in [*self._forkers, *([self._store] if self._store else [])]:
             helper.close()
         self._forkers, self._store = [], None
+
+
+FAST = "1gbit"
+
+
+class NoLabError(Exception):
+    """This machine cannot hold the lab; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """Where jobs run."""
+
+    network: Network
+    crew: Crew
+    scratch: Path
+
+    def shape(self, rate: str) -> None:
+        """All links alike."""
+        for node in range(self.network.num_nodes):
+            self.network.shape(node, rate)
+
+    def job(self, name: str, how: str, workers_per_node: int, **fields: Any) -> Job:  # noqa: ANN401 - of Job
+        folder = Path(tempfile.mkdtemp(prefix=f"{how}-", dir=self.scratch))
+        size = {"num_nodes": self.network.num_nodes, "workers_per_node": workers_per_node}
+        return Job(name=name, folder=str(folder), how=how, **size, **fields)
+
+
+@contextlib.contextmanager
+def standing(num_nodes: int) -> Iterator[Lab]:
+    """The lab on so many nodes, with fast links; SIGTERM ends it by the ordinary way."""
+    if (reason := why_not()) is not None:
+        raise NoLabError(reason)
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    scratch = Path(tempfile.mkdtemp(prefix="partreduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    try:
+        with Network(num_nodes, FAST) as network, Crew(network, scratch) as crew:
+            yield Lab(network, crew, scratch)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def provenance(module: str) -> dict[str, object]:
+    """Where and with what a module of the benchmarks measured something."""
+    import torch
+
+    return {
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "machine": f"{os.cpu_count()} cores, Linux {os.uname().release}, torch {torch.__version__}, gloo",
+        "command": command(module),
+    }

@@ -6,29 +6,27 @@ itself, so forking from it stays safe. `store` instead of a node number hosts th
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from functools import partial
 
+from benchmarks import kit
 from benchmarks.kit import import_all
+from benchmarks.lab.setting import Job
+from benchmarks.lab.worker import use_environment
 
 
 def serve_workers(node: int) -> None:
     """Fork workers until standard input ends."""
     _import_runtime()
 
-    from benchmarks.lab import profiled
-    from benchmarks.lab.job import Job
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
-    from benchmarks.papers import sums
-    from benchmarks.papers.tables import worker as tables
+    from benchmarks.papers import pipe_sgd, tables_worker
     from partreduce.runtime.launcher.launch import launch
 
-    measurements = {
-        "profile": profiled.profile,
-        "sums": sums.measure,
-        "tables": tables.measure,
-    }
+    measurements = {"profile": profile, "sums": pipe_sgd.measure, "tables": tables_worker.measure}
     samples: dict[str, object] = {}
     _say("ready")
     for line in sys.stdin:
@@ -70,6 +68,23 @@ def serve_store(address: str) -> None:
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def profile(job: Job, node: int) -> None:
+    """Profile the run's links with all its workers; rank 0 leaves a cluster file and the errors of its check."""
+    from partreduce.runtime.profile import profile as measure
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.document.cluster import write_cluster
+
+    kit.end_after(job.limit + 60)
+    rank = use_environment(job, node)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    cluster = Cluster.regular(job.num_nodes, job.workers_per_node)
+    found = measure(cluster, model_bytes=int(job.options["model_bytes"]), repetitions=3, num_checks=6, timeout=60.0)
+    if rank == 0:
+        write_cluster(job.path / "cluster.json", found.cluster)
+        errors = {"checks": list(found.check_errors), "fitted": list(found.fit_errors)}
+        (job.path / "errors.json").write_text(json.dumps(errors))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks import kit
-from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import Job
-from benchmarks.lab.tasks import SEQUENCES, Samples, accuracy, evaluated, loss_of, make_model
+from benchmarks.lab.setting import Job
+from benchmarks.lab.tasks import SEQUENCES, Clock, Samples, accuracy, evaluated, loss_of, make_model
 from benchmarks.lab.worker import APART, HEADER
 
 
@@ -21,10 +20,8 @@ class Measured:
     """One cell. `step_ms` is workers ÷ (steps per second of all together), so that free-running ones compare.
 
     The first step counts too: a cell has whole periods of every schedule then, as the simulator's rounds have. `curve`
-    holds (steps per worker, seconds, training loss of the mean model); `shares` the mean seconds per step that a worker
-    computed, waited for others, and communicated; `nic_mb` what a node's NIC sent per step of all workers, in megabytes
-    (mean over nodes); `busy_ms` the processor time of a step in all threads of a worker (mean over those that say it).
-    `steps`, `ended` and `busy_ms` are for whoever looks into a run; no table needs them, and published files have none.
+    holds (steps per worker, seconds, training loss of the mean model); `nic_mb` what a node's NIC sent per step of all
+    workers, in megabytes (mean over nodes). `steps` and `ended` are for whoever looks into a run; no table needs them.
     A step that was skipped counts as one, as it does in Hop's paper. Where a sum does not wait for all, a step is a
     gradient, and `rounds` says how many sums the workers took (mean). `accuracies` holds (seconds, share of the held
     out samples that the mean model tells right), `own_accuracy` the mean of the workers' own models at the end.
@@ -32,14 +29,17 @@ class Measured:
 
     step_ms: float
     nic_mb: float
-    shares: dict[str, float]
     steps: list[int] = field(default_factory=list)
     ended: str = ""
-    busy_ms: float | None = None
     curve: list[tuple[float, float, float]] = field(default_factory=list)
     rounds: float | None = None
     accuracies: list[tuple[float, float]] = field(default_factory=list)
     own_accuracy: float | None = None
+
+    @classmethod
+    def of_json(cls, members: dict[str, Any]) -> Measured:
+        """Of what a file holds; older ones also say where the time went (`shares`)."""
+        return cls(**{name: value for name, value in members.items() if name not in ("shares", "busy_ms")})
 
     def reached(self, target: float) -> tuple[float, ...] | None:
         """Steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
@@ -47,11 +47,7 @@ class Measured:
 
 
 def read_cell(job: Job, samples: Samples) -> Measured:
-    """Put a cell's files together.
-
-    Raises:
-        RuntimeError: a worker failed or left nothing; the message is the first one's.
-    """
+    """Put a cell's files together."""
     said = []
     for rank in range(job.num_workers):
         path = job.path / f"worker-{rank:03d}.json"
@@ -70,7 +66,6 @@ def read_cell(job: Job, samples: Samples) -> Measured:
     apart = any(worker.get("apart") for worker in said)
     speeds = [at / (t[-1, 2] - started) for at, t in zip(reached, times, strict=True)]
     all_steps = sum(reached)
-    busy = [worker["busy"] / len(worker["times"]) for worker in said if "busy" in worker]
     sent = [said[job.first_of(node)]["sent"] for node in range(job.num_nodes)]
     rounds = [worker["rounds"] for worker in said if "rounds" in worker]
     curve, accuracies, own = _curve(job, samples, started, apart=apart or bool(rounds))
@@ -79,58 +74,11 @@ def read_cell(job: Job, samples: Samples) -> Measured:
         steps=reached,
         ended="time" if any(worker["ended"] == "time" for worker in said) else "steps",
         nic_mb=float(np.mean(sent)) / (all_steps / job.num_workers) / 1e6,
-        shares=_shares(job, times, apart=apart),
-        busy_ms=1000 * float(np.mean(busy)) if busy else None,
         curve=curve,
         rounds=float(np.mean(rounds)) if rounds else None,
         accuracies=accuracies,
         own_accuracy=own,
     )
-
-
-def _shares(job: Job, times: list[npt.NDArray[np.float64]], *, apart: bool) -> dict[str, float]:
-    """Seconds per step, mean over workers: computing, waiting for a member of the group, communicating.
-
-    A group operation that has not all its members yet is waiting; afterwards it is communication. Without a trace
-    (torch's own baselines) the two stay together as `blocked`, and so they do where workers go on by themselves.
-    """
-    count = sum(len(t) for t in times)
-    computing = sum(float((t[:, 1] - t[:, 0]).sum()) for t in times) / count
-    blocked = sum(float((t[:, 2] - t[:, 1]).sum()) for t in times) / count
-    operations = _operations(job)
-    if not operations or job.free_running or apart:
-        return {"compute": computing, "blocked": blocked}
-    complete: dict[tuple[str, int], float] = {}
-    for name, round_, _, start, _ in operations:
-        complete[name, round_] = max(complete.get((name, round_), 0.0), start)
-    waiting = 0.0
-    by_rank: dict[int, list[tuple[float, float]]] = {}
-    for name, round_, rank, _, end in operations:
-        by_rank.setdefault(rank, []).append((complete[name, round_], end))
-    for rank, t in enumerate(times):
-        mine = sorted(by_rank.get(rank, []), key=lambda pair: pair[1])
-        ends = np.array([end for _, end in mine])
-        for computed, done in t[:, 1:]:
-            place = int(np.searchsorted(ends, computed))
-            if place < len(mine):
-                waiting += max(0.0, min(mine[place][0], done) - computed)
-    waiting /= count
-    return {"compute": computing, "wait": waiting, "communicate": blocked - waiting}
-
-
-def _operations(job: Job) -> list[tuple[str, int, int, float, float]]:
-    """(kind and members, round, rank, start, end) of every traced group operation, on the workers' common clock."""
-    import time
-
-    shift = time.monotonic() - time.time()
-    found = []
-    for path in sorted(job.path.glob("trace-[0-9]*.json")):
-        for event in json.loads(path.read_text())["traceEvents"]:
-            if event.get("cat") == "communication":
-                start = event["ts"] / 1e6 + shift
-                end = start + event["dur"] / 1e6
-                found.append((event["name"], event["args"]["round"], event["pid"], start, end))
-    return found
 
 
 Curve = list[tuple[float, float, float]]

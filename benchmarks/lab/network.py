@@ -125,11 +125,6 @@ class Network:
     def set_link(self, node: int, *, up: bool) -> None:
         _run("ip", "-n", self.switch, "link", "set", f"port{node}", "up" if up else "down")
 
-    def bytes_out(self, node: int) -> int:
-        """Bytes that the node has sent since it was made."""
-        text = _run("ip", "netns", "exec", self.namespace(node), "cat", "/sys/class/net/eth0/statistics/tx_bytes")
-        return int(text)
-
     def close(self) -> None:
         while self._made:
             _quiet("ip", "netns", "delete", self._made.pop())

@@ -1,4 +1,4 @@
-"""The lab's pictures: time per step, loss against time, bytes per NIC, where the time went."""
+"""The lab's pictures: time per step, and loss against time."""
 
 from __future__ import annotations
 
@@ -6,47 +6,32 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from partreduce.report.axes import logarithmic
-from partreduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, DASHES, EDGE, INK, OKABE_ITO, WAIT
+from partreduce.report.palette import COMPUTE, DASHES, INK, OKABE_ITO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchmarks.lab.table import Row
+    from benchmarks.lab.results import Row
 
-PARTS = (
-    ("compute", COMPUTE, ""), ("wait", WAIT, ""), ("communicate", COMMUNICATE, COMMUNICATE_HATCH),
-    ("blocked", OKABE_ITO[3], "..."),
-)  # fmt: skip
 LINES = tuple(zip([OKABE_ITO[place] for place in (5, 1, 2, 3, 6, 0)], (*DASHES, *DASHES), strict=False))
 """Colors and dashes of at most six lines; yellow is too pale for one."""
 MOST_LINES = len(LINES)
-WORDS = {"blocked": "waiting or communicating"}
 
 
 def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_ms: float) -> None:
     plt = pyplot()
-    figure, axes = plt.subplots(2, 2, figsize=(17, 12), layout="constrained")
+    figure, (speed, loss) = plt.subplots(1, 2, figsize=(17, 6), layout="constrained")
     figure.suptitle(title)
-    names = [row.contestant for row in rows]
-    places = range(len(rows))
-    speed = axes[0][0]
-    values = [row.step_ms for row in rows]
     below = [row.step_ms - min(c.step_ms for c in row.cells) for row in rows]
     above = [max(c.step_ms for c in row.cells) - row.step_ms for row in rows]
-    speed.barh(places, values, xerr=[below, above], color=COMPUTE, ecolor=INK, capsize=2)
+    speed.barh(range(len(rows)), [row.step_ms for row in rows], xerr=[below, above], color=COMPUTE, ecolor=INK)
     speed.axvline(limit_ms, color=INK, linestyle=":")
-    speed.set(
-        xlabel=f"ms per step (median, smallest and largest); dotted: {limit_ms:.3g} ms, free network, nobody waits"
-    )
-    speed.set_title("time per step")
-    _label(speed, names)
-    _loss(axes[0][1], rows, target)
-    wire = axes[1][0]
-    wire.barh(places, [row.nic_mb for row in rows], color=OKABE_ITO[2])
-    wire.set(xlabel="MB sent by a node's NIC per step of all workers", title="bytes per NIC")
-    _label(wire, names)
-    _shares(axes[1][1], rows, names)
+    speed.set_yticks(range(len(rows)), [row.contestant for row in rows])
+    speed.invert_yaxis()
+    words = f"ms per step (median, smallest and largest); dotted: {limit_ms:.3g} ms, free network, nobody waits"
+    speed.set(xlabel=words, title="time per step")
+    _loss(loss, rows, target)
     figure.savefig(path, dpi=80)
     plt.close(figure)
 
@@ -99,47 +84,11 @@ def name_ends(
         ceiling = middles[place] - needed[place] / 2
     for (_, text, point, color), height in zip(named, middles, strict=True):
         # Not clipped by the text's own box, at whose edge a steep one would end beside another's name.
-        leader = {
-            "arrowstyle": "-",
-            "color": color,
-            "linewidth": 0.8,
-            "relpos": (0, 0.5),
-            "shrinkB": 0,
-            "patchA": None,
-        }
+        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0, "patchA": None}
         axis.plot(*point, "o", color=color, markersize=4)
         axis.annotate(
             text, point, (1.04, height), textcoords="axes fraction", va="center", color=INK, arrowprops=leader
         )
-
-
-def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN401 - as above
-    left = [0.0] * len(rows)
-    for part, color, hatch in PARTS:
-        widths = []
-        for row in rows:
-            ordered = sorted(row.cells, key=lambda cell: cell.step_ms)
-            widths.append(1e3 * ordered[len(ordered) // 2].shares.get(part, 0.0))
-        if any(widths):
-            axis.barh(
-                range(len(rows)),
-                widths,
-                left=left,
-                color=color,
-                hatch=hatch,
-                edgecolor=EDGE,
-                label=WORDS.get(part, part),
-            )
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    axis.set(xlabel="ms per step, mean over workers", title="where the time went")
-    if any(row.cells[0].shares for row in rows):
-        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=len(PARTS))
-    _label(axis, names)
-
-
-def _label(axis: Any, names: list[str]) -> None:  # noqa: ANN401 - as above
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
 
 
 def pyplot() -> Any:  # noqa: ANN401 - as above

@@ -1,44 +1,30 @@
 """Rehearse: train every contestant in one process, without network or clock, at the learning rates of one grid.
 
-    python -m benchmarks.lab.rehearse                     # digits and text
-    python -m benchmarks.lab.rehearse --only digits --contestants "flat ring;AD-PSGD"
-    python -m benchmarks.lab.rehearse --workers-per-node 1 --contestants "flat ring;pipeline"
-
 The order of updates is that of the schedule; for strategies whose order depends on timing it is that of their protocol
 in virtual time, all workers equally fast and the network free. Models, shards and batches are those of the lab's first
-repetition. Writes `rates.json` beside this file: steps to the target by rate, under the contestant's name and the hash
+repetition. `rates.json` beside this file has the steps to the target by rate, under the contestant's name and the hash
 of its schedule, since a name does not say what the planner recommends today. The lab trains at the best rate, and
-rehearses what it does not find there. Takes minutes, needs no root.
+rehearses what it does not find there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections import deque
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from benchmarks import compact
-from benchmarks.kit import one_thread, parser
-from benchmarks.lab.batches import Batches
-from benchmarks.lab.contestants import Contestant, contestants
-from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import Job
-from benchmarks.lab.outer_steps import Coded, by_turns
-from benchmarks.lab.plan import Planner
-from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
-from benchmarks.lab.tasks import evaluated, make_model, samples_of
+from benchmarks import kit
+from benchmarks.lab.contestants import Contestant
+from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Job, case_of
+from benchmarks.lab.tasks import Batches, Clock, evaluated, make_model, samples_of
+from partreduce.runtime.codecs import BlockCodec
 from partreduce.schedulers.protocols.adpsgd import pairing_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.registry import build
@@ -46,18 +32,142 @@ from partreduce.schedulers.simulator.groups import GroupTiming, WorkerRound, gro
 from partreduce.schedulers.simulator.machine import VirtualMachine
 from partreduce.schedulers.simulator.pairs import PairTiming
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import GradientReduction, Pipeline
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, GradientReduction, Pipeline
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.fragments import assign, moves
 from partreduce.topo.strategies.pairwise import Pairwise
+
+if TYPE_CHECKING:
+    from partreduce.topo.strategies.axes import Transport
+
+
+def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as rehearse.by_schedule
+    """The steps of a schedule with outer steps or fragments, of as many steps per round for all workers."""
+    strategy, steps_per_round = schedule.strategy, schedule.steps_per_round_of(0)
+    matrices = [
+        torch.from_numpy(mixing_matrix(strategy.phase(t, schedule.cluster))).float() for t in range(strategy.period)
+    ]
+    count, numbers = strategy.payload.num_fragments, numbers_of(rehearsal, schedule)
+    parts = [_Part(rehearsal, numbers == fragment, schedule) for fragment in range(count)]
+    due = moves(count, steps_per_round, strategy.sync.late_steps)
+
+    def advance(step: int) -> None:
+        rehearsal.take([1] * rehearsal.count)
+        matrix = matrices[step // steps_per_round % len(matrices)]
+        for move in due:
+            if step % steps_per_round + 1 == move.taken and move.merges:
+                parts[move.fragment].merge(float(strategy.sync.kept))
+            elif step % steps_per_round + 1 == move.taken:
+                parts[move.fragment].send(matrix)
+
+    return advance
+
+
+def numbers_of(rehearsal: Any, schedule: Schedule) -> torch.Tensor:  # noqa: ANN401 - as above
+    """The fragment of each number of a model."""
+    named: list[tuple[str, int]] = rehearsal.named
+    found = assign(schedule.strategy.payload.fragments, [((name,), size) for name, size in named])
+    return torch.repeat_interleave(torch.tensor(found), torch.tensor([size for _, size in named]))
+
+
+class _Part:
+    """One fragment of all workers' models, with each worker's anchor and momentum, equal where all have them in common.
+
+    All arrays are (workers, numbers).
+    """
+
+    def __init__(self, rehearsal: Any, mine: torch.Tensor, schedule: Schedule) -> None:  # noqa: ANN401 - as above
+        places = mine.nonzero().flatten()
+        first, end = int(places[0]), int(places[-1]) + 1
+        self._mine = slice(first, end) if end - first == len(places) else mine  # a slice needs no copy
+        self._rehearsal, self._outer = rehearsal, schedule.strategy.payload.outer
+        self._coded = Coded.of(schedule)
+        self._outer_params = rehearsal.models[:, self._mine].clone()
+        self._momenta = torch.zeros_like(self._outer_params)
+        self._sent: torch.Tensor | None = None
+
+    def send(self, matrix: torch.Tensor) -> None:
+        """Take the groups' means; those who are in one then make an outer step if it is of all, or of own anchors."""
+        models = self._rehearsal.models[:, self._mine]
+        if self._coded is None or not (matrix > 0).all():  # codes travel between nodes, and smaller groups are inside
+            self._sent = matrix @ models
+        else:
+            self._sent = self._outer_params + self._coded.mean(models - self._outer_params)
+        meets = matrix.diagonal() < 1
+        self._steps = (meets & ((matrix > 0).all() | torch.tensor(self._outer.has_own_outer_params)))[:, None]
+
+    def merge(self, kept: float) -> None:
+        if self._sent is None:  # the first round may merge what no round has sent
+            return
+        coming, mine = (self._step(self._sent) if self._steps.any() else self._sent), self._mine
+        if kept:
+            coming = kept * self._rehearsal.models[:, mine] + (1 - kept) * coming
+        self._rehearsal.models[:, mine] = coming
+
+    def _step(self, sent: torch.Tensor) -> torch.Tensor:
+        """The outer step of those who make one; where all then are, and the means of the others."""
+        moved, momentum = sent - self._outer_params, float(self._outer.momentum)
+        following = momentum * self._momenta + moved
+        change = moved + momentum * following if self._outer.nesterov else following
+        self._momenta = torch.where(self._steps, following, self._momenta)
+        self._outer_params = torch.where(
+            self._steps, self._outer_params + float(self._outer.lr) * change, self._outer_params
+        )
+        return torch.where(self._steps, self._outer_params, sent)
+
+
+class Coded:
+    """Means of what all workers have, as the runtime sends them: codes of node sums are added, and so is the sum's.
+
+    Where there are no nodes to add up in, each worker's own movement is coded. With error feedback what a rounding took
+    is added to the next sum.
+    """
+
+    def __init__(self, transport: Transport, cluster: Cluster) -> None:
+        self._transport, self._count = transport, cluster.num_workers
+        self._each = cluster.workers_per_node if transport.algorithm is AllReduceAlgorithm.HIERARCHICAL else 1
+        self._codec = BlockCodec(str(transport.codec), transport.block)
+        self._left: list[torch.Tensor | None] = [None] * (self._count + 1)
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Coded | None:
+        """None where numbers are sent as they are."""
+        transport = schedule.strategy.transport
+        return cls(transport, schedule.cluster) if transport.codec.has_blocks else None
+
+    def mean(self, moved: torch.Tensor) -> torch.Tensor:
+        """Of movements (workers, numbers); (numbers,)."""
+        parts = moved.view(self._count // self._each, self._each, -1).sum(1)
+        total = torch.stack([self._rounded(part, place) for place, part in enumerate(parts)]).sum(0)
+        return self._rounded(total, self._count) / self._count
+
+    def _rounded(self, values: torch.Tensor, place: int) -> torch.Tensor:
+        left = self._left[place]
+        if left is not None:
+            values = values + left
+        code = torch.empty(
+            block_bytes(str(self._transport.codec), len(values), self._transport.block), dtype=torch.uint8
+        )
+        decoded = torch.empty_like(values)
+        self._codec.encode(values, code)
+        self._codec.decode(code, decoded)
+        if self._transport.error_feedback:
+            self._left[place] = values - decoded
+        return decoded
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
 EVERY = 4
-CASES = {"digits": 96, "text": 160, "deep text": 400}
+CASES = {"digits": 96, "text": 160}
 """Tasks, and the most steps that are taken."""
 MOST_ROUNDS = 1 + 2 * max(CASES.values())
 """More rounds than any worker begins."""
@@ -186,8 +296,7 @@ def by_gradients(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], No
 def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Callable[[int], None]:
     """AD-PSGD with its averaging beside the computing: a gradient is as old as the mean that was taken meanwhile."""
     machine = VirtualMachine(
-        pairing_of(strategy, rehearsal.count),
-        PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), is_delayed=True),
+        pairing_of(strategy, rehearsal.count), PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), is_delayed=True)
     )
 
     def advance(step: int) -> None:
@@ -296,7 +405,7 @@ def rehearse(contestant: Contestant, schedule: Schedule, *, task: str, cluster: 
     print(f"{task} {contestant.name:32} {by_rate}  {time.monotonic() - begun:.0f} s", flush=True)
     content = json.loads(RATES.read_text()) if RATES.exists() else {}
     content.setdefault(case_of(task, cluster.num_workers), {})[rates_key(contestant, schedule)] = by_rate
-    RATES.write_text(compact.text(content))
+    RATES.write_text(kit.compact(content))
     return by_rate
 
 
@@ -304,29 +413,3 @@ def best_rate(by_rate: ByRate) -> float | None:
     """The rate with the fewest steps, None if none reached the target."""
     reached = {float(rate): steps for rate, steps in by_rate.items() if steps is not None}
     return min(reached, key=lambda rate: (reached[rate], rate)) if reached else None
-
-
-def main() -> int:
-    arguments = parser(__doc__)
-    arguments.add_argument("--only", help=f"cases separated by commas, of {', '.join(CASES)}")
-    arguments.add_argument("--contestants", help="names separated by semicolons")
-    arguments.add_argument("--nodes", type=int, default=4)
-    arguments.add_argument("--workers-per-node", type=int, default=4)
-    chosen = arguments.parse_args()
-    one_thread()
-    cluster, planned = Cluster.regular(chosen.nodes, chosen.workers_per_node), Planner({})
-    listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name]
-    wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed if not c.named_only]
-    for task in chosen.only.split(",") if chosen.only else CASES:
-        setting = Setting(name=task, rate="80mbit", task=task)
-        for contestant in listed:
-            if contestant.name not in wanted or contestant.make is None:
-                continue
-            schedule = contestant.make(cluster, setting) or contestant.make(cluster, replace(setting, slow=SLOW))
-            if schedule is not None and can_be_rehearsed(schedule):
-                rehearse(contestant, schedule, task=task, cluster=cluster)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,144 @@
-"""Results: the table, the pictures and the predictions of a lab, made from nothing but its JSON content."""
+"""Tables and pictures of finished labs, medians with their spread, from nothing but their JSON files.
+
+python -m benchmarks.lab.results [NAME …]                                      # write them again
+python -m benchmarks.lab.results --front docs/pictures/loss-over-seconds.svg   # the README's picture
+"""
 
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks import compact
-from benchmarks.lab import plots
+from benchmarks import kit
+from benchmarks.kit import RESULTS, ROOT, parser
+from benchmarks.lab.contestants import EVERY_STEP
 from benchmarks.lab.measure import Measured
+from benchmarks.lab.plots import draw_setting, pyplot
 from benchmarks.lab.setting import Setting
-from benchmarks.lab.table import Row, block, document
+from partreduce.report.axes import quiet
+from partreduce.report.palette import INK, OKABE_ITO
+
+COLUMNS = (
+    "contestant",
+    "rate",
+    "ms per step",
+    "steps to target",
+    "seconds to target",
+    "× All-Reduce",
+    "of the compute-only limit",
+    "MB per NIC and step",
+    "loss after {:.1f} s",
+    "runs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One contestant in one setting: every repetition."""
+
+    contestant: str
+    family: str
+    cells: list[Measured]
+    target: float
+    learning_rate: float | None = None
+
+    @property
+    def step_ms(self) -> float:
+        return median(cell.step_ms for cell in self.cells)
+
+    @property
+    def nic_mb(self) -> float:
+        return median(cell.nic_mb for cell in self.cells)
+
+    def _reached(self, which: int) -> list[float]:
+        return [found[which] for cell in self.cells if (found := cell.reached(self.target)) is not None]
+
+    @property
+    def steps(self) -> float | None:
+        """Median steps to the target; None unless most repetitions reached it."""
+        found = self._reached(0)
+        return median(found) if 2 * len(found) > len(self.cells) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Median seconds to the target; None unless most repetitions reached it."""
+        found = self._reached(1)
+        return median(found) if 2 * len(found) > len(self.cells) else None
+
+    @property
+    def all_seconds(self) -> list[float]:
+        """Seconds to the target of every repetition that reached it."""
+        return self._reached(1)
+
+    def loss_after(self, seconds: float) -> float:
+        """Median loss of the mean model at the last evaluation until then."""
+        return median([loss for _, at, loss in cell.curve if at <= seconds][-1] for cell in self.cells)
+
+    def seconds_spread(self) -> str:
+        """Smallest and largest seconds to the target."""
+        values = sorted(self._reached(1))
+        return f"[{values[0]:.1f}-{values[-1]:.1f}]" if values else ""
+
+
+def baseline(rows: list[Row]) -> Row | None:
+    """The best every-step exact averaging, by seconds to the target."""
+    reached = [row for row in rows if row.family == EVERY_STEP and row.seconds is not None]
+    return min(reached, key=lambda row: row.seconds or 0.0) if reached else None
+
+
+def fraction_of_limit(row: Row, rows: list[Row], setting: Setting, num_workers: int) -> float | None:
+    """What All-Reduce's steps would take on a free network where nobody waits, over this row's seconds.
+
+    All-Reduce's steps are the fewest of its forms: those that overlap need more.
+    """
+    steps = [base.steps for base in rows if base.family == EVERY_STEP and base.steps is not None]
+    if not steps or row.seconds is None:
+        return None
+    return min(steps) * setting.free_step(num_workers) / row.seconds
+
+
+def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
+    base = baseline(rows)
+    ends = min(cell.curve[-1][1] for row in rows for cell in row.cells if cell.curve)
+    lines = []
+    for row in rows:
+        seconds = row.seconds
+        ratio = "" if base is None or seconds is None else f"{base.seconds / seconds:.2f}"  # type: ignore[operator]
+        share = fraction_of_limit(row, rows, setting, num_workers)
+        mark = " (baseline)" if row is base else ""
+        cells = [
+            f"{row.contestant}{mark}",
+            "" if row.learning_rate is None else f"{row.learning_rate:g}",
+            kit.middle([cell.step_ms for cell in row.cells], ".0f"),
+            "not reached" if row.steps is None else f"{row.steps:.0f}",
+            "" if seconds is None else f"{seconds:.2f} {row.seconds_spread()}",
+            ratio,
+            "" if share is None else f"{share:.2f}",
+            f"{row.nic_mb:.2f}",
+            f"{row.loss_after(ends):.3f}",
+            f"{len(row.cells)}",
+        ]
+        lines.append(cells)
+    return kit.table([column.format(ends) for column in COLUMNS], lines).rstrip("\n")
+
+
+def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> str:
+    parts = ["# The lab's results", "", "Written by `python -m benchmarks.lab.run`; do not edit.", ""]
+    parts += [f"* {key}: {value}" for key, value in head.items()]
+    for name, text in blocks.items():
+        parts += ["", f"## {name}", "", text]
+    if notes:
+        parts += ["", "## Left out, failed, or to be known", "", *[f"* {note}" for note in notes]]
+    return "\n".join(parts) + "\n"
+
 
 PREDICTION = "Simulator against lab"
 CELL = ("setting", "contestant", "measured")
-MEASURED = ("step_ms", "nic_mb", "shares", "curve")
+MEASURED = ("step_ms", "nic_mb", "curve")
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
@@ -25,13 +149,13 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
     content = published(content)
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"lab-{name}"
-    (folder / f"{stem}.json").write_text(compact.text(content))
+    (folder / f"{stem}.json").write_text(kit.compact(content))
     (folder / f"{stem}.md").write_text(page(content))
     for setting, rows in listed(content):
         count = content["measure"]["num_workers"]
         title = f"{setting.name}, {count} workers, computing {1e3 * setting.compute:g} ms per step"
         path = folder / f"{stem}-{setting.name.replace(' ', '-')}.png"
-        plots.draw_setting(path, title, rows, rows[0].target, 1e3 * setting.free_step(count))
+        draw_setting(path, title, rows, rows[0].target, 1e3 * setting.free_step(count))
 
 
 def write_everything(folder: Path, name: str, content: dict[str, Any]) -> None:
@@ -72,7 +196,7 @@ def listed(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
         cells: dict[str, list[Measured]] = {}
         for cell in content["cells"]:
             if cell["setting"] == setting.name:
-                cells.setdefault(cell["contestant"], []).append(Measured(**cell["measured"]))
+                cells.setdefault(cell["contestant"], []).append(Measured.of_json(cell["measured"]))
         rates = measure["rates"].get(setting.name, {})
         rows = [
             Row(name, family, cells[name], measure["targets"][setting.name], rates.get(name))
@@ -82,3 +206,63 @@ def listed(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
         if rows:
             found.append((setting, rows))
     return found
+
+
+CELLS = ROOT / "benchmarks/results/lab-nodes.json"
+PICTURE = ROOT / "docs/pictures/loss-over-seconds.svg"
+SETTING = "40mbit homogeneous"
+SHOWN = (
+    ("DDP", "PyTorch DDP", OKABE_ITO[6], ":", (10.4, 0.113)),
+    ("hierarchical", "All-Reduce, hierarchical", OKABE_ITO[5], "--", (16.5, 2.75)),
+    ("planner's recommendation", "recommendation", OKABE_ITO[2], "-", (15.3, 0.045)),
+)
+"""Contestant, the label beside its lines, how they are drawn, and where the label stands."""
+
+
+def shown() -> list[Row]:
+    """What is drawn, in the order of `SHOWN`."""
+    (rows,) = (rows for setting, rows in listed(json.loads(CELLS.read_text())) if setting.name == SETTING)
+    by_name = {row.contestant: row for row in rows}
+    return [by_name[contestant] for contestant, *_ in SHOWN]
+
+
+def draw_front(path: Path) -> None:
+    """Every run of each contestant is a line of its own, so the spread is what the picture shows."""
+    plt = pyplot()
+    plt.rcParams["svg.hashsalt"] = "partreduce"  # the same bytes each time
+    figure, axis = plt.subplots(figsize=(6.2, 3.9), layout="constrained")
+    rows = shown()
+    for row, (_, label, color, dash, place) in zip(rows, SHOWN, strict=True):
+        for cell in row.cells:
+            axis.plot([at for _, at, _ in cell.curve], [loss for _, _, loss in cell.curve], dash, color=color)
+        reached, runs = len(row.all_seconds), len(row.cells)
+        of = "1 run" if runs == 1 else f"{runs} runs" if reached == runs else f"{reached} of {runs} runs"
+        axis.text(*place, f"{label}: {row.seconds:.1f} s ({of})", color=color, weight="bold", fontsize=9.5)
+    axis.axhline(rows[0].target, color=INK, linewidth=0.8)
+    axis.text(50.5, rows[0].target * 1.05, f"loss {rows[0].target:g}", color=INK, ha="right")
+    axis.set(yscale="log", xlim=(0, 51), ylim=(0.03, 3.5))
+    axis.set_yticks([0.05, 0.1, 0.2, 0.5, 1, 2], ["0.05", "0.1", "0.2", "0.5", "1", "2"])
+    axis.minorticks_off()
+    quiet(axis, across="seconds of training", up="loss of the mean model")
+    axis.set_title("16 workers on 4 nodes, 40 Mbit/s links, 160 ms of computing a step", color=INK, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
+    plt.close(figure)
+
+
+def main(words: list[str], folder: Path = RESULTS) -> int:
+    """All of them without a name; what was predicted stays as it was."""
+    arguments = parser(__doc__)
+    arguments.add_argument("names", nargs="*")
+    arguments.add_argument("--front", type=Path, metavar="PICTURE", help=f"draw the README's picture, {PICTURE}")
+    chosen = arguments.parse_args(words)
+    if chosen.front is not None:
+        draw_front(chosen.front)
+        return 0
+    for name in chosen.names or sorted(path.stem.removeprefix("lab-") for path in folder.glob("lab-*.json")):
+        write(folder, name, json.loads((folder / f"lab-{name}.json").read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

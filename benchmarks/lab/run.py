@@ -11,9 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,19 +33,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--contestants", help="names separated by semicolons (see --list)")
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--minutes", type=float, help="no cell begins that would end later; default 9, or 60 if full")
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], help="of each worker, instead of the setting's")
-    parser.add_argument("--momentum", type=float, help="of SGD, instead of the setting's")
-    parser.add_argument("--compute", type=float, help="seconds that a step computes, instead of the setting's")
     parser.add_argument("--steps", type=int, help="steps of each worker, instead of the setting's")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of training in a cell")
     parser.add_argument("--target", type=float, help="training loss; default 0.2 for digits, 2.8 for text")
     parser.add_argument("--rate", type=float, help="one learning rate for all, instead of each one's best of the grid")
-    parser.add_argument("--falling", action="store_true", help="rates fall to nothing, along half a cosine")
     parser.add_argument("--every", type=int, default=4, help="steps from one evaluation of the loss to the next")
     parser.add_argument("--name", default="default", help="of the result files")
-    parser.add_argument(
-        "--trace", help="CSV of step lengths, a row a step, a column a worker: adds settings 'RATE trace'"
-    )
     parser.add_argument("--no-profile", action="store_true", help="plan with nominal links")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--list", action="store_true")
@@ -59,7 +49,7 @@ def main() -> int:
     chosen = _arguments()
     from benchmarks.lab.contestants import contestants
 
-    known = settings(chosen.nodes * chosen.workers_per_node, str(Path(chosen.trace).resolve()) if chosen.trace else "")
+    known = settings(chosen.nodes * chosen.workers_per_node)
     if chosen.list:
         print("settings:", *known, sep="\n  ")
         print("contestants:", *(c.name for c in contestants(lambda *_: None)), sep="\n  ")
@@ -71,39 +61,36 @@ def main() -> int:
         if unknown := [name for name in given if name not in there]:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
-    changed = {
-        key: replace(
-            setting,
-            compute=chosen.compute or setting.compute,
-            optimizer=chosen.optimizer or setting.optimizer,
-            momentum=chosen.momentum or setting.momentum,
-        )
-        for key, setting in known.items()
-    }
-    from benchmarks.lab.campaign import Campaign, Experiment
-    from benchmarks.lab.standing import NoLabError, provenance, standing
+    from benchmarks.lab.campaign import Campaign, Experiment, joined, prediction_of, run
+    from benchmarks.lab.crew import NoLabError, provenance
+    from benchmarks.lab.results import write, write_everything
 
-    experiment = Experiment(
-        settings=tuple(changed[name] for name in names),
-        shape=(chosen.nodes, chosen.workers_per_node),
-        contestants=tuple(asked),
-        everybody=bool(chosen.full or chosen.settings),
-        repetitions=chosen.repetitions or (3 if chosen.full else 2),
-        steps=chosen.steps,
-        limit=chosen.limit,
-        target=chosen.target,
-        rate=chosen.rate,
-        falling=chosen.falling,
-        every=chosen.every,
-    )
-    end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))
+    experiments = [
+        Experiment(
+            setting=known[name],
+            shape=(chosen.nodes, chosen.workers_per_node),
+            contestants=tuple(asked),
+            everybody=bool(chosen.full or chosen.settings),
+            repetitions=chosen.repetitions or (3 if chosen.full else 2),
+            steps=chosen.steps,
+            limit=chosen.limit,
+            target=chosen.target,
+            rate=chosen.rate,
+            every=chosen.every,
+        )
+        for name in names
+    ]
+
+    def keep(campaigns: list[Campaign], notes: list[str], is_over: bool) -> None:
+        if is_over:
+            contents = [campaign.content(provenance("lab.run")) for campaign in campaigns]
+            content = joined(contents, notes, prediction_of(campaigns, notes))
+            write_everything(kit.RESULTS, chosen.name, content)
+            write(kit.RESULTS, chosen.name, content)
+            print(f"written: {kit.RESULTS}/lab-{chosen.name}.json, .md, -*.png", flush=True)
+
     try:
-        with standing(chosen.nodes) as lab:
-            campaign = Campaign(experiment, lab, end)
-            try:
-                campaign.run(profile=not chosen.no_profile)
-            finally:  # what was measured is kept, also when the lab's machinery fails
-                campaign.write(kit.RESULTS, chosen.name, provenance("lab.run"))
+        run(experiments, chosen.minutes or (60 if chosen.full else 9), keep, profile=not chosen.no_profile)
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")
     return 0

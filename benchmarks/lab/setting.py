@@ -1,13 +1,91 @@
-"""Setting: the links and slow workers under which all contestants run."""
+"""Settings and jobs: links, tasks, and how long each worker computes in each step, as plain values that travel as JSON.
+
+The worker sleeps by the lengths of steps and the simulator predicts with them: both ask the same value. Steps that vary
+are drawn from one seed that all workers share, so that "one of 16, drawn again" is the same one for all of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from benchmarks.lab.lengths import Lengths
+from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Plain numbers that travel as JSON; at most one of the disturbances.
+
+    `compute` is the seconds that a step of an undisturbed worker computes; `slow` lists (rank, factor) on it. With
+    probability `random_chance` a worker's step takes `random_factor` times as long. `delayed` = (workers, seconds): so
+    many, drawn again in every step, are held up. `skew` = (low, high) seconds: everybody is held up, and by how much
+    moves on by one worker from step to step.
+    """
+
+    compute: float = 0.08
+    slow: tuple[tuple[int, float], ...] = ()
+    random_factor: float = 1.0
+    random_chance: float = 0.0
+    delayed: tuple[int, float] = (0, 0.0)
+    skew: tuple[float, float] = (0.0, 0.0)
+
+    def lengths(self) -> dict[str, Any]:
+        """These fields alone, of a setting or a job."""
+        return {field.name: getattr(self, field.name) for field in fields(Lengths)}
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether some worker is slower than others, always or at times."""
+        return bool(self.slow) or self.disturbance is not None
+
+    @property
+    def disturbance(self) -> StragglerModel | None:
+        """What varies from step to step, as the simulator knows it."""
+        possible: list[StragglerModel] = []
+        if self.random_chance:
+            possible.append(RandomSlowdown(self.random_factor, self.random_chance))
+        if self.delayed[0]:
+            possible.append(RandomDelay(*self.delayed))
+        if self.skew[1]:
+            possible.append(RotatingDelay(*self.skew))
+        if len(possible) > 1:
+            raise ValueError(f"lengths of steps: {len(possible)} disturbances; there is one at most")
+        return possible[0] if possible else None
+
+    def compute_times(self) -> ComputeTimes:
+        """The same as the simulator and the planner take it."""
+        return ComputeTimes(base=self.compute, slowdown=self.slow, disturbance=self.disturbance)
+
+    def mean_seconds(self, num_workers: int) -> npt.NDArray[np.float64]:
+        """Each worker's mean step, shape (num_workers,)."""
+        steady = self.compute_times().fixed(num_workers) * (1 + self.random_chance * (self.random_factor - 1))
+        held_up = min(self.delayed[0], num_workers) / num_workers * self.delayed[1] + sum(self.skew) / 2
+        return np.asarray(steady + held_up)
+
+    def free_step(self, num_workers: int) -> float:
+        """Seconds per step (workers ÷ steps of all per second) over a free network on which nobody waits."""
+        with np.errstate(divide="ignore"):  # where nobody computes for a time, it is none
+            return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
+
+
+class StepLengths:
+    """What one worker asks before each of its steps."""
+
+    def __init__(self, lengths: Lengths, num_workers: int, rank: int, seed: int) -> None:
+        self._times, self._count, self._rank, self._seed = lengths.compute_times(), num_workers, rank, seed
+        self._times.check(num_workers)
+
+    def __call__(self, step: int) -> float:
+        """Seconds that step number `step` computes; the first is 0."""
+        rng = np.random.default_rng((77_000 * (self._seed + 1), step))
+        return float(self._times.step_seconds(self._count, step, rng)[0, self._rank])
+
 
 GRID = {"workers": (0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
 """Learning rates that contestants are rehearsed at, the largest first; the server applies all workers' steps to one
@@ -17,7 +95,6 @@ TARGETS = {
     "digits": 0.1,
     "ten layers": 0.1,
     "text": 2.6,
-    "deep text": 2.65,
     "svm": 0.3,
     "images": 0.1,
     "hyperplane": 0.02,
@@ -25,14 +102,13 @@ TARGETS = {
 }
 """Training loss of the mean model that each task is to reach in the lab."""
 
-REHEARSED_TARGETS = {"digits": 0.2, "ten layers": 0.2, "text": 2.8, "deep text": 2.7, "svm": 0.4}
+REHEARSED_TARGETS = {"digits": 0.2, "ten layers": 0.2, "text": 2.8, "svm": 0.4}
 """What the rehearsal counts the steps to: enough to choose rates by, and sooner reached."""
 
 MODEL_BYTES = {
     "digits": 2_192_296,
     "ten layers": 2_182_184,
     "text": 2_065_440,
-    "deep text": 2_166_776,
     "svm": 524_292,
     "images": 76_840,
     "hyperplane": 2_052,
@@ -42,7 +118,6 @@ SEGMENTS = {
     "digits": (0, 0, 0, 2_192_296, 0),
     "ten layers": (0, 273_448, *(6 * (263_168,)), 0, 329_728, 0),
     "text": (0, 0, 2_065_440, 0),
-    "deep text": (0, 1_113_208, 526_336, 527_232, 0),
     "svm": (524_292, 0, 0),
     "images": (76_840, 0, 0),
     "hyperplane": (2_052, 0, 0),
@@ -60,10 +135,9 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Lengths):
-    """`rate` in `tc` syntax; the rest says how long steps compute (lengths.py).
+    """`rate` in `tc` syntax; the rest says how long steps compute (`Lengths`).
 
-    `batch` samples a step of each worker, and the `optimizer` (`tasks.optimizer_of`) with SGD's `momentum` and
-    `weight_decay` (an L2 penalty), are everybody's.
+    `batch` samples a step of each worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), are everybody's.
     `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules; it counts for
     contestants that were never rehearsed. The Prague paper slows a worker by *adding* 2 or 5 step times, which is a
     factor of 3 or 6.
@@ -74,7 +148,6 @@ class Setting(Lengths):
     task: str = "digits"
     steps: int = 48
     batch: int = 16
-    optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
 
@@ -115,12 +188,9 @@ RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "250mbit": 0.32, "1gbi
 250 Mbit/s and 0.32 s are 1 Gbit/s and 0.08 s at a quarter: what workers take of the cores that they share then weighs
 half as much, and a quarter."""
 
-REGIONS = {"40mbit": 0.16, "10mbit": 0.16, "10gbit": 0.0}
-"""Links between regions, and the seconds that a step computes; the last is as fast as the machine is, to see losses."""
 
-
-def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
-    """All named settings, with a `trace` of step lengths (a file) one more for each rate.
+def settings(num_workers: int) -> dict[str, Setting]:
+    """All named settings.
 
     `delayed` holds up one worker, drawn again in every step, by five steps' time; `shifting` everybody by up to that.
     """
@@ -137,16 +207,68 @@ def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
             Setting(name=f"{rate} random x6", random_factor=6.0, random_chance=1 / num_workers, **common),
             Setting(name=f"{rate} delayed", delayed=(1, 5 * compute), **common),
             Setting(name=f"{rate} shifting", skew=(0.0, 5 * compute), **common),
-            *([Setting(name=f"{rate} trace", trace=trace, **common)] if trace else []),
         ]
     made += [
         Setting(name="200mbit text", task="text", steps=96),
-        # A node is a region, and its workers' links take no time beside those between regions.
-        *(
-            Setting(name=f"{rate} regions", rate=rate, task="deep text", compute=compute, steps=1008)
-            for rate, compute in REGIONS.items()
-        ),
-        Setting(name="1gbit deep text slow +5", rate="1gbit", task="deep text", slow=((slow, 6.0),)),
         Setting(name="1gbit docstrings", rate="1gbit", task="docstrings", compute=0.1),
     ]
     return {setting.name: setting for setting in made}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Lengths):
+    """What every worker of one cell does.
+
+    `how` names who synchronizes: `partreduce` (with `schedule`, a file) or one of `worker.KINDS`. A step computes as
+    long as its lengths say: real gradients are taken, and sleeping fills the rest, because more workers than cores
+    would otherwise slow one another down. `limit` bounds the training in seconds.
+    Nodes hold `workers_per_node` workers each, or as many as `sizes` lists. The crew fills in `address` and `port`.
+    """
+
+    num_nodes: int
+    workers_per_node: int
+    sizes: tuple[int, ...] = ()
+    name: str = ""
+    folder: str = ""
+    how: str = ""
+    address: str = ""
+    port: int = 0
+    schedule: str | None = None
+    free_running: bool = False
+    task: str = "digits"
+    data_file: str = ""
+    compute: float = 0.06
+    steps: int = 80
+    limit: float = 40.0
+    every: int = 4
+    batch: int = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    learning_rate: float = 0.2
+    seed: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def num_workers(self) -> int:
+        return sum(self.workers_of_nodes)
+
+    @property
+    def workers_of_nodes(self) -> tuple[int, ...]:
+        """How many each node holds."""
+        return self.sizes or self.num_nodes * (self.workers_per_node,)
+
+    def first_of(self, node: int) -> int:
+        """The lowest rank on a node."""
+        return sum(self.workers_of_nodes[:node])
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_line(cls, line: str) -> Job:
+        return TypeAdapter(cls).validate_json(line)

@@ -1,31 +1,89 @@
-"""What the lab's workers learn: digits by a convolutional network or by one of many equal layers, English text letter
-by letter, whose documentation a paragraph comes from by a linear model or a docstring by a recurrent one, or a plane.
+"""What the lab's workers learn, from which samples, and when a step has computed for long enough.
 
-Models are built from layers with gates between them (see gates.py), so that computing takes a fixed time.
+Digits by a convolutional network or by one of many equal layers, English text letter by letter, whose documentation a
+paragraph comes from by a linear model or a docstring by a recurrent one, or a plane. Models are built from layers with
+gates between them, so that computing takes a fixed time.
 """
 
 from __future__ import annotations
 
 import ast
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.lab import docstrings, paragraphs, prose
-from benchmarks.lab.gates import Clock, Gate
-from benchmarks.lab.job import Job
+from benchmarks.lab.setting import Job
+from benchmarks.lab.text import FEATURES, LIBRARY, Reader, docstring_samples, home, longest, paragraph_samples
+
+
+class Clock:
+    """The timetable of the running step."""
+
+    def __init__(self) -> None:
+        self._begun, self._seconds = 0.0, 0.0
+
+    def begin(self, seconds: float) -> float:
+        """A step of so many seconds begins now; returns the present time."""
+        self._begun, self._seconds = time.monotonic(), seconds
+        return self._begun
+
+    def until(self, share: float) -> None:
+        """Sleep until this share of the step's time has passed."""
+        if self._seconds:
+            left = self._begun + share * self._seconds - time.monotonic()
+            if left > 0:
+                time.sleep(left)
+
+
+class _Pass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch's own kind of object
+        tensor: torch.Tensor,
+        clock: Clock,
+        forward: float,
+        backward: float,
+    ) -> torch.Tensor:
+        ctx.clock, ctx.backward_share = clock, backward
+        clock.until(forward)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401 - as above
+        gradient: torch.Tensor,
+    ) -> tuple[torch.Tensor, None, None, None]:
+        ctx.clock.until(ctx.backward_share)
+        return gradient, None, None, None
+
+
+class Gate(nn.Module):
+    """Passes values on unchanged, not before a share of the step's time has passed."""
+
+    def __init__(self, clock: Clock, forward_share: float, backward_share: float) -> None:
+        super().__init__()
+        self.clock, self.forward_share, self.backward_share = clock, forward_share, backward_share
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not (self.training and torch.is_grad_enabled()):
+            return tensor
+        passed: torch.Tensor = _Pass.apply(tensor, self.clock, self.forward_share, self.backward_share)
+        return passed
+
 
 CONTEXT = 32
 TEXT_BYTES = 200_000
 EVALUATED = 2048
 SEQUENCES = 512
 """Docstrings over which losses are reported: a recurrent model takes its time."""
-HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024, "deep text": 4096}
+HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024}
 """Samples that nobody trains with, of the tasks that have such; images are digits, told apart by two plain layers."""
 PLANE, POINTS, NOISE = 512, 8192, 0.1
 """A hyperplane's coefficients, points on it with those held out, and what is off it, over the spread of what is on it.
@@ -64,9 +122,8 @@ def read_data(path: str | Path) -> Samples:
 def _made(task: str) -> tuple[np.ndarray, np.ndarray]:
     makers = {
         "text": _text,
-        "deep text": _text,
-        "svm": paragraphs.samples,
-        "docstrings": docstrings.samples,
+        "svm": paragraph_samples,
+        "docstrings": docstring_samples,
         "hyperplane": _hyperplane,
     }
     return makers.get(task, _digits)()
@@ -112,7 +169,7 @@ def _text() -> tuple[np.ndarray, np.ndarray]:
 
 def _library_text() -> str:
     parts, size = [], 0
-    for path in sorted(prose.home(prose.LIBRARY).glob("*.py")):
+    for path in sorted(home(LIBRARY).glob("*.py")):
         said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8", errors="ignore"))) or ""
         plain = "".join(c for c in said.lower() if c.isascii() and (c.isalpha() or c in " .,\n"))
         parts.append(plain)
@@ -126,7 +183,7 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
     """The task's network: 548,074 parameters (2.19 MB) for digits, 545,546 in ten layers, 516,360 for text.
 
     Digits and text have one layer with nearly all parameters; the one of ten layers is there for gradients that are
-    sent layer by layer, and deep text (541,694), of four large layers alike, for fragments of a model. A support vector
+    sent layer by layer. A support vector
     machine (131,073 parameters, 0.52 MB) starts at zero: its loss is convex.
     """
     torch.manual_seed(seed)
@@ -147,13 +204,9 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
             [nn.Linear(2048, 10)],
         ]
     elif task == "svm":
-        layers = [[SparseLinear(paragraphs.FEATURES)]]
+        layers = [[SparseLinear(FEATURES)]]
     elif task == "docstrings":
-        layers = [[docstrings.Reader()]]
-    elif task == "deep text":
-        letters, seen = int(samples.inputs.max()) + 1, 16 * CONTEXT
-        layers = [[nn.Embedding(letters, 16), nn.Flatten()], *([Residual(seen)] for _ in range(2))]
-        layers.append([nn.Linear(seen, letters)])
+        layers = [[Reader()]]
     elif task == "hyperplane":
         layers = [[nn.Linear(PLANE, 1), nn.Flatten(0)]]
     else:
@@ -167,9 +220,7 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
 
 
 def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD with the job's momentum and weight decay, or AdamW with torch's own."""
-    if job.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=job.learning_rate, fused=True)  # several times as fast on a CPU
+    """SGD with the job's momentum and weight decay."""
     return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay)
 
 
@@ -184,19 +235,6 @@ def accuracy(model: nn.Module, samples: Samples) -> float:
     """The share of samples whose label gets the highest score."""
     with torch.no_grad():
         return float((model(samples.inputs).argmax(1) == samples.labels).float().mean())
-
-
-class Residual(nn.Module):
-    """Two layers with as many parameters each, beside what they add to."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.into, self.back = nn.Linear(width, width // 2), nn.Linear(width // 2, width)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """As many numbers as came, (count, width)."""
-        added: torch.Tensor = self.back(self.into(values).relu())
-        return values + added
 
 
 class SparseLinear(nn.Module):
@@ -240,3 +278,29 @@ def evaluated(samples: Samples, most: int = EVALUATED) -> Samples:
         return samples
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1))[:most]
     return Samples(samples.inputs[order], samples.labels[order])
+
+
+class Batches:
+    """One worker's batches, drawn from its shard.
+
+    Of docstrings a batch is a run in the order of lengths, and a step takes as long as its longest one has words, over
+    the mean of all runs.
+    """
+
+    def __init__(self, job: Job, rank: int, samples: Samples) -> None:
+        self._size, self._samples, self._by_length = job.batch, samples, job.task == "docstrings"
+        self._places = shard(job, rank, samples.labels)
+        self._generator = torch.Generator().manual_seed(1000 * job.seed + rank)
+        if self._by_length:
+            words = (samples.inputs[self._places] > 0).sum(1)
+            order = torch.argsort(words, stable=True)
+            self._places = self._places[order]
+            self._mean = float(words[order][self._size - 1 :].float().mean())
+
+    def draw(self) -> tuple[torch.Tensor, float]:
+        """Places of the next batch, shape (batch,), and its share of a mean step's seconds."""
+        if not self._by_length:
+            return self._places[torch.randint(len(self._places), (self._size,), generator=self._generator)], 1.0
+        first = int(torch.randint(len(self._places) - self._size + 1, (), generator=self._generator))
+        batch = self._places[first : first + self._size]
+        return batch, longest(self._samples.inputs[batch]) / self._mean

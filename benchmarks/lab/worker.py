@@ -1,37 +1,229 @@
 """One worker of one cell: joins the run, trains, and leaves timestamps and snapshots of its parameters behind.
 
 Nothing is evaluated while the clock runs: an evaluation of the mean model would make everybody meet and so change what
-is measured. Snapshots (16-bit, in memory) are averaged and evaluated afterwards.
+is measured. Snapshots (16-bit, in memory) are averaged and evaluated afterwards. What the lab compares with is here,
+too: torch's own ways of synchronizing, as their users would write them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import struct
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 import partreduce
 from benchmarks import kit
 from benchmarks.kit import one_thread
-from benchmarks.lab.baselines import KINDS, Alone, joined, use_environment
-from benchmarks.lab.batches import Batches
-from benchmarks.lab.board import Board
-from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import Job
-from benchmarks.lab.lengths import StepLengths
-from benchmarks.lab.tasks import Samples, loss_of, make_model, optimizer_of
+from benchmarks.lab.setting import Job, StepLengths
+from benchmarks.lab.tasks import Batches, Clock, Samples, loss_of, make_model, optimizer_of
 from partreduce.topo.errors import PartreduceError
+
+NAME = "board"
+
+
+class Board:
+    """Counters of one cell: who is ready, everybody's steps, and whether the run is over."""
+
+    def __init__(self, folder: Path, num_workers: int, *, create: bool = False) -> None:
+        path, shape = folder / NAME, (2 * num_workers + 1,)
+        self._cells = np.memmap(path, dtype=np.int64, mode="w+" if create else "r+", shape=shape)
+        self._count = num_workers
+
+    def ready(self, rank: int, seconds: float) -> bool:
+        """Say that this worker is ready and wait for the others; False if they do not come in time."""
+        self._cells[rank] = 1
+        end = time.monotonic() + seconds
+        while int(self._cells[: self._count].sum()) < self._count:
+            if self.over or time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def stepped(self, rank: int, steps: int) -> None:
+        self._cells[self._count + rank] = steps
+
+    @property
+    def all_steps(self) -> int:
+        """Steps of all workers together."""
+        return int(self._cells[self._count : -1].sum())
+
+    @property
+    def over(self) -> bool:
+        return bool(self._cells[-1])
+
+    def end(self) -> None:
+        """End the run for all."""
+        self._cells[-1] = 1
+
+
+def joined(job: Job) -> Any:  # noqa: ANN401 - a process group
+    """Join the run as a user of torch does; this worker's node's group."""
+    _join(job)
+    return _group_of_node(job)
+
+
+def _join(job: Job) -> None:
+    dist.init_process_group("gloo", timeout=_patience(job))
+
+
+def _patience(job: Job) -> timedelta:
+    return timedelta(seconds=job.limit + 20)
+
+
+def _group_of_node(job: Job) -> Any:  # noqa: ANN401 - a process group
+    """This worker's node's; all workers make all nodes' together."""
+    size, nodes = job.workers_per_node, range(job.num_nodes)
+    made = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=_patience(job)) for n in nodes]
+    return made[dist.get_rank() // size]
+
+
+class Alone:
+    """Nobody synchronizes: what the lab's own machinery leaves of the compute-only limit. The others step like it."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+        self.model, self._optimizer = model, optimizer
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+    def close(self) -> None:
+        """Torch's own clean-up can wait for peers; the process ends now anyway."""
+
+
+class Ddp(Alone):
+    """DistributedDataParallel with its default buckets (1 MB, then 25 MB), which it sends during backward.
+
+    The `hook` of the options writes gradients in float16, or as PowerSGD's products of that `rank`.
+    """
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        _join(job)
+        caps = {"bucket_cap_mb": job.options["bucket"]} if "bucket" in job.options else {}
+        # Backward averages the gradients.
+        super().__init__(
+            job, torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, **caps), optimizer
+        )
+        model_of_all: Any = self.model
+        match job.options.get("hook"):
+            case "float16":
+                model_of_all.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            case "PowerSGD":
+                state = powerSGD_hook.PowerSGDState(
+                    None, matrix_approximation_rank=job.options["rank"], start_powerSGD_iter=2
+                )
+                model_of_all.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+class Hierarchical(Alone):
+    """All-reduce of the gradients in two levels: scatter sums in the node, reduce shards across nodes, gather."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        _join(job)
+        super().__init__(job, model, optimizer)
+        rank, size = dist.get_rank(), job.workers_per_node
+        rows = [dist.new_group(list(range(r, job.num_workers, size)), timeout=_patience(job)) for r in range(size)]
+        self._node, self._row, self._place = _group_of_node(job), rows[rank % size], rank % size
+        length = sum(p.numel() for p in model.parameters())
+        self._flat = torch.zeros(-(-length // size) * size)
+        self._shards = list(self._flat.chunk(size))
+        self._mine = torch.zeros_like(self._shards[0])
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+
+    def step(self) -> None:
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        start = 0
+        for parameter in parameters:
+            self._flat[start : start + parameter.numel()] = parameter.grad.flatten()  # type: ignore[union-attr]
+            start += parameter.numel()
+        self._flat.div_(dist.get_world_size())
+        dist.reduce_scatter(self._mine, self._shards, group=self._node)
+        dist.all_reduce(self._mine, group=self._row)
+        dist.all_gather(self._shards, self._mine, group=self._node)
+        start = 0
+        for parameter in parameters:
+            parameter.grad.copy_(self._flat[start : start + parameter.numel()].view_as(parameter))  # type: ignore[union-attr]
+            start += parameter.numel()
+        self._optimizer.step()
+
+
+class TorchAverager(Alone):
+    """PyTorch's own HierarchicalModelAverager: node averages every `inner` steps, a global one every `outer`."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from collections import OrderedDict
+
+        from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+
+        _join(job)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
+        super().__init__(job, model, optimizer)
+        inner, outer = job.options["inner"], job.options["outer"]
+        periods = OrderedDict([(inner, job.workers_per_node), (outer, job.num_workers)])
+        self._averager: Any = HierarchicalModelAverager(period_group_size_dict=periods)
+
+    def step(self) -> None:
+        """Step alone, then average as the averager counts."""
+        self._optimizer.step()
+        self._averager.average_parameters(self.model.parameters())
+
+
+class PostLocal(Alone):
+    """PyTorch's own post-local SGD: gradients are averaged in the node in each step, models by all in every `outer`."""
+
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
+        _join(job)
+        whole: Any = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        state = post_localSGD_hook.PostLocalSGDState(None, _group_of_node(job), start_localSGD_iter=1)
+        whole.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        averager = PeriodicModelAverager(period=job.options["outer"], warmup_steps=0)
+        super().__init__(job, whole, PostLocalSGDOptimizer(optimizer, averager))
+
+
+KINDS: dict[str, type[Alone]] = {
+    "alone": Alone,
+    "ddp": Ddp,
+    "hierarchical": Hierarchical,
+    "torch-averager": TorchAverager,
+    "post-local": PostLocal,
+}
+
+
+def use_environment(job: Job, node: int) -> int:
+    """Turn the launcher's place on its node into the place in the run; returns the rank."""
+    rank = job.first_of(node) + int(os.environ["LOCAL_RANK"])
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(job.num_workers),
+        GROUP_RANK=str(node),
+        GROUP_WORLD_SIZE=str(job.num_nodes),
+        MASTER_ADDR=job.address,
+        MASTER_PORT=str(job.port),
+        GLOO_SOCKET_IFNAME="eth0",
+        **job.environment,
+    )
+    return rank
+
 
 HEADER = struct.Struct("<dq")
 START_SECONDS = 45.0
@@ -44,26 +236,15 @@ FINISH_SECONDS = 8.0
 
 
 class Partreduce:
-    """Training through `partreduce.DistributedOptimizer`, with its trace.
-
-    With `replicas` in the options a node's workers are one replica: before each step they average their gradients.
-    """
+    """Training through `partreduce.DistributedOptimizer`, with its trace."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
         self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
-        replicas = options.pop("replicas", False)
-        self._node = joined(job) if replicas else None
         self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
 
     def step(self) -> None:
-        if self._node is not None:
-            gradients = [part.grad for part in self.model.parameters() if part.grad is not None]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat, group=self._node)
-            for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
-                gradient.copy_(mean.view_as(gradient) / self._node.size())
         self.optimizer.step()
 
     def close(self) -> None:
@@ -101,16 +282,12 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
-    goal, every = (
-        job.steps // _share(training, job),
-        _snapshots_every(training, job, apart=apart),
-    )
+    goal, every = (job.steps // _share(training, job), _snapshots_every(training, job, apart=apart))
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
     sent, started, end = bytes_out(), time.monotonic(), time.monotonic() + job.limit
-    busy = time.process_time()
 
     def result(ended: str) -> dict[str, object]:
         found = {"ended": ended, "started": started, "times": list(times), "sent": bytes_out() - sent}
@@ -132,7 +309,6 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                     _snapshot(file, plain, reached)
                 training.model.train()
                 loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
-                _set_rate(inner, job, board.all_steps / job.num_workers if job.free_running or apart else reached)
                 inner.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
@@ -155,9 +331,9 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 raise
             ended = "time" if time.monotonic() > end else "steps"
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
-        if reached % every == 0 or job.falling:
+        if reached % every == 0:
             _snapshot(file, plain, reached)
-    said = {**result(ended), "busy": time.process_time() - busy}
+    said = result(ended)
     _wait_for_the_others(job, board, end, apart=apart)
     board.end()
     training.close()
@@ -216,17 +392,6 @@ def _share(training: Training, job: Job) -> int:
         return 1
     schedule, rank = training.optimizer.schedule, training.optimizer.rank
     return max(1, int(schedule.worker_steps().max()) // schedule.steps_per_round_of(rank))
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, job: Job, taken: float) -> None:
-    """The rate after so many steps of each worker, on average; a falling one is half a cosine, to nothing."""
-    for group in optimizer.param_groups if job.falling else ():
-        group["lr"] = rate_after(job, taken)
-
-
-def rate_after(job: Job, taken: float) -> float:
-    """A falling rate after so many steps."""
-    return job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
 
 
 def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:

@@ -1,7 +1,4 @@
-"""Which tests judge which file: quick ones first, thorough ones only for what those let live.
-
-A stage is a tuple of pytest's arguments. The order within a stage matters as well: the first failing test ends it.
-"""
+"""Which tests judge which file: quick ones first."""
 
 from __future__ import annotations
 
@@ -19,24 +16,22 @@ GROUPS = (f"{ORACLE}::test_explicit_groups", f"{ORACLE}::test_rules")
 GRAPHS = (f"{ORACLE}::test_graphs", f"{ORACLE}::test_graphs_whose_workers_drop_their_own_value_converge_by_a_power")
 PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
 RUNS = "tests/verify/test_claims_of_runs.py"
-RUN_LAWS = "tests/verify/test_run_claim_laws.py"
-PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_claims.py"
 CHECKER = (
-    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers", "program")),
+    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers")),
     *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
     *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
     QUORUM_CLAIMS,
-    PAYLOADS,
+    RUNS,
     TABLE_CLAIMS,
 )
-"""Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
-PROGRAM = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_gap_facts.py")
-"""Of what only processes of its own execute."""
+"""Of all files of the checker but its program."""
+ISOLATED = "not program"
+"""Which tests are run: what starts the checker as a program, without site-packages, cannot import mutmut."""
 LOOKED_UP = (
     "tests/runtime/sharding/test_hybrid.py",
     "tests/runtime/sharding/test_row_codes.py",
@@ -83,32 +78,25 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("authority", "machine", "member", "words")
     },
-    **{
-        f"partreduce/verify/{name}.py": (GROUPS, (ORACLE, *PROVER))
-        for name in ("classes", "conflict_free", "consensus")
-    },
-    **{f"partreduce/verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
-    **{f"partreduce/verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},
+    "partreduce/verify/consensus.py": (GROUPS, GRAPHS, (ORACLE, *PROVER)),
     **{f"partreduce/verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
     "partreduce/verify/certificate.py": ((SAYS,), PROVER),
-    "partreduce/verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
+    "partreduce/verify/asynchronous.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
     "partreduce/verify/membership.py": (
-        ("tests/verify/test_membership_laws.py",),
+        ("tests/verify/test_membership_laws.py", "tests/verify/test_proof_methods.py", ORACLE),
         ("tests/verify/test_membership_zoo.py",),
     ),
-    "partreduce/verify/on_request.py": ((ON_REQUEST,),),
-    **{f"partreduce/verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction",)},
-    **{f"partreduce/verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
-    **{
-        f"partreduce/verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS))
-        for name in ("runs", "codec_error", "stated")
-    },
-    "partreduce/verify/functions.py": (("tests/verify/test_proof_methods.py",),),
+    "partreduce/verify/contraction.py": (GROUPS, (STEADY, ORACLE, *PROVER)),
+    "partreduce/verify/steady_state.py": ((STEADY, "tests/verify/test_outer_consensus.py"), PROVER),
+    "partreduce/verify/facts.py": ((RUNS,), (SAYS,)),
+    "partreduce/verify/payload.py": ((RUNS, TABLE_CLAIMS), (SAYS,)),
+    "partreduce/verify/rounds.py": ((RUNS, QUORUM_CLAIMS), (SAYS,)),
+    "partreduce/verify/iteration_gap.py": (("tests/verify/test_kept_gap_claims.py",),),
     **{
         str(path.relative_to(ROOT)): (CHECKER,)
         for path in sorted((ROOT / "partreduce" / "verify" / "checker").rglob("*.py"))
+        if path.stem not in ("__main__", "program")
     },
-    "partreduce/verify/checker/__main__.py": (PROGRAM,),
     **{
         f"partreduce/runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
         for name in ("commit", "gradients", "piggybacked")
@@ -122,12 +110,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("classic", "directed", "hop")
     },
-    "partreduce/verify/tables.py": ((TABLE_CLAIMS,),),
-    "partreduce/verify/quorum.py": ((QUORUM_CLAIMS,),),
-    **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
+    "partreduce/planner/tables.py": ROUTES,
     **{
-        f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
-        for name in ("quorums", "quorum_runs")
+        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
+        for name in ("candidates", "trials")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
     **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "rounds")},

@@ -22,7 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from benchmarks import kit
 from benchmarks.papers import page, rows
-from benchmarks.papers.registry import PAPERS, Paper
+from benchmarks.papers.page import PAPERS, Paper
 
 if TYPE_CHECKING:
     import argparse

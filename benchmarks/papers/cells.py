@@ -9,24 +9,35 @@ from __future__ import annotations
 import json
 import time
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lab.campaign import Campaign, Experiment
-from benchmarks.lab.predict import predicted
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.lab.campaign import Campaign, Experiment, prediction_of
+from benchmarks.lab.campaign import run as run_all
+from benchmarks.lab.contestants import SERVER, named
+from benchmarks.lab.crew import NoLabError, provenance
+from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.results import listed
-from benchmarks.lab.setting import Setting, settings
-from benchmarks.lab.standing import NoLabError, provenance, standing
+from benchmarks.lab.setting import Job, Setting, StepLengths, settings
+from benchmarks.lab.tasks import Batches, samples_of
 from benchmarks.papers.rows import RESULTS, Curve, Results, Row
+from partreduce.schedulers.simulator.simulate import simulate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.topo.timing.compute import ComputeTimes
 
 __all__ = ["Apart", "Cells", "Experiment", "Kept", "LabPaper", "NoLabError", "run"]
 
-from collections.abc import Iterator, Sequence
-
-from benchmarks.lab.table import Row as Contestant
 
 Blocks = dict[str, dict[str, Contestant]]
 
@@ -148,11 +159,7 @@ class LabPaper:
         return [made for part, listed in self.parts.items() if only in (None, part) for made in listed]
 
     def run(self, minutes: float, only: str | None = None) -> Results:
-        """What the time is enough for, of everything or of one part.
-
-        Raises:
-            NoLabError: this machine cannot hold the lab, and nothing was measured without it.
-        """
+        """What the time is enough for, of everything or of one part."""
         end, kept = time.monotonic() + 60 * minutes, None
         if self.apart is not None and only in (None, *self.apart.parts):
             kept = Kept(self._beside(only), str(provenance("papers")["commit"]))
@@ -175,11 +182,7 @@ class LabPaper:
         return self.results(cells, kept)
 
     def stored(self, only: str | None = None) -> Results:
-        """The same rows from what this machine keeps, also of a run that was ended early.
-
-        Raises:
-            FileNotFoundError: nothing is kept.
-        """
+        """The same rows from what this machine keeps, also of a run that was ended early."""
         if self.kept is not None:
             return self.results(self.kept())
         kept = Kept.read(self._beside(only)) if self._beside(only).exists() else None
@@ -238,73 +241,91 @@ def _experiments(paper: dict[str, Any], row: dict[str, Any]) -> Iterator[Experim
         own = paper.get("settings", {}).get(name)
         setting = settings(fields["shape"][0] * fields["shape"][1])[name] if own is None else None
         for rate in rates:
-            yield Experiment(settings=(setting or Setting.of_json({"name": name, **own}),), rate=rate, **fields)
+            yield Experiment(setting=setting or Setting.of_json({"name": name, **own}), rate=rate, **fields)
 
 
 def run(
     name: str, experiments: Sequence[Experiment], minutes: float, *, profile: bool = True, predict: bool = True
 ) -> Cells:
-    """Everybody's first repetition in the order of the list, then everybody's second, until the time is spent.
+    """What the time is enough for; written after each turn, so that `Cells.read` finds it whatever ends the run."""
+    cells = Cells([])
 
-    What is measured is written after each turn, so that `Cells.read` finds it whatever ends the run.
+    def keep(campaigns: list[Campaign], notes: list[str], is_over: bool) -> None:
+        nonlocal cells
+        measured = [campaign for campaign in campaigns if campaign.cells]
+        contents = [campaign.content(provenance("papers")) for campaign in measured]
+        said = [note for content in contents for note in content["notes"]] + notes
+        prediction = prediction_of(measured, said) if predict and is_over else None
+        cells = Cells(contents, prediction, tuple(said))
+        cells.write(name)
 
-    Raises:
-        NoLabError: this machine cannot hold the lab.
-    """
-    (num_nodes,) = {experiment.shape[0] for experiment in experiments}
-    end = time.monotonic() + 60 * minutes
-    notes: tuple[str, ...] = ()
-    with standing(num_nodes) as lab:
-        campaigns = [Campaign(experiment, lab, end) for experiment in experiments]
-        try:
-            for left_out in _turns(campaigns, profile=profile):
-                notes = (f"{left_out} cells were left out because the time was spent",) if left_out else ()
-                _collected(campaigns, (), predict=False).write(name)
-        finally:  # what was measured is kept, also when the lab's machinery fails
-            cells = _collected(campaigns, notes, predict=predict)
-            cells.write(name)
+    run_all(experiments, minutes, keep, profile=profile)
     return cells
 
 
-def _turns(campaigns: list[Campaign], *, profile: bool) -> Iterator[int]:
-    """All repetitions; how many cells were left out so far, after each."""
-    profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
-    prepared: dict[int, list[Any]] = {}
-    left_out = 0
-    turns = [
-        (0 if campaign.experiment.at_once else turn, index, turn)
-        for index, campaign in enumerate(campaigns)
-        for turn in range(campaign.experiment.repetitions)
-    ]
-    for _, index, repetition in sorted(turns):
-        campaign = campaigns[index]
-        experiment, setting = campaign.experiment, campaign.experiment.setting
-        if time.monotonic() > campaign.end:
-            left_out += len(experiment.contestants)
-            continue
-        if index not in prepared:
-            campaign.prepare()
-            key = experiment.shape, setting.rate
-            if profile and experiment.profiled and experiment.is_timed and key not in profiled:
-                campaign.profile(setting.rate)
-            campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
-            prepared[index] = campaign.fitting(setting)
-        left_out += campaign.turn(setting, prepared[index], repetition)
-        yield left_out
-    yield left_out
+FREE = Link(0.0, 1e-15)
+"""A link that takes no time worth a name."""
 
 
-def _collected(campaigns: list[Campaign], notes: tuple[str, ...], *, predict: bool) -> Cells:
-    measured = [campaign for campaign in campaigns if campaign.cells]
-    contents = [campaign.content(provenance("papers"), predict=predict) for campaign in measured]
-    said = [note for content in contents for note in content["notes"]]
-    if not predict:
-        return Cells(contents, None, (*said, *notes))
-    profiles = {name: hardware for campaign in measured for name, hardware in campaign.hardware().items()}
-    points = [point for campaign in measured if campaign.experiment.is_timed for point in campaign.points()]
+def step_ms(
+    name: str, setting: Setting, shape: tuple[int, int], steps: int, runs: int, *, after: int = 0
+) -> float | None:
+    """Milliseconds per step as the lab counts them, the mean of its repetitions; None where the engine cannot say.
+
+    Where sums do not wait for all, a step is a gradient. The first steps, up to `after`, are left out.
+    """
+    found = [of_run(name, setting, shape, steps, repetition, after) for repetition in range(runs)]
+    known = [ms for ms in found if ms is not None]
+    return sum(known) / len(known) if known else None
+
+
+@cache
+def of_run(  # noqa: PLR0917 - one call each, and a cache's
+    name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int, after: int
+) -> float | None:
+    """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""
+    make = named("flat ring" if name == SERVER else name, lambda *_: None).make
+    schedule = make(Cluster.regular(*shape), setting) if make is not None else None
+    if schedule is None or schedule.strategy.kind == "dynamic_groups":
+        return None
+    by_quorum = isinstance(schedule.strategy.sync, PartialAllReduce)
+    trace = step_seconds(setting, shape, 6 * steps if by_quorum else steps, repetition)
     try:
-        prediction = predicted(points, profiles)
-    except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
-        prediction = None
-        said.append(f"the prediction failed: {type(error).__name__}: {error}")
-    return Cells(contents, prediction, (*said, *notes))
+        if by_quorum:
+            return 1e3 * _seconds_of(schedule, trace, steps) / steps
+        timeline = simulate(
+            schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=steps, model_bytes=1
+        )
+    except PartreduceError:
+        return None
+    begun = timeline.finish[after - 1] if after else 0.0  # (num_workers,)
+    return 1e3 * schedule.num_workers / float(((steps - after) / (timeline.finish[-1] - begun)).sum())
+
+
+def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> npt.NDArray[np.float64]:
+    """How long the lab's workers compute, shape (steps, workers), with the batches that they draw."""
+    count = shape[0] * shape[1]
+    lengths = [StepLengths(setting, count, rank, repetition) for rank in range(count)]
+    seconds = np.array([[worker(step) for worker in lengths] for step in range(steps)])
+    if setting.task != "docstrings":
+        return seconds
+    size = {"num_nodes": shape[0], "workers_per_node": shape[1]}
+    job = Job(task=setting.task, batch=setting.batch, seed=repetition, **size)
+    batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
+    return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
+
+
+def _seconds_of(schedule: Schedule, trace: npt.NDArray[np.float64], steps: int) -> float:
+    """When so many gradients of every worker, on average, are in sums."""
+    wanted, num_rounds = steps * schedule.num_workers, steps
+    while True:
+        timeline = simulate(
+            schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=num_rounds, model_bytes=1
+        )
+        assert timeline.observed is not None
+        record = timeline.observed.quorum
+        assert record is not None
+        there = np.cumsum(record.gradients.sum(axis=1))  # gradients in the sums so far
+        if there[-1] >= wanted:
+            return float(record.summed[1, np.searchsorted(there, wanted)])
+        num_rounds *= 2

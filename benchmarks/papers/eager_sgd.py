@@ -1,6 +1,6 @@
 """eager-SGD's rows: what sums that do not wait for all gain where workers are delayed, and what it costs in accuracy.
 
-Figure 9 is measured by real processes without the lab (skew.py). In the lab 8 workers on 4 nodes fit a hyperplane,
+Figure 9 is measured by real processes without the lab (latency.py). In the lab 8 workers on 4 nodes fit a hyperplane,
 tell digits apart, and tell whose documentation a docstring is, with delays that are slept. Everybody computes the same
 number of gradients; how fast, and what was learned by when, are read from it. A free network and infinitely many cores
 in virtual time give what is predicted.
@@ -12,20 +12,16 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.lab.contestants import eager_name
 from benchmarks.lab.measure import Measured
+from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
-from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import latency
-from benchmarks.papers.cells import Apart, Cells, LabPaper
-from benchmarks.papers.physics import of_run, step_ms
+from benchmarks.papers.cells import Apart, Cells, LabPaper, of_run, step_ms
 from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, ratio, value
 
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
 PUBLISHED = tuple(eager_name(f"{who}, as published") for who in ("solo", "majority"))
-LATEST = {
-    **dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)),
-    HALF: eager_name("half, latest"),
-}
+LATEST = {**dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)), HALF: eager_name("half, latest")}
 """Who lets the newest result replace older ones where another, who starts sums alike, applies each."""
 
 SLOW, SHIFTING, TEXT = "images, one 5× slow", "images, 50 to 400 ms shifting", "docstrings, lengths as they are"

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.lab.contestants import SERVER, STANDARD, hop_name
+from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
-from benchmarks.lab.table import Row as Contestant
-from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.physics import step_ms
+from benchmarks.papers.cells import Cells, LabPaper, step_ms
 from benchmarks.papers.rows import Curve, Row, compared, each, ms, ratio, steps
 
 ALL_REDUCE = "flat ring"

@@ -1,17 +1,53 @@
-"""docs/papers.md and each paper's full tables, written from benchmarks/results/papers/*.json and nothing else."""
+"""docs/papers.md, each paper's full tables and its pictures, from benchmarks/results/papers/*.json and nothing else."""
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import kit
-from benchmarks.papers.pictures import bar_names, draw, names
-from benchmarks.papers.registry import PAPERS, Paper
+from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
 from benchmarks.papers.rows import RESULTS, read
+from partreduce.report.axes import logarithmic, quiet
+from partreduce.report.palette import OKABE_ITO, PALE
 
 if TYPE_CHECKING:
-    from benchmarks.papers.rows import Results, Row
+    from benchmarks.papers.cells import LabPaper
+    from benchmarks.papers.rows import Curve, Results, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paper:
+    """`module` holds its experiments as `PAPER`; `headlines` are (figure, setting) of rows that docs/papers.md shows.
+
+    `regime` says where it was measured here, `why` what made our figures differ, `picture` what is shown of them.
+    """
+
+    name: str
+    title: str
+    claim: str
+    regime: str
+    why: str
+    module: str
+    headlines: tuple[tuple[str, str], ...]
+    picture: str | None = None
+
+    def load(self) -> LabPaper:
+        paper: LabPaper = import_module(self.module).PAPER
+        return paper
+
+
+def _of(fields: dict[str, Any]) -> Paper:
+    headlines = tuple((figure, setting) for figure, setting in fields.pop("headlines"))
+    return Paper(**fields, headlines=headlines)
+
+
+PAPERS = tuple(map(_of, tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))["paper"]))
+
 
 PAGE = kit.ROOT / "docs/papers.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
@@ -117,3 +153,137 @@ def _number(value: float, unit: str) -> str:
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.4g}" if unit == "loss" else f"{value:.3g}"
+
+
+WIDTH = 5.6
+"""Inches of every picture: its type can then be read on a telephone, where a picture is 4 inches wide."""
+DPI = 120
+
+
+def draw(found: Results, folder: Path = RESULTS) -> list[Path]:
+    """A file for every plot that has curves."""
+    made = []
+    for plot, name in names(found).items():
+        _draw(folder / name, plot, [curve for curve in found.curves if curve.plot == plot])
+        made.append(folder / name)
+    for figure, name in bar_names(found).items():
+        _draw_bars(folder / name, figure, [row for row in found.rows if row.figure == figure])
+        made.append(folder / name)
+    return made
+
+
+def names(found: Results) -> dict[str, str]:
+    """The file of each plot: `PAPER-PLOT.png`, from the words of its title before the first colon."""
+    plots = dict.fromkeys(curve.plot for curve in found.curves)
+    return {plot: f"{found.paper}-{plot.split(':')[0].lower().replace(' ', '-')}.png" for plot in plots}
+
+
+def bar_names(found: Results) -> dict[str, str]:
+    """The file of each figure that is drawn as bars."""
+    figures = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
+    return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in figures}
+
+
+def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
+    """A panel for what stands before the colon of each setting; a mark where the simulator predicts the row."""
+    plt = pyplot()
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panels.setdefault(row.setting.partition(": ")[0], []).append(row)
+    heights = [0.25 * len(shown) + 0.8 for shown in panels.values()]
+    drawn, axes = plt.subplots(
+        len(heights), 1, figsize=(WIDTH, 0.5 + sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
+    )
+    for axis, (where, shown) in zip(axes.flat, panels.items(), strict=True):
+        places = list(range(len(shown)))
+        values = [row.measured for row in shown]
+        ends = [[row.measured - row.low for row in shown], [row.high - row.measured for row in shown]]
+        axis.barh(places, values, xerr=ends, color=OKABE_ITO[0], label="measured")
+        known = [(place, row.predicted) for place, row in zip(places, shown, strict=True) if row.predicted]
+        if known:
+            axis.plot([at for _, at in known], [place for place, _ in known], "k|", markersize=9, label="predicted")
+        axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown])
+        axis.set_title(where, loc="right")  # a long one goes on to the left, over the names
+        axis.invert_yaxis()
+    axes.flat[-1].set_xlabel(fill(figure, 60), loc="right")
+    drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
+    drawn.savefig(path, dpi=DPI)
+    plt.close(drawn)
+
+
+def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
+    """All of the run above. Below, the same over steps where they are known, else its last third."""
+    plt = pyplot()
+    figure, axes = plt.subplots(2, 1, figsize=(WIDTH, 7.5), layout="constrained")
+    figure.suptitle(fill(plot, 60), fontsize=11)
+    by_steps = all(curve.steps for curve in curves)
+    shown, left_out = _shown(curves)
+    if left_out:
+        missing = fill(f"not drawn, but in the table: {', '.join(left_out)}", 64)
+        axes[0].set_title(missing, fontsize=9, color=PALE, loc="left")
+    labels = _labels(plot)
+    for axis, label in zip(axes, labels.over, strict=True):
+        drawn = [replace(curve, at=curve.steps) for curve in shown] if by_steps and axis is axes[1] else shown
+        for curve, (color, dash) in zip(drawn, LINES, strict=False):
+            axis.plot(curve.at, curve.losses, dash, color=color, linewidth=2)
+        quiet(axis, across=label if by_steps else labels.over[0], up=labels.what)
+        if by_steps or axis is axes[0]:
+            if labels.scale == "log":
+                logarithmic(axis, "y", [loss for curve in drawn for loss in curve.losses])
+            if labels.along == "log":
+                logarithmic(axis, "x", [at for curve in drawn for at in curve.at])
+        else:
+            _show_the_end(axis, drawn)
+        name_ends(
+            axis,
+            [
+                (_contestant(curve), curve.at[-1], curve.losses[-1], color)
+                for curve, (color, _) in zip(drawn, LINES, strict=False)
+            ],
+            line=0.062,
+        )
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def _shown(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
+    """A run of each of the first six contestants, that of the median loss at the end; and who is left out."""
+    runs: dict[str, list[Curve]] = {}
+    for curve in curves:
+        runs.setdefault(_contestant(curve), []).append(curve)
+    middle = [sorted(of, key=lambda run: run.losses[-1])[len(of) // 2] for of in runs.values()]
+    return middle[:MOST_LINES], [*runs][MOST_LINES:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Labels:
+    """What a plot's axes say: upwards, and along both panels."""
+
+    what: str = "training loss of the mean model"
+    over: tuple[str, str] = ("steps", "steps")
+    scale: str = "log"
+    along: str = "linear"
+
+
+def _labels(plot: str) -> _Labels:
+    over = ("seconds", "gradients" if "gradients" in plot else "steps") if "seconds" in plot else ("steps", "steps")
+    if "accuracy" in plot:
+        return _Labels(what="accuracy on held-out samples", over=over, scale="linear")
+    if "over skew" in plot:
+        over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
+        return _Labels(what="times as fast", over=over, along="log")
+    if "held out" in plot:
+        return _Labels(what="loss of samples held out", over=over, scale="linear")
+    return _Labels(over=over)
+
+
+def _show_the_end(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib has no stubs
+    """The last third alone, where ends can be told apart."""
+    end = max(curve.at[-1] for curve in curves)
+    late = [loss for curve in curves for at, loss in zip(curve.at, curve.losses, strict=True) if at >= 2 / 3 * end]
+    low, high = min(late), max(late)
+    axis.set(xlim=(2 / 3 * end, end), ylim=(low - 0.05 * (high - low), high + 0.05 * (high - low)))
+
+
+def _contestant(curve: Curve) -> str:
+    return curve.name.split(", seed ")[0]

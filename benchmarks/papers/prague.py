@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.lab.table import Row as Contestant
-from benchmarks.lab.table import baseline
+from benchmarks.lab.results import Row as Contestant
+from benchmarks.lab.results import baseline
 from benchmarks.papers.cells import Cells, LabPaper
 from benchmarks.papers.rows import RESULTS, Row, compared, each, ms, steps
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from benchmarks import compact, kit
+from benchmarks import kit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.lab.table import Row as Contestant
+    from benchmarks.lab.results import Row as Contestant
 
 RESULTS = kit.RESULTS / "papers"
 UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
@@ -45,11 +45,7 @@ class Row:
     commit: str = ""
 
     def __post_init__(self) -> None:
-        """A row that says something impossible was made wrongly.
-
-        Raises:
-            ValueError: no run, a median outside its ends, a range upside down, or a unit that no table knows.
-        """
+        """A row that says something impossible was made wrongly."""
         where = f"{self.figure}, {self.setting}"
         if self.runs < 1 or not self.low <= self.measured <= self.high:
             raise ValueError(f"{where}: {self.measured} of {self.runs} runs in [{self.low}, {self.high}]")
@@ -70,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Losses over steps or seconds, for a picture: `plot` names it (pictures.py). `steps` are there beside seconds."""
+    """Losses over steps or seconds, for a picture: `plot` names it. `steps` are there beside seconds."""
 
     plot: str
     name: str
@@ -86,7 +82,7 @@ class Curve:
 class Results:
     """All rows of one paper, with what explains them: `why` by figure, `notes` on how the runs went, `curves`.
 
-    `bars` are figures that are drawn, too: a bar for each row (pictures.py).
+    `bars` are figures that are drawn, too: a bar for each row.
     """
 
     paper: str
@@ -130,7 +126,7 @@ class Results:
             content["bars"] = list(self.bars)
         if self.curves:
             content["curves"] = [curve.to_json() for curve in self.curves]
-        return compact.text(content, digits=5)
+        return kit.compact(content, digits=5)
 
     @classmethod
     def of_text(cls, text: str) -> Results:

@@ -1,85 +1,239 @@
 """The recommendation's regret on jobs that nobody chose: its true time to a loss over the best trained one's.
 
-    python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0] [--resume] [--pilot]
-    python -m benchmarks.planner.regret --inputs --number 20 [--seed 0]
+    python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0]
 
 A job is drawn from (seed, number): the cluster's shape, links, speeds and jitter, how data are spread, and a task, one
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
 pilot and knows the optimizer, as a user would, not the network. Trained in one process, at that rate and with the same
-seeds, are its recommendation; what it would be if the planner had never seen this network (`held out`); that in
-synchronous alone, and without outer steps; what is fastest at the prices of the job's own network, and of each of the
-optimizer's tasks, with and without delay; All-Reduce in every step; and with --pilot what is recommended by the
-probes of a pilot, and after its run-off, which trained with other seeds. A true time is trained steps times the
-planner's seconds of a step. A rival that takes half as long again as the recommendation with the first seeds is not
-trained with the others. Outer steps train at the share of the rate that they are recommended with; kinds that run by a
-protocol are not trained here.
+seeds, are its recommendation; that in synchronous alone, and without outer steps; what is fastest at the prices of the
+job's own network, and of each of the optimizer's tasks, with and without delay; and All-Reduce in every step. A true
+time is trained steps times the planner's seconds of a step. A rival that takes half as long again as the recommendation
+with the first seeds is not trained with the others. Outer steps train at the share of the rate that they are
+recommended with; kinds that run by a protocol are not trained here.
 
 The least of several measured times is too small by their noise. So the best is chosen by one half of the seeds and
 compared on the other half (`fair`, both ways round, the geometric mean), and the regret that this best itself has
 there is the noise (`floor`): a planner that knew everything but the draws of the other half would have it. Of every
 two options that were trained the ratio of their times is compared with the interval that the planner states for it.
 
-With --inputs nothing is trained: by how much the time of the recommendation, predicted for the true job, exceeds that
-of what would have been recommended, where one input (link, latency, computing, bytes, slowdown) is known 5 % wrong.
-Writes benchmarks/results/regret.json after every job, and regret.md; with --inputs inputs.json and inputs.md. Steps
-that stand in regret.json are not trained again, also where --resume is not said: to judge a changed rule takes minutes.
+Writes benchmarks/results/regret.json after every job, and regret.md. Steps that stand in regret.json are not trained
+again: to judge a changed rule takes minutes.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from dataclasses import replace
-from itertools import combinations, product
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.utils import parameters_to_vector
 
-from benchmarks import compact, kit
-from benchmarks.lab.rehearse import by_schedule
-from benchmarks.steps_to_loss.delay import RESULT, steps_of
-from benchmarks.steps_to_loss.networks import Network
+from benchmarks import kit
+from benchmarks.lab.rehearse import by_schedule, by_turns, steps_to
+from benchmarks.lab.tasks import Samples, evaluated, samples_of
 from partreduce import PlanRequest
 from partreduce.planner.calibration import trained_sha256
-from partreduce.planner.gain import gain, regrets
+from partreduce.planner.gain import gain
 from partreduce.planner.job import Data
-from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
-from partreduce.planner.run_off import RunOff
 from partreduce.planner.steps_model import TASKS, Optimizer
-from partreduce.runtime.pilot.job import Curve, probes, reference
-from partreduce.runtime.pilot.run import is_harder
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy.typing as npt
 
     from partreduce.types import CandidateSchedule
+
+
+BATCH = 16
+LETTERS_SEEN, WORDS, EVALUATED = 8, 2048, 1024
+
+
+class Recurrent(nn.Module):
+    """Elman's network: one letter after another."""
+
+    def __init__(self, letters: int, hidden: int = 48) -> None:
+        super().__init__()
+        self.embedding, self.into = nn.Embedding(letters, 12), nn.Linear(12, hidden)
+        self.again, self.out = nn.Linear(hidden, hidden), nn.Linear(hidden, letters)
+        self.hidden = hidden
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        """Scores of the next letter, (batch, letters), from places (batch, length)."""
+        said, state = self.into(self.embedding(places)), torch.zeros(self.hidden)
+        for step in said.unbind(1):
+            state = torch.tanh(step + self.again(state))
+        return self.out(state)
+
+
+class Bag(nn.Module):
+    """The mean of a paragraph's words, and two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layers = (
+            nn.Embedding(WORDS, 12),
+            nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 2)),
+        )
+
+    def forward(self, places: torch.Tensor) -> torch.Tensor:
+        """Scores of both packages, (batch, 2), from places of words (batch, most); 0 is none."""
+        present = (places > 0).float()[..., None]
+        return self.layers((self.embedding(places % WORDS) * present).sum(1) / present.sum(1).sqrt())
+
+
+class Convolution(nn.Module):
+    """Two layers of 3x3 patches with a pool between them, as products: for each worker's own that is the fastest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(9, 8), nn.Linear(72, 12), nn.Linear(192, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Scores, (batch, 10), of images (batch, 1, 8, 8)."""
+        seen = self.first(_patches(images)).relu().unflatten(1, (4, 2)).unflatten(3, (4, 2)).amax((2, 4))
+        return self.out(self.second(_patches(seen.movedim(3, 1))).relu().flatten(1))
+
+
+def _patches(images: torch.Tensor) -> torch.Tensor:
+    """(batch, rows, columns, 9 * channels) of images (batch, channels, rows, columns), zero outside."""
+    rows, columns = images.shape[2:]
+    padded = nn.functional.pad(images, (1, 1, 1, 1))
+    shifted = [padded[:, :, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
+    return torch.cat(shifted, dim=1).movedim(1, 3)
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def _text(letters: int) -> nn.Module:
+    layers = [nn.Embedding(letters, 12), nn.Flatten(), nn.Linear(12 * LETTERS_SEEN, 96), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(96, letters))
+
+
+KINDS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
+    "convolution": ("digits", lambda _: Convolution()),
+    "perceptron": ("digits", lambda _: _perceptron()),
+    "recurrent": ("text", Recurrent),
+    "text": ("text", _text),
+    "embedding": ("svm", lambda _: Bag()),
+}
+"""The lab's task whose samples it learns, and the network by the number of letters, if it reads letters."""
+
+
+class Network:
+    """All workers' models of one kind, (workers, parameters), trained as a rehearsal of the lab is."""
+
+    def __init__(
+        self, kind: str, cluster: Cluster, *, rate: float, optimizer: str = "sgd", seed: int = 0, shuffled: bool = True
+    ) -> None:
+        self.rate, self.count, self._samples = rate, cluster.num_workers, _samples(kind)
+        self._rng, self._change = np.random.default_rng(seed), Change(optimizer, rate)
+        torch.manual_seed(seed)
+        self._module = KINDS[kind][1](int(self._samples.inputs.max()) + 1)
+        self._shapes = {name: part.shape for name, part in self._module.named_parameters()}
+        self.named = [(name, shape.numel()) for name, shape in self._shapes.items()]
+        self.models = parameters_to_vector(self._module.parameters()).detach().repeat(self.count, 1)
+        self._own = self._shards(shuffled=shuffled)
+        self._evaluated = evaluated(self._samples, EVALUATED)
+        self._of_all = vmap(grad(self._loss))
+
+    def _shards(self, *, shuffled: bool) -> list[npt.NDArray[np.int64]]:
+        """The sample indices of every worker: dealt at random, or sorted by label over workers."""
+        labels = self._samples.labels.numpy()
+        order = self._rng.permutation(len(labels)) if shuffled else np.argsort(labels, kind="stable")
+        return np.array_split(order, self.count)
+
+    def _loss(self, at: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        parts = at.split([size for _, size in self.named])
+        named = {name: part.view(shape) for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)}
+        return nn.functional.cross_entropy(functional_call(self._module, named, (inputs,)), labels)
+
+    def gradients(self) -> torch.Tensor:
+        """Each worker's next one, at its own model."""
+        picks = torch.from_numpy(np.stack([own[self._rng.integers(0, len(own), BATCH)] for own in self._own]))
+        return self._of_all(self.models, self._samples.inputs[picks], self._samples.labels[picks])
+
+    def take(self, counts: Sequence[int]) -> None:
+        """A step of each worker by itself, but for those who take none at this instant."""
+        self.models -= self._change.of(self.gradients(), torch.tensor(counts)[:, None] > 0)
+
+    def together(self, lag: int = 0) -> Callable[[int], None]:
+        """The steps of All-Reduce of gradients, which come `lag` steps late."""
+        on_their_way: deque[torch.Tensor] = deque()
+
+        def advance(_: int) -> None:
+            on_their_way.append(self.gradients().mean(0))
+            if len(on_their_way) > lag:
+                self.models -= self._change.of(on_their_way.popleft())
+
+        return advance
+
+    def loss(self, model: torch.Tensor) -> float:
+        """Over the samples that count."""
+        with torch.no_grad():
+            return float(self._loss(model, self._evaluated.inputs, self._evaluated.labels))
+
+
+class Change:
+    """What an optimizer subtracts, by torch's formulas: plain SGD, momentum of 0.9, or Adam; a row for each worker."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.name, self.rate = name, rate
+        self._steps, self._first, self._second = torch.zeros(3)
+
+    def of(self, gradients: torch.Tensor, mine: torch.Tensor | None = None) -> torch.Tensor:
+        """One step, of the shape of the gradients, of those whose step it is; nothing of the others."""
+        mine = torch.tensor(data=True) if mine is None else mine
+        self._steps = self._steps + mine.float()
+        decay = 0.9 if self.name != "sgd" else 0.0
+        gained = 0.1 if self.name == "adam" else 1.0
+        self._first = torch.where(mine, decay * self._first + gained * gradients, self._first)
+        if self.name != "adam":
+            return torch.where(mine, self.rate * self._first, 0.0)
+        self._second = torch.where(mine, 0.999 * self._second + 0.001 * gradients**2, self._second)
+        size = (self._second / (1 - 0.999**self._steps)).sqrt() + 1e-8
+        return torch.where(mine, self.rate / (1 - 0.9**self._steps) * self._first / size, 0.0)
+
+
+@cache
+def _samples(kind: str) -> Samples:
+    data = KINDS[kind][0]
+    stored = samples_of(data)
+    inputs = stored.inputs[:, -LETTERS_SEEN:] if data == "text" else stored.inputs
+    return Samples(inputs if inputs.is_floating_point() else inputs.int(), stored.labels)
+
 
 SHAPES = ("2x4", "4x2", "1x8", "8x1", "3x3")
 SEEDS, DIVERGED = 6, 5.0
 """Seeds, of which each half judges the other's best; the ratio of what does not get there."""
-PILOT_STEPS, PILOT_SEEDS, PILOT_EVERY = 60, range(100, 104), 3
-"""Of a pilot as `partreduce measure` makes it."""
 FIRST, BEHIND = 2, 1.5
 """Seeds after which a rival is given up that takes so many times as long as the recommendation."""
-EFFORT, BRIEF = 3.0, 0.5
-"""Efforts of a plan that is trained, and of one that is only compared."""
-JUDGED = ("own prices", "probes", "run-off")
-"""Recommendations by better prices, the last two there with --pilot only."""
+EFFORT = 3.0
+"""Of a plan."""
 KEPT = ("median", "90th percentile", "worst")
 Row = dict[str, Any]
 
 
 def tasks() -> dict[str, tuple[float, float]]:
     """Best rate and target of each that was calibrated."""
-    rows = json.loads(RESULT.read_text())["rows"]
+    rows = json.loads((kit.RESULTS / "steps_to_loss_lateness.json").read_text())["rows"]
     return {row["task"]: (row["rate"], row["target"]) for row in rows}
 
 
@@ -123,25 +277,6 @@ def rivals(options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[C
     )
 
 
-def held_out(options: Sequence[CandidateSchedule], job: PlanRequest, task: str) -> CandidateSchedule:
-    """The recommendation of a planner that was calibrated without the task's network."""
-    assert job.optimizer is not None
-    kinds, kind = list(TASKS[job.optimizer]), task.partition("/")[0]
-
-    def unknown(option: CandidateSchedule) -> CandidateSchedule:
-        """With the steps ratios of the other networks, where these are its prices."""
-        if option.facts is None or not option.facts.by_task:
-            return option
-        by_task = tuple(r for name, r in zip(kinds, option.facts.by_task, strict=True) if name != kind)
-        mean = float(np.exp(np.mean(np.log(by_task))))
-        return replace(option, steps_ratio=mean, facts=replace(option.facts, by_task=by_task))
-
-    given, others = list(map(unknown, options)), {name: TASKS[job.optimizer][name] for name in kinds if name != kind}
-    with patch.dict(TASKS, {job.optimizer: others}):
-        chosen = recommend(given, job)
-    return next(option for option, one in zip(options, given, strict=True) if one is chosen)
-
-
 class Trainer:
     """Trains schedules on a job's task; `known` are the steps of each task, spread of data, schedule and seed."""
 
@@ -152,50 +287,34 @@ class Trainer:
 
     def steps(self, schedule: Schedule, seeds: int, share: float = 1.0) -> list[float]:
         """Of each seed, at a share of the rate; those of what does not get there are the most that are taken."""
-        rate, target = tasks()[self.task]
-        given: dict[str, Any] = {"rate": share * rate, "target": target, "most": self.most, "mode": self.mode}
         found = []
         for seed in range(seeds):
             key = f"{self.task} {self.mode} {trained_sha256(schedule)[:12]} {seed}" + (
                 f" {share:g}" if share != 1 else ""
             )
             if key not in self.known:
-                self.known[key] = steps_of(self.task, schedule, seed=seed, **given) or float(self.most)
+                self.known[key] = self._trained(schedule, seed, share) or float(self.most)
             found.append(self.known[key])
         return found
+
+    def _trained(self, schedule: Schedule, seed: int, share: float) -> float | None:
+        """Steps to the loss; None if it is not reached."""
+        (rate, target), (kind, _, optimizer) = tasks()[self.task], self.task.partition("/")
+        given: dict[str, Any] = {"rate": share * rate, "optimizer": optimizer, "seed": seed}
+        network = Network(kind, schedule.cluster, shuffled=self.mode == "shuffled", **given)
+        strategy = schedule.strategy
+        if strategy.takes_turns or not strategy.payload.outer.is_plain:
+            advance = by_turns(network, schedule)
+        elif strategy.averages_gradients:
+            advance = network.together(strategy.sync.lag)
+        else:
+            advance = by_schedule(network, schedule)
+        return steps_to(target, network, advance, self.most)
 
     def seconds(self, option: CandidateSchedule, seeds: int = SEEDS) -> list[float]:
         """Until the loss, of each seed."""
         share = option.facts.rate if option.facts else 1.0
         return [round(steps * option.step_seconds, 4) for steps in self.steps(option.schedule, seeds, share)]
-
-
-def piloted(job: PlanRequest, task: str, mode: str) -> tuple[CandidateSchedule, CandidateSchedule]:
-    """What is recommended with the probes of a pilot, and after its run-off."""
-    run_off, curves = RunOff(job, steps=PILOT_STEPS), list[Curve]()
-    compared = [reference(job.cluster), *probes(job.cluster, steps=PILOT_STEPS, data=job.data)]
-    while compared:
-        for seed, schedule in product(PILOT_SEEDS, compared):
-            if not any(is_harder(schedule, curve.schedule) for curve in curves if not curve.is_stable):
-                curves.append(curve_of(schedule, task, mode, seed))
-        compared = run_off.next(curves)
-    given = replace(job, pilot=run_off.pilot(curves))
-    first, last = (recommend(able(planned.options, given), given) for planned in (run_off.plans[0], run_off.plans[-1]))
-    return first, last
-
-
-def curve_of(schedule: Schedule, task: str, mode: str, seed: int) -> Curve:
-    """The mean model's loss in a run of a pilot."""
-    kind, _, optimizer = task.partition("/")
-    network = Network(kind, schedule.cluster, rate=tasks()[task][0], optimizer=optimizer, seed=seed, mode=mode)
-    strategy = schedule.strategy
-    advance = network.together(strategy.sync.lag) if strategy.averages_gradients else by_schedule(network, schedule)
-    losses = []
-    for step in range(PILOT_STEPS + 1):
-        if step % PILOT_EVERY == 0:
-            losses.append(network.loss(network.models.mean(0)))
-        advance(step)
-    return Curve(schedule, seed, PILOT_EVERY, tuple(losses))
 
 
 def covered(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]], job: PlanRequest) -> list[bool]:
@@ -207,7 +326,7 @@ def covered(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]
     return found
 
 
-def judged(seed: int, number: int, known: dict[str, float], *, pilot: bool) -> Row:
+def judged(seed: int, number: int, known: dict[str, float]) -> Row:
     """A job's row, with the seconds of every option that was trained with every seed."""
     job, task = draw(seed, number)
     mode = "shuffled" if job.data is Data.SHUFFLED else "per-worker"
@@ -215,13 +334,10 @@ def judged(seed: int, number: int, known: dict[str, float], *, pilot: bool) -> R
     own = replace(job.steps_model, tasks=(TASKS[job.optimizer or Optimizer.SGD][task.partition("/")[0]],)).cases[0]
     asked = {
         "recommended": recommend(options, job),
-        "held out": held_out(options, job, task),
         "synchronous": recommend([one for one in options if not one.late], job),
         "no outer": recommend([one for one in options if not is_outer(one)], job),
         "own prices": min(options, key=lambda one: one.time_in(own, job.steps_model, delay=True)),
     }
-    if pilot:
-        asked["probes"], asked["run-off"] = piloted(job, task, mode)
     chosen = asked["recommended"]
     trainer = Trainer(task, mode, build("allreduce", job.cluster.shape()), known)
     seconds = {option.name: trainer.seconds(option) for option in asked.values()}
@@ -265,7 +381,7 @@ def ratios(row: Row) -> dict[str, float]:
         "regret": mean[chosen] / mean[best],
         "fair": float(np.exp(np.mean(fair))),
         "floor": float(np.exp(np.mean(floor))),
-        **{words: mean[row[words]] / mean[best] for words in (*JUDGED, "held out") if words in row},
+        "own prices": mean[row["own prices"]] / mean[best],
         "with late": mean[chosen] / mean[row["synchronous"]],
         **({"with outer": mean[chosen] / mean[row["no outer"]]} if "no outer" in row else {}),
     }
@@ -273,7 +389,7 @@ def ratios(row: Row) -> dict[str, float]:
 
 def page(rows: Sequence[Row]) -> str:
     """The table of jobs."""
-    cells, words = [], ("regret", "fair", *JUDGED)
+    cells, words = [], ("regret", "fair", "own prices")
     for row in rows:
         taken = {name: float(np.mean(found)) for name, found in row["seconds"].items()}
         best, found = min(taken, key=lambda name: taken[name]), ratios(row)
@@ -303,95 +419,22 @@ def covers(rows: Sequence[Row]) -> tuple[int, int]:
     return sum(row["covered"] for row in rows), sum(row["pairs"] for row in rows)
 
 
-def changes(hardware: Hardware) -> Iterator[tuple[str, Hardware]]:
-    """The hardware with each input 5 % less, and 5 % more."""
-    for wrong in (0.95, 1.05):
-        for name in ("nic", "inside"):
-            link: Link = getattr(hardware, name)
-            slower: dict[str, Any] = {name: replace(link, seconds_per_byte=link.seconds_per_byte / wrong)}
-            yield f"{name} bandwidth", replace(hardware, **slower)
-            if link.latency:
-                later: dict[str, Any] = {name: replace(link, latency=link.latency * wrong)}
-                yield f"{name} latency", replace(hardware, **later)
-        yield "compute", replace(hardware, compute=(hardware.compute or 0.0) * wrong)
-        yield "model bytes", replace(hardware, model_bytes=int((hardware.model_bytes or 0) * wrong))
-        if hardware.slowdown:
-            factors = tuple((worker, max(1.0, factor * wrong)) for worker, factor in hardware.slowdown)
-            yield "slowdown", replace(hardware, slowdown=factors)
-
-
-def misjudged(seed: int, number: int) -> list[Row]:
-    """By how much longer, as predicted for the true job, what is recommended takes if an input is 5 % wrong.
-
-    At shared prices, and in the worst-case regret over the optimizer's tasks, which is what the rule minimizes.
-    """
-    job = replace(draw(seed, number)[0], effort=BRIEF)
-    planned, rows = plan(job), []
-    chosen, allowed = planned.recommendation, permitted(planned.options, job)
-    usual = regrets([chosen, *allowed], job)[0]
-    for name, hardware in changes(job.hardware):
-        found = plan(replace(job, cluster=replace(job.cluster, hardware=hardware))).recommendation
-        true = found_again(found, planned.options, job)
-        worse = regrets([true, *allowed], job)[0] / usual
-        row = {"number": number, "input": name, "recommended": found.name}
-        rows.append(row | {"longer": true.time / chosen.time, "regret": worse})
-    return rows
-
-
-def found_again(option: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule:
-    """What was planned for a job that is not quite this one, with its seconds on this one."""
-    same = (
-        one for one in options if (one.schedule.strategy, one.algorithm) == (option.schedule.strategy, option.algorithm)
-    )
-    if known := next(same, None):
-        return known
-    measured = measure(option.schedule, job, algorithm=option.algorithm)
-    # What has facts has its steps from them, not from metrics.
-    return replace(option, step_seconds=measured.step_seconds) if option.facts else measured
-
-
-def inputs_page(rows: Sequence[Row]) -> str:
-    """For each input by how much longer the recommendation takes where it is 5 % wrong."""
-    cells = []
-    for name in sorted({row["input"] for row in rows}):
-        own = [row for row in rows if row["input"] == name]
-        told = [f"{max(row[what] for row in own):.3f}" for what in ("longer", "regret")]
-        within = [f"{sum(row[what] <= 1.02 for row in own)} of {len(own)}" for what in ("longer", "regret")]
-        cells.append([name, told[0], within[0], told[1], within[1]])
-    head = ("input", "longer at most", "by at most 2 %", "worst-case regret more at most", "by at most 2 %")
-    return kit.table(head, cells)
-
-
 def main() -> None:
     arguments = kit.parser(__doc__)
     arguments.add_argument("--number", type=int, default=30)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--inputs", action="store_true", help="change the inputs by 5 %% instead of training")
-    arguments.add_argument("--pilot", action="store_true", help="recommend by a pilot, too, and after a run-off")
-    arguments.add_argument("--resume", action="store_true", help="keep the rows of an earlier run")
-    arguments.add_argument("--output", type=Path)
+    arguments.add_argument("--output", type=Path, default=kit.RESULTS / "regret.json")
     chosen = arguments.parse_args()
     kit.one_thread()
-    path = chosen.output or kit.RESULTS / ("inputs.json" if chosen.inputs else "regret.json")
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    rows, known = stored["rows"] if chosen.resume and stored else [], stored.get("steps", {})
+    known: dict[str, float] = json.loads(chosen.output.read_text())["steps"] if chosen.output.exists() else {}
+    rows: list[Row] = []
     for number in range(chosen.first, chosen.first + chosen.number):
-        if number in {row["number"] for row in rows}:
-            continue
-        rows += (
-            misjudged(chosen.seed, number)
-            if chosen.inputs
-            else [judged(chosen.seed, number, known, pilot=chosen.pilot)]
-        )
+        rows.append(judged(chosen.seed, number, known))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        path.write_text(compact.text({"rows": rows, **({"steps": known} if known else {})}))
-    about = f"`{kit.command('planner.regret')}`; no pilot"
-    if chosen.inputs:
-        kit.write(path, "Inputs that are 5 % wrong", f"{about}, effort {BRIEF:g}.", inputs_page(rows))
-    else:
-        about += f", effort {EFFORT:g}, {SEEDS} seeds."
-        kit.write(path, "Regret on random jobs", about, summary(rows), page(rows))
+        chosen.output.write_text(kit.compact({"rows": rows, "steps": known}))
+    about = f"`{kit.command('planner.regret')}`; no pilot, effort {EFFORT:g}, {SEEDS} seeds."
+    kit.write(chosen.output, "Regret on random jobs", about, summary(rows), page(rows))
 
 
 if __name__ == "__main__":

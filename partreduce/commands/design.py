@@ -14,8 +14,8 @@ from partreduce.commands.simulate_tables import touched_of
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
 from partreduce.planner.delay import Delay
 from partreduce.planner.job import Data, PlanRequest, effort_of
-from partreduce.planner.model_tables import ModelFacts, read_model
 from partreduce.planner.steps_model import Optimizer
+from partreduce.planner.tables import ModelFacts, read_model
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.closed_model import dumped
@@ -42,7 +42,7 @@ def command(
     model: own.ModelFile = None,
     model_bytes: options.ModelBytes = None,
     data: own.DataName = Data.SHUFFLED,
-    optimizer: own.OptimizerName = own.OptimizerChoice.ANY,
+    optimizer: own.OptimizerName = None,
     pilot: own.PilotFile = None,
     settings: options.Settings = None,
     algorithm: options.AlgorithmName = options.AlgorithmChoice.ANY,
@@ -58,6 +58,8 @@ def command(
     listing: own.Listing = False,
     output: own.Output = None,
     plot: own.PlotFile = None,
+    show_front: own.ShowFront = False,
+    explain: own.Explain = False,
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --build."""
@@ -86,6 +88,14 @@ def command(
         raise typer.BadParameter("touched needs --model FILE.py:NAME, whose tables it is about", param_hint="--set")
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     limits, queues = own.limits_of(most)
+    facts = None if model is None else _facts_of(model, given.get("touched"), place)
+    assumed = cluster_options.assumed(place, given, model_bytes=model_bytes)
+    told = options.member_or_none(Optimizer, optimizer or own.OptimizerChoice.ANY)
+    if optimizer is None and facts is not None:
+        told = facts.optimizer
+    if optimizer is None and told is None and pilot is None:
+        told = Optimizer.ADAM
+        assumed["--optimizer"] = str(told)
     job = PlanRequest(
         cluster=replace(place, hardware=hardware),
         objective=objective,
@@ -100,7 +110,7 @@ def command(
         gap={SyncChoice.ANY: None, SyncChoice.ITERATION_GAP: True}.get(sync, False),
         max_queues=queues,
         codec=options.member_or_none(Codec, codec),
-        optimizer=options.member_or_none(Optimizer, optimizer),
+        optimizer=told,
         disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),
@@ -108,13 +118,12 @@ def command(
     if (cluster or "").isdigit() and not as_json:
         claim_stdout(output, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
-    facts = None if model is None else _facts_of(model, given.get("touched"), place)
-    assumed = cluster_options.assumed(place, given, model_bytes=model_bytes)
-    if job.optimizer is None and job.pilot is None:
-        assumed["--optimizer"] = options.ANY
     if facts is not None:
         assumed.pop("--model-bytes", None)  # the model's own
-    search(job, model=facts, assumed=assumed, output=output, plot=plot, as_json=as_json)
+    search(
+        job, model=facts, assumed=assumed, output=output, plot=plot, as_json=as_json, show_front=show_front,
+        explain=explain,
+    )  # fmt: skip
 
 
 def _is_answered_by_the_catalogue(

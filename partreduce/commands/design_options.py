@@ -80,8 +80,13 @@ TolerateFailures = Annotated[
 ]
 DataName = Annotated[Data, typer.Option(help="How samples are spread.", rich_help_panel=options.MODEL)]
 OptimizerName = Annotated[
-    OptimizerChoice,
-    typer.Option("--optimizer", help="Predict steps for this optimizer; AdamW is adam.", rich_help_panel=options.MODEL),
+    OptimizerChoice | None,
+    typer.Option(
+        "--optimizer",
+        help="Predict steps for this optimizer; AdamW is adam, which is assumed where neither --model nor --pilot says "
+        "it.",
+        rich_help_panel=options.MODEL,
+    ),
 ]
 PilotFile = Annotated[
     Path | None,
@@ -104,9 +109,9 @@ Most = Annotated[
 Effort = Annotated[
     str | None,
     typer.Option(
-        help="How much to compute: quick, normal (unless --time-limit is given), thorough, or a number of nominal "
-        "seconds. Counted, so the same answer each time.",
-        autocompletion=options.members("quick", "normal", "thorough"),
+        help="How much to compute: quick (the default, without a search unless limits ask for it), thorough, or a "
+        "number of nominal seconds. Counted, so the same answer each time.",
+        autocompletion=options.members("quick", "thorough"),
         metavar="EFFORT",
         rich_help_panel=options.LIMITED,
     ),
@@ -114,11 +119,22 @@ Effort = Annotated[
 TimeLimit = Annotated[
     str | None,
     typer.Option(
-        help="Stop after this long, whatever the effort; such as 30s.", metavar="TIME", rich_help_panel=options.LIMITED
+        help="Stop after this long, such as 30s; without --effort search as long.",
+        metavar="TIME",
+        rich_help_panel=options.LIMITED,
     ),
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where to write the schedule.", rich_help_panel=options.WRITTEN)
+]
+ShowFront = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="Print the front as well, with the names for --select.", rich_help_panel=options.WRITTEN
+    ),
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Print all reasons and cautions as well.", rich_help_panel=options.WRITTEN)
 ]
 PlotFile = Annotated[
     Path | None,

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from textwrap import fill, indent
 
 from rich.markup import escape
+from rich.text import Text
 
-from partreduce.commands.verify import in_plain_words, verdict_words
+from partreduce.commands.verify import verdict_line
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size, suggest_verify
-from partreduce.planner.hybrid import Hybrid, plan_hybrid
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.model_tables import ModelFacts
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan, plan
+from partreduce.planner.tables import Hybrid, ModelFacts, plan_hybrid
 from partreduce.report.front import draw_front
 from partreduce.report.picture import check, save
-from partreduce.report.table import Column, table
+from partreduce.report.reasons import explained
+from partreduce.report.recommendation import WIDTH, recommendation
+from partreduce.report.table import Column, Table
 from partreduce.report.terminal import switch_levels
 from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.describe import describe
 from partreduce.topo.document.writer import check_without_place, write_schedule
 from partreduce.topo.errors import InfeasibleError, UndecidedError
 
@@ -37,8 +42,10 @@ def search(
     as_json: bool,
     assumed: Mapping[str, str],
     model: ModelFacts | None = None,
+    show_front: bool = False,
+    explain: bool = False,
 ) -> None:
-    """Plan, write what was asked for, and print the front, the recommendation and why.
+    """Plan, write what was asked for, and print the recommendation; with `show_front` the front, to `explain` the rest.
 
     `assumed` holds the defaults that stand in for what nobody stated, by option.
     The tables of a `model` are placed as is best with the recommendation.
@@ -50,7 +57,10 @@ def search(
     try:
         with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
-            planned = plan(job, progress=say) if hybrid is None else hybrid.planned
+            planned = (
+                explained(plan(job, progress=say), job) if hybrid is None else explained(hybrid.planned, hybrid.job)
+            )
+            hybrid = None if hybrid is None else replace(hybrid, planned=planned)
     except (InfeasibleError, UndecidedError) as error:
         if as_json:
             status = Status.INFEASIBLE if isinstance(error, InfeasibleError) else Status.UNKNOWN
@@ -68,20 +78,40 @@ def search(
         return
     if not proof.guarantees_consensus:
         console().print(f"consensus: {planned.consensus} ({planned.recommendation.name})", style="bold yellow")
-    if assumed:
-        said = ", ".join(f"{option}={value}" for option, value in assumed.items())
-        console().print(f"Assumed, as neither the cluster nor an option says it: {said}")
-    _print(planned, job if hybrid is None else hybrid.job)
-    if hybrid is not None:
-        _print_tables(hybrid)
+    _print(planned, job if hybrid is None else hybrid.job, assumed, hybrid, show_front=show_front, explain=explain)
     for path in (output, plot):
         if path is not None:
             console().print(f"written to {path}")
     suggest_verify(output, guarantees_consensus=proof.guarantees_consensus)
 
 
+def _print(
+    planned: Plan,
+    job: PlanRequest,
+    assumed: Mapping[str, str],
+    hybrid: Hybrid | None,
+    *,
+    show_front: bool,
+    explain: bool,
+) -> None:
+    """The recommendation, and what is asked for in addition."""
+    proved = f"{verdict_line(planned.recommendation.schedule, planned.proof)}."
+    for line in recommendation(planned, job, assumed, Text.from_markup(proved).plain):
+        console().print(line, markup=False)
+    if show_front:
+        _print_front(planned, job)
+    if explain:
+        _print_reasons(planned)
+    if hybrid is not None:
+        _print_tables(hybrid, explain=explain)
+    if not (show_front or explain):
+        console().print("--all lists the alternatives, --explain gives all reasons.", style="dim")
+
+
 def _how_long(job: PlanRequest) -> str:
     """What the planner was given, in words."""
+    if not job.searches:
+        return "a quick answer; --effort thorough searches for better ones"
     return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
 
 
@@ -114,21 +144,22 @@ def _shown(planned: Plan) -> list[CandidateSchedule]:
     return sorted([*always.values(), *others], key=lambda option: (option.communication, option.name))
 
 
-def _print(planned: Plan, job: PlanRequest) -> None:
+def _print_front(planned: Plan, job: PlanRequest) -> None:
     hardware, shown = job.hardware, _shown(planned)
     queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
-    rows = table(
+    columns = [Column("schedule / NAME", justify="left", wraps=True), Column("period", drop=6)]
+    columns += [*map(Column, ("comm.", "step", "distance")), Column("drift", drop=2), Column("steps"), Column("time")]
+    rows = Table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
-        "schedule", Column("period", drop=6), "comm.", "step", "distance", Column("drift", drop=2),
-        "steps", "time", *queues, Column("status", drop=4),
-    )  # fmt: skip
+        [*columns, *queues, Column("status", drop=4)],
+    )
     baselines = {id(option) for option in planned.baselines}
     for option in shown:
         facts = option.facts
         held = [size(facts.memory_bytes) if facts else "-"] if queues else []
         rows.add(
-            f"{option.name} {MARK}" if id(option) in baselines else option.name,
+            f"{describe(option.schedule)}{f' {MARK}' * (id(option) in baselines)}\n  [dim]{escape(option.name)}[/]",
             str(option.period), seconds(option.communication), seconds(option.step_seconds),
             number(option.consensus_distance.value), number(option.drift.value), f"{option.steps_ratio:.3f}",
             seconds(option.time), *held, option.status, style="bold green" if option is planned.recommendation else
@@ -148,12 +179,12 @@ def _print(planned: Plan, job: PlanRequest) -> None:
     if len(planned.front) > MAX_ROWS:
         count = len(planned.front)
         screen.print(f"{count} schedules are on the front: --json lists all, --select NAME writes any.", style="dim")
-    title = f"Recommendation ({job.objective})" if job.take is None else "Taken"
-    screen.print(f"\n{title}: {planned.recommendation.name}", style="bold")
-    schedule, proof = planned.recommendation.schedule, planned.proof
-    screen.print(
-        f"Claims: {verdict_words(proof)}. {in_plain_words(schedule, proof)} Seconds and steps are predictions."
-    )
+
+
+def _print_reasons(planned: Plan) -> None:
+    """All reasons, and what to know."""
+    screen = console()
+    screen.print(f"\n{planned.recommendation.name}", style="bold")
     if planned.answer.status is Status.OPTIMAL:
         screen.print(f"It is optimal: {planned.answer.because}.")
     guesses = int(planned.recommendation.extrapolated)  # its caution is the first, and comes before all reasons
@@ -165,19 +196,19 @@ def _print(planned: Plan, job: PlanRequest) -> None:
         screen.print(f"  ! {sentence}", style="yellow")
 
 
-def _print_tables(hybrid: Hybrid) -> None:
+def _print_tables(hybrid: Hybrid, *, explain: bool) -> None:
     screen, routes = console(), hybrid.chosen.routes
     if not routes:
-        screen.print("Tables: the model has none that embeddings look up; all of it is averaged.")
-        return
-    screen.print(
-        f"Tables, in addition to {size(hybrid.chosen.dense_bytes)} that the strategy averages"
-        + (f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else "")
-        + f": {seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
-        f"{hybrid.proof.verdict}",
-        style="bold",
-    )
-    for sentence in hybrid.chosen.reasons:
+        said = "Tables: the model has none that embeddings look up; all of it is averaged."
+    else:
+        measured = f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else ""
+        said = (
+            f"Tables, in addition to {size(hybrid.chosen.dense_bytes)} that the strategy averages{measured}: "
+            f"{seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
+            f"{hybrid.proof.verdict}"
+        )
+    screen.print(fill(said, WIDTH), style="bold", markup=False)
+    for sentence in hybrid.chosen.reasons if routes and explain else ():
         screen.print(f"  • {escape(sentence)}")
-    for sentence in hybrid.cautions:
-        screen.print(f"  ! {sentence}", style="yellow")
+    for sentence in hybrid.cautions if routes else ():
+        screen.print(indent(fill(f"! {sentence}", WIDTH - 4), "  "), style="yellow", markup=False)

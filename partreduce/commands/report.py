@@ -50,6 +50,8 @@ def command(
             seconds(run.seconds_to(loss) if loss is not None and run.losses else None),
         )  # fmt: skip
     console().print(rows)
+    for name, words in {run.schedule: run.words for run in read if run.words}.items():
+        console().print(f"{name}: {words}")
     console().print(
         "a step: of the fastest worker, without evaluations. In operations, and waiting for their last member: mean "
         "over workers. Bytes out of all nodes, groups as rings. distance: mean squared distance to the mean model, at "

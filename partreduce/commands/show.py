@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,12 +13,11 @@ from partreduce.report import page
 from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import Grid, grid_of
 from partreduce.report.picture import draw_schedule, save
-from partreduce.report.runs import runs
 from partreduce.report.table import Column, Table
 from partreduce.report.terminal import terminal_tables
+from partreduce.topo.describe import describe
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import RING
 from partreduce.topo.units import parse_size
 
 if TYPE_CHECKING:
@@ -42,16 +42,13 @@ def command(
         return
 
     grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
-    strategy = loaded.strategy
-    if strategy.sync.delays_gradients or replace(strategy.transport, algorithm=RING.algorithm) != RING:
-        words = runs(strategy.steps_per_round, strategy.sync, strategy.transport, payload=strategy.payload)
-        grid = replace(grid, title=f"{grid.title} ({words})")
     plain, note = grid, _without_matrix(loaded, loaded.phased.period)
     grid = replace(grid, note=". ".join(filter(None, [grid.note, note])))
     if as_json:
         emit_json(_document(grid, loaded.name))
     elif output is None:
         screen = console()
+        screen.print(fill(describe(loaded), screen.width))
         for part in terminal_tables(plain, screen.width):
             screen.print(part)
         if note:  # not below the table, which may be a few columns wide
@@ -78,6 +75,7 @@ def _document(grid: Grid, name: str) -> dict[str, Any]:
 
 def _page(schedule: Schedule, grid: Grid, figure: "Figure") -> str:
     parts = [
+        page.paragraph(f"{describe(schedule)}."),
         page.paragraph(
             f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.phased.period}. "
             "Members of one group share letter and color; a blank cell is a worker that skips the step."
@@ -100,11 +98,10 @@ def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_
         emit_json({"name": schedule.name, "rounds": rounds})
         return
     if output is None:
-        strategy = schedule.strategy
-        words = runs(strategy.steps_per_round, strategy.sync, strategy.transport, payload=strategy.payload)
+        console().print(fill(describe(schedule), console().width))
         for index, edges in enumerate(schedule.strategy.graphs[:8]):
             columns = [Column("worker"), Column("averages with (source: weight)", justify="left", wraps=True)]
-            partners = Table(f"{schedule.name}, round {index}" + (f" ({words})" if words else ""), columns)
+            partners = Table(f"{schedule.name}, round {index}", columns)
             into: dict[int, list[str]] = {}
             for source, target, weight in edges.edges():
                 if target < max_workers:

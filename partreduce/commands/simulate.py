@@ -12,14 +12,14 @@ from partreduce.commands.simulate_several import simulate_several
 from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
 from partreduce.commands.verify import print_sent
 from partreduce.console import console, emit_json, seconds, size, write_text
-from partreduce.report.picture import save
-from partreduce.report.runs import runs
+from partreduce.report.picture import save, titled
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
 from partreduce.schedulers.simulator.record import GapRecord, Observed
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.describe import describe
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import InputError
@@ -31,8 +31,8 @@ from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing.compute import StragglerModel
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.verify.runs import in_bytes
-from partreduce.verify.stated import Stated
+from partreduce.verify.facts import ScheduleFacts
+from partreduce.verify.payload import in_bytes
 
 ALONE = ("trace", "rounds", "seed")
 """What is asked of one schedule, and not of several next to each other."""
@@ -147,7 +147,7 @@ def _sent(
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
         if algorithm is None:  # the file's, of which the fact is
-            facts["sent_bytes"] = in_bytes(Stated(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
+            facts["sent_bytes"] = in_bytes(ScheduleFacts(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
     return facts
@@ -192,7 +192,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
     None is proved where there is no bound, and over pairs of more workers than a proof speaks of.
     """
-    stated, shares = Stated(schedule), record.distribution()
+    stated, shares = ScheduleFacts(schedule), record.distribution()
     over_edges, over_pairs = (stated.numbers(name).get("bound", -1) for name in ("gap", "gap-of-pairs"))
     passed = float(record.finish[-1].sum()) or 1.0
     return {
@@ -252,7 +252,12 @@ def _write(timeline: Timeline, schedule: Schedule, output: Path) -> None:
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     else:
-        save(draw_timeline(timeline, schedule.name, worker_steps=schedule.worker_steps().tolist()), output)
+        save(
+            draw_timeline(
+                timeline, titled(schedule.name, describe(schedule), 10), worker_steps=schedule.worker_steps().tolist()
+            ),
+            output,
+        )
 
 
 def _print(
@@ -271,9 +276,8 @@ def _print(
         f"in {seconds(facts['makespan_seconds'])}, "
         f"[bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
-    strategy = schedule.strategy
-    if words := runs(strategy.steps_per_round, strategy.sync, strategy.transport, algorithm, payload=strategy.payload):
-        out.print(f"runs: {words}")
+    is_nested = (algorithm or schedule.strategy.transport.algorithm) is AllReduceAlgorithm.HIERARCHICAL
+    out.print(describe(schedule) + "; sums go through nodes first" * is_nested)
     for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
         if name in facts:
             show(facts[name])

@@ -11,11 +11,11 @@ from partreduce.console import claim_stdout, console, emit_json, number, seconds
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.predict import predict
 from partreduce.report.picture import check, save
-from partreduce.report.runs import runs
 from partreduce.report.side_by_side import draw_side_by_side
 from partreduce.report.table import Column, table
 from partreduce.report.terminal import switch_levels
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.describe import describe
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
@@ -96,7 +96,7 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
-        "schedule", "step", "steps", "time", Column("comm.", drop=1), Column("runs", drop=7, justify="left"),
+        "schedule", "step", "steps", "time", Column("comm.", drop=1),
         Column("period", drop=5), Column("NIC bytes", drop=6), Column("age", drop=8), Column("memory", drop=9),
         Column("contr.", drop=4), Column("distance", drop=1), Column("drift", drop=2), Column("node drift", drop=3),
     )  # fmt: skip
@@ -104,12 +104,14 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
         comparison.add(
             row["name"], seconds(row["seconds_per_step"]), number(row["steps_ratio"]),
             "-" if row["seconds_to_a_loss"] is None else seconds(row["seconds_to_a_loss"]),
-            seconds(row["communication_seconds_per_step"]), row["runs"], str(row["period"] or "-"),
+            seconds(row["communication_seconds_per_step"]), str(row["period"] or "-"),
             size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]), size(row["memory_bytes"]),
             number(row["contraction"]), number(row["consensus_distance"]), number(row["drift"]["worker"]),
             number(row["drift"]["node"]),
         )  # fmt: skip
     console().print(comparison)
+    for name, words in {row["name"]: row["runs"] for row in rows}.items():
+        console().print(f"{name}: {words}", markup=False)
     console().print(
         "Step: whole, with waiting. Steps to a loss: predicted on shuffled data, over All-Reduce's; time: step × "
         "steps; `-` where only `partreduce design` can tell. Per step: communication with its codec, bytes out of the "
@@ -149,7 +151,7 @@ def row_of(
         "codec": str(strategy.transport.codec),
         "where": str(strategy.transport.where),
         "gradient_buckets": str(strategy.transport.gradient_buckets),
-        "runs": runs(strategy.steps_per_round, strategy.sync, strategy.transport, algorithm, payload=strategy.payload),
+        "runs": describe(schedule),
         "steps_per_round": strategy.steps_per_round
         if isinstance(strategy.steps_per_round, int)
         else list(strategy.steps_per_round),

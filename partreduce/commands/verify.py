@@ -23,22 +23,22 @@ from partreduce.user_function import function_of
 from partreduce.verify import checker
 from partreduce.verify.base import Claim, Proof, Status, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function
-from partreduce.verify.prove import prove
-from partreduce.verify.runs import in_bytes
+from partreduce.verify.payload import in_bytes
+from partreduce.verify.prove import prove, prove_function
 
-MARK = {
-    "proved": "[green]proved[/]",
-    "fact": "[green]fact[/]",
-    "follows from the rules": "[green]follows from the protocol's rules[/]",
-    "refuted": "[bold red]refuted[/]",
-    "not proved": "[yellow]not proved[/]",
+VERDICTS = {
+    Status.PROVED: "[bold green]PROVED[/]",
+    Status.FOLLOWS: "[bold green]HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL[/]",
+    Status.REFUTED: "[bold red]REFUTED[/]",
+    Status.NOT_PROVED: "[bold yellow]NOT PROVED[/]",
 }
-"""Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
-FOLLOWS = f"[green]{Status.FOLLOWS.value}[/]"
-NOTHING = "nothing is refuted; "
-ASSUMED = "what is claimed holds if the program obeys its protocol (assumed)"
-"""The verdict where a schedule may be run, but no claim has a witness."""
+HEADINGS = {
+    Status.REFUTED: "[bold red]Refuted[/]",
+    Status.PROVED: "[bold]Proved[/]",
+    Status.FACT: "[bold]Computed from the file[/]",
+    Status.FOLLOWS: "[bold]Holds if the program follows its protocol[/]",
+    Status.NOT_PROVED: "[bold yellow]Not proved[/]",
+}
 
 
 def command(
@@ -50,10 +50,11 @@ def command(
     certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
     as_json: options.Json = False,
     explain: Annotated[bool, typer.Option("--explain", help="Say in words why each claim holds or not.")] = False,
+    show_metrics: Annotated[bool, typer.Option("--metrics", help="Print the metrics, too; --json has them.")] = False,
     cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
     period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
     export: Annotated[
-        Path | None, typer.Option(help="For FILE.py:NAME: write the proved expansion here.", metavar="FILE")
+        Path | None, typer.Option(help="Write the schedule here, canonical and certified.", metavar="FILE")
     ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
     model_bytes: options.ModelBytes = None,
@@ -63,14 +64,15 @@ def command(
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
     claim_stdout(certificate, export, as_json=as_json)
-    loaded, proof = _proved(schedule, cluster, period, export, quantity("--max-bytes", parse_size, max_bytes))
-    metrics = metrics_of(loaded)
+    loaded, proof = _proved(schedule, cluster, period, quantity("--max-bytes", parse_size, max_bytes))
     sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
-        _emit(proof, metrics | sent, explain=explain)
+        _emit(proof, metrics_of(loaded) | sent, explain=explain)
     else:
-        _print(loaded, proof, metrics, explain=explain)
+        _print(loaded, proof, explain=explain)
+        if show_metrics and loaded is not None:
+            _print_metrics(loaded, explain=explain)
         if sent:
             print_sent(sent["sent_bytes"], loaded)
         if certificate is not None:
@@ -109,13 +111,11 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     )
 
 
-def _proved(
-    place: Path, cluster: str | None, period: int | None, export: Path | None, max_bytes: int
-) -> tuple[Schedule | None, Proof]:
+def _proved(place: Path, cluster: str | None, period: int | None, max_bytes: int) -> tuple[Schedule | None, Proof]:
     """The schedule and its proof; no schedule where a function's answers make none."""
     if place.stem.endswith(".py") or ".py:" in place.name:
         return _of_function(str(place), cluster, period)
-    if cluster is not None or period is not None or export is not None:
+    if cluster is not None or period is not None:
         raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
     loaded = load_schedule(place, max_bytes=max_bytes)
     return loaded, prove(loaded)
@@ -176,69 +176,92 @@ def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
         return {"num_workers": schedule.num_workers, "how": {"none": {"kind": "exact", "how": str(error)}}}
 
 
-def _print(schedule: Schedule | None, proof: Proof, metrics: dict[str, Any], *, explain: bool) -> None:
+def _print(schedule: Schedule | None, proof: Proof, *, explain: bool) -> None:
+    """The verdict, then what holds under its three headings, and what does not with the reason."""
     out = console()
+    out.print(f"{verdict_line(schedule, proof)}.")
     if schedule is None:
-        out.print(f"[bold]{escape(proof.name)}[/]: {verdict_words(proof)}")
+        out.print(escape(proof.name))
     else:
-        out.print(
-            f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
-            f"{schedule.strategy.kind}: {verdict_words(proof)}"
-        )
-        if words := in_plain_words(schedule, proof):
-            out.print(words)
-    _print_claims(proof)
-    if schedule is not None and schedule.strategy.sync.word == "pipeline" and schedule.strategy.sync.lag > 1:
-        out.print(f"[bold]A pipeline of {schedule.strategy.sync.lag + 1}[/] was asked for, although {WIDER}.")
-    for claim in proof.claims:
-        if explain or not claim.holds:
-            out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.words)}")
-    if schedule is not None and not schedule.is_mixing:
-        out.print(f"No metrics: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
+        about = f"{schedule.cluster}: {schedule.num_workers} workers, strategy {schedule.strategy.kind}"
+        out.print(f"{escape(schedule.name)} on {about}")
+        if schedule.strategy.sync.word == "pipeline" and schedule.strategy.sync.lag > 1:
+            width = schedule.strategy.sync.lag + 1
+            out.print(f"[bold]A pipeline of {width}[/] was asked for, although {WIDER}.")
+    for status, heading in HEADINGS.items():
+        claims = [claim for claim in proof.claims if claim.status is status]
+        if claims:
+            out.print(f"\n{heading}")
+        for claim in claims:
+            aside = " (a property, not needed)" if claim.is_property and status is Status.REFUTED else ""
+            aside += " (before a failure)" * claim.before_failure
+            bound = f" {_bound_of(claim)}" if _bound_of(claim) else ""
+            words = f": {escape(claim.words)}" if explain or not claim.holds else ""
+            out.print(f"  {escape(claim.claim)}{bound}[dim]{aside}[/]{words}")
+    if proof.verdict in (Status.PROVED, Status.FOLLOWS):
+        out.print()
+        for claim in proof.claims:
+            if claim.assumes and not explain:
+                out.print(f"Assumed for {claim.claim}: {escape(claim.assumes)}.")
+        out.print("Not claimed: how fast a step is, that the loss falls, or where SGD converges to.")
+
+
+def _print_metrics(schedule: Schedule, *, explain: bool) -> None:
+    if not schedule.is_mixing:
+        text = f"No metrics: {schedule.undecided}; `partreduce simulate` runs it in virtual time."
+        console().print(text, style="dim")
         return
-    how = metrics["how"]
+    found = metrics_of(schedule)
+    how = found["how"]
     shown = table("Metrics, rounded; exact: by a formula, not by sampling", "metric", "value", Column("kind", drop=1))
-    for name, value in metrics.items():
+    for name, value in found.items():
         if name in {"how", "contraction_per_start"}:
             continue
         for key, part in value.items() if isinstance(value, dict) else [("", value)]:
             label = how.get(f"{name}.{key}" if key else name, {"kind": "exact"})
             shown.add(f"{name} {key}".strip(), number(part, 6), label["kind"])
-    out.print(shown)
+    console().print(shown)
     if explain:
         for name, label in how.items():
-            out.print(f"[bold]{name}[/]: {escape(label['how'])}")
+            console().print(f"[bold]{name}[/]: {escape(label['how'])}")
 
 
-def verdict_words(proof: Proof) -> str:
-    """The verdict: `proved` where a certificate says so, and else what it rests on; who can part, if anybody can."""
-    statuses = {claim.status for claim in proof.claims}
-    if proof.parting_words:
-        return f"{MARK[proof.verdict.value]}; [bold red]{escape(proof.parting_words)}[/]"
-    if proof.verdict is not Status.FOLLOWS:
-        return MARK[proof.verdict.value]
-    return f"{FOLLOWS}: {ASSUMED if Status.REFUTED in statuses else NOTHING + ASSUMED}"
+def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
+    """The verdict in words: who never averages with whom, or what holds for somebody who trains."""
+    against = [claim.summary or claim.explanation.rstrip(".") for claim in proof.claims if claim.speaks_against]
+    if not against and proof.open:
+        is_known = "are not known" if len(proof.open) > 1 else "is not known"
+        against = [f"{' and '.join(sorted(proof.open))} {is_known} to hold"]
+    words = against or [in_plain_words(schedule, proof) if schedule is not None else ""]
+    if proof.parting_words and "consensus" not in proof.open and not any(claim.summary for claim in proof.claims):
+        words.append(proof.parting_words)
+    return f"{VERDICTS[proof.verdict]}: {escape('; '.join(filter(None, words)))}"
 
 
 def in_plain_words(schedule: Schedule, proof: Proof) -> str:
-    """What the claims come to for somebody who trains; empty where they say nothing of the kind."""
+    """What the claims come to for somebody who trains, as clauses."""
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
     said = [
         words for name, words in (("conflict-free", "no conflict"), ("deadlock-free", "no deadlock")) if name in held
     ]
     bound = _bound_of(held["contraction"]) if "contraction" in held else ""
+    had = f"of the differences that {'a fragment' if schedule.strategy.payload.num_fragments > 1 else 'the models'} had"
     if (replicas := held.get("equal-replicas")) and replicas.numbers and "rounds" in replicas.numbers:
-        said.append(f"all workers hold the same model every {_steps(schedule)}")
+        besides = ", but for rows of sharded tables" if "one-owner" in held else ""
+        said.append(f"all workers hold the same model every {_steps(schedule)}{besides}")
+    elif replicas and replicas.numbers and "every" in replicas.numbers:  # of rounds that a quorum starts
+        every = replicas.numbers["every"]
+        said.append(f"all workers hold the same model after {'as many' if every == 1 else f'every {every}'} rounds")
     elif bound == "≤ 0":
-        said.append(f"nothing of the models' differences but rounding is left after every {_steps(schedule)}")
+        said.append(f"every {_steps(schedule)} nothing but rounding is left {had}")
     elif bound and bound != "≤ 1":
-        said.append(f"at most {bound[2:]} of the models' differences is left after every {_steps(schedule)}")
+        said.append(f"every {_steps(schedule)} at most {bound[2:]} is left {had}")
     elif "outer-consensus" in held:
         agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"
         said.append(f"without gradients the outer parameters come to agree, {agree} every {_steps(schedule)}")
     elif "consensus" in held:
         said.append("the models are drawn together")
-    return f"{', '.join(said).capitalize()}." if said else ""
+    return ", ".join(said)
 
 
 def _steps(schedule: Schedule) -> str:
@@ -262,20 +285,3 @@ def _bound_of(claim: Claim) -> str:
     if "squared" in entry and claim.claim in {"contraction", "outer-consensus"}:
         return f"≤ {upper(Fraction(entry['squared']), 4, power=2)}"
     return f"≤ {upper(Fraction(entry['at_most']), 4)}" if "at_most" in entry else ""
-
-
-def _print_claims(proof: Proof) -> None:
-    claims = table("Claims", "claim", "status", "proved")
-    for claim in proof.claims:
-        aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
-        aside += " [dim](before a failure)[/]" * claim.before_failure
-        claims.add(escape(claim.claim), MARK[claim.status.value] + aside, _bound_of(claim))
-    console().print(claims)
-    if proof.verdict in (Status.PROVED, Status.FOLLOWS):
-        follow = [claim.claim for claim in proof.claims if claim.status.value == "follows from the rules"]
-        if follow:
-            console().print(f"Assumed for {', '.join(follow)}: the program obeys its protocol's rules.")
-        for claim in proof.claims:
-            if claim.assumes:
-                console().print(f"Assumed for {claim.claim}: {escape(claim.assumes)}.")
-        console().print("Not claimed: how fast a step is, that the loss falls, or where SGD converges to.")

@@ -3,14 +3,14 @@
 `plan.plan` is the way through it, in this order:
 
 * `job`: what is asked, within which limits and time;
-* `options`: everything that is weighed, one list over every kind: the catalogue (`competitors`), what the search finds,
-  and what is run in virtual time (`trials`);
-* `axes`: one schedule in every setting that pays: how its sums travel (`travel`), what may be late (`delay`), steps
-  of a round; each an `option` with its metrics (`measuring`);
-* times: the seconds of a step in any setting, costed once (`timings`);
+* `options`: everything that is weighed, one list over every kind: `candidates` names it, the search adds to it, and
+  what has no common rounds is run in virtual time (`trials`);
+* `axes`: one schedule in every setting that pays, its seconds costed once: how its sums travel (`travel`), what may be
+  late (`delay`), steps of a round; each an `option` with its metrics (`measuring`);
 * steps: how many more than All-Reduce needs, by one model (`steps_model`), with a pilot's prices (`calibration`);
 * the rule: least worst-case regret within the limits (`recommend`, `gain`, `preference`);
-* words: why, and what to know (`recommend`, `payoff`, `left_out`, `answer`).
+* how good that is known to be (`answer`), and what it is compared with (`comparison`).
 
-Around it: `run_off` trains the finalists, `failure_plans` plans for failures, `hybrid` and `routes` for tables by rows.
+Around it: `run_off` trains the finalists, `failure_plans` plans for failures, `tables` for tables by rows. The words,
+why and what to know, are `report`'s.
 """

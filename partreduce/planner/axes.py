@@ -4,37 +4,151 @@ How sums travel changes no metric (`planner.travel`), so the choice needs no sea
 
 What may be late, and k, the steps per round, change metrics and seconds. The metrics of all of them follow from those
 at k = 1 (`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and codec. The best k
-is exact where speeds are fixed: the settings are tried in the order of a lower bound on what the objective minimizes,
-until the bound passes the best. Gradients of All-Reduce at k = 1 may also come late, to all workers, which changes no
-metric and costs steps of its own; or be sent layer by layer. Where workers take different numbers of steps these stay
-as they are: nothing follows from them.
+is exact at fixed speeds: the settings are tried in the order of a lower bound on what the objective minimizes, until
+the bound passes the best. Where step times vary, what is good at mean speeds is sampled (`planner.options`). Gradients
+of All-Reduce at k = 1 may also come late, to all workers, which changes no metric and costs steps of its own; or be
+sent layer by layer. Where workers take different numbers of steps these stay as they are: nothing follows from them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from partreduce.planner.delay import Delay
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.limits import most_steps_per_round, within_gap
-from partreduce.planner.measuring import Label, ScheduleMetrics, assembled, metrics_of, pushed_by
+from partreduce.planner.measuring import (
+    Label,
+    ScheduleMetrics,
+    Seconds,
+    Sent,
+    assembled,
+    metrics_of,
+    pushed_by,
+    seconds_of,
+)
 from partreduce.planner.option import CandidateSchedule, added_by_delay, known
 from partreduce.planner.preference import Costs, preference
 from partreduce.planner.steps_model import StepsModel
-from partreduce.planner.timings import Setting, Timings
-from partreduce.planner.travel import coded_words, paying, timed, transports_of, traveling
-from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.planner.travel import CostedTransport, coded_words, cost_of, paying, timed, transports_of, traveling
+from partreduce.schedulers.synthesis.problem import Limits, Objective
 from partreduce.topo.metrics.evaluate import retimed
 from partreduce.topo.metrics.late_distance import Retimed
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets
+from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets, Transport
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.event_graph import TimedPeriod
 
 ALWAYS, MOST = 24, 48
 """Steps of a round that are considered in any case, and at most; between them as far as the steps model was fitted."""
 
-MOST_SAMPLED = 1
-"""Settings of one candidate that are sampled for the best, where step times are random: that at steady speeds."""
+
+class Setting(NamedTuple):
+    """What may be late, the steps of a round, and whether gradients go in one piece or layer by layer.
+
+    Where workers take different numbers of steps `steps_per_round` is 1: theirs stay as they are.
+    """
+
+    sync: Delay
+    steps_per_round: int
+    gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
+
+    def of(self, schedule: Schedule) -> Schedule:
+        """A synchronous schedule of one step per round, or of unequal steps, in this setting."""
+        own = schedule.strategy.steps_per_round
+        return timed(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
+
+    @property
+    def is_late(self) -> bool:
+        return self.sync is not Delay.SYNCHRONOUS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """The stages of a synchronous schedule by one algorithm and codec; it keeps what it has computed."""
+
+    schedule: Schedule
+    job: PlanRequest
+    costed: CostedTransport
+    times: ComputeTimes
+    period: TimedPeriod
+    _seconds: dict[Setting, Seconds] = field(default_factory=dict)
+    _first: dict[Delay, float] = field(default_factory=dict)
+    _own: list[npt.NDArray[np.float64]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> Timings:
+        """Cost the stages of a synchronous schedule."""
+        runs, times = traveling(schedule, costed.transport), job.compute_times()
+        period = TimedPeriod.of(runs, job.hardware, times, algorithm=costed.transport.algorithm).merged()
+        return cls(schedule=schedule, job=job, costed=costed, times=times, period=period)
+
+    def transport(self, setting: Setting) -> Transport:
+        """How the sums of a setting travel."""
+        return replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
+
+    def sent(self, setting: Setting) -> Sent:
+        """What a step of a setting sends."""
+        cost = self.costed.cost
+        if setting.gradient_buckets is GradientBuckets.PER_LAYER:
+            cost = cost_of(self.schedule, self.job, self.transport(setting))
+        return Sent(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
+
+    def seconds(self, setting: Setting) -> Seconds:
+        if setting not in self._seconds:
+            self._seconds[setting] = self._timed(setting)
+        return self._seconds[setting]
+
+    def _timed(self, setting: Setting) -> Seconds:
+        times, steps_per_round = self.times, setting.steps_per_round
+        if setting.gradient_buckets is GradientBuckets.PER_LAYER:
+            runs = traveling(setting.of(self.schedule), self.transport(setting))
+            return seconds_of(runs, self.job, self.costed.transport.algorithm)
+        if not self.is_equal:
+            return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, times.base)
+        if not setting.is_late and self.period.steps.max() == self.period.steps.min():
+            # Everybody computes as long, so every way through a period gains the same from a longer round.
+            return Seconds(
+                (self.first(setting.sync) + (steps_per_round - 1) * times.base) / steps_per_round, times.base
+            )
+        if steps_per_round == 1:
+            return Seconds(self.first(setting.sync), times.base)
+        return Seconds(self.period.cycle(steps_per_round=steps_per_round, sync=setting.sync.sync).per_step, times.base)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all workers take the same number of steps per round."""
+        return isinstance(self.schedule.strategy.steps_per_round, int)
+
+    def first(self, sync: Delay) -> float:
+        """Seconds of a round of one step, at fixed speeds."""
+        if sync not in self._first:
+            self._first[sync] = self.period.cycle(steps_per_round=1, sync=sync.sync).per_round
+        return self._first[sync]
+
+    def least_step(self, setting: Setting) -> float:
+        """No step is shorter, at fixed speeds: every worker computes and communicates, and longer rounds take longer.
+
+        A longer round adds to every cycle of workers that wait for one another at least the fastest one's computing
+        for each step; late, where communication may fill the time, it adds nothing for sure.
+        """
+        if not self.is_equal:
+            return self.seconds(setting).step
+        steps, steps_per_round = self.period.steps, setting.steps_per_round
+        if setting.sync is Delay.PIPELINE:
+            return max(float(steps.max()), self.first(setting.sync) / steps_per_round)
+        if not self._own:
+            self._own.append(np.array([stage.after() for stage in self.period.stages]))  # (stages, workers)
+        own, computing = self._own[0], steps * steps_per_round
+        if setting.is_late:
+            round_ = np.maximum(own, computing).mean(axis=0).max()
+            return max(float(round_), self.first(setting.sync)) / steps_per_round
+        added = (steps_per_round - 1) * float(steps.min())
+        return max(float((own.mean(axis=0) + computing).max()), self.first(setting.sync) + added) / steps_per_round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +254,6 @@ class Axes:
         goal, limits = self.job.objective, self.job.limits
         bounds = [(self.costs(setting, timing, timing.least_step(setting), model), setting) for setting in settings]
         ordered = sorted((preference(costs, goal), setting) for costs, setting in bounds if costs.keep(limits))
-        if not self.job.compute_times().is_fixed:
-            ordered = ordered[:MOST_SAMPLED]
         chosen: tuple[tuple[float, ...], Setting] | None = None
         for least, setting in ordered:
             if chosen is not None and least >= chosen[0]:
@@ -177,10 +289,16 @@ class Axes:
                 noise,
                 pushed,
                 late=metrics.late_distance,
-                delayed=self.job.delayed(setting.sync.sync),
+                delayed=self._delayed(setting.sync),
                 gradients=self._averages_gradients(setting),
             ),
         )
+
+    def _delayed(self, sync: Delay) -> float:
+        """What it costs that gradients come late."""
+        if sync is not Delay.PIPELINE:
+            return 0.0
+        return self.job.delayed(sync.sync)
 
     def _averages_gradients(self, setting: Setting) -> bool:
         """All-Reduce does, in every step, unless its parameters come late."""
@@ -207,9 +325,11 @@ class Axes:
         return ScheduleMetrics(spread, pushed, self.metrics.contraction, apart)
 
     def _may_fail(self, setting: Setting) -> bool:
-        """As `CandidateSchedule.may_fail`, or by its drift."""
+        """As `CandidateSchedule.may_fail`, by its drift, or because nobody measured what averages as little."""
         if self.job.fastest or self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
             return False
+        if self.usual.is_unpriced_beyond and self.extrapolates(setting):
+            return True
         metrics = self.at(setting)
         if not self.job.bears_drift(metrics.drift.value or 0.0):
             return True
@@ -249,3 +369,48 @@ class Axes:
             seconds=timing.seconds(setting),
             metrics=self.at(setting),
         )
+
+
+def within_limits(schedule: Schedule, limits: Limits) -> bool:
+    """Whether a schedule keeps the limits on its shape."""
+    if not limits.min_period <= schedule.period <= limits.max_period:
+        return False
+    if limits.max_distinct_phases is not None and schedule.num_distinct_phases() > limits.max_distinct_phases:
+        return False
+    if limits.max_group is not None and _largest_group(schedule) > limits.max_group:
+        return False
+    return within_gap(schedule, limits)
+
+
+def within_gap(schedule: Schedule, limits: Limits) -> bool:
+    """Whether never more than `max_gap` steps in a row pass without a group that crosses nodes."""
+    most = most_steps_per_round(schedule, limits)
+    return most is None or schedule.largest_steps_per_round <= most
+
+
+def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
+    """The most steps per round with which the schedule keeps `max_gap`; 0 for none, None without that limit."""
+    if limits.max_gap is None:
+        return None
+    crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]
+    if not crossing:
+        return 0
+    rounds_between = np.diff([*crossing, crossing[0] + schedule.period]).max()
+    return (limits.max_gap + 1) // int(rounds_between)
+
+
+def _largest_group(schedule: Schedule) -> int:
+    """The most workers that one worker's parameters depend on after one round, itself included."""
+    if graphs := schedule.strategy.graphs:
+        return 1 + max(int(np.bincount(edges.targets).max(initial=0)) for edges in graphs)
+    return max((int(schedule.phase(t).sizes.max(initial=0)) for t in range(schedule.period)), default=0)
+
+
+def _crosses_nodes(schedule: Schedule, t: int) -> bool:
+    node_of = schedule.cluster.node_of()
+    if graphs := schedule.strategy.graphs:
+        return bool((node_of[graphs[t].sources] != node_of[graphs[t].targets]).any())
+    phase = schedule.phase(t)
+    # Every member's node with that of its group's first member.
+    first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)
+    return bool((node_of[phase.members] != node_of[first]).any())

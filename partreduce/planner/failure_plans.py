@@ -3,8 +3,8 @@
 The rules are those of `topo.failure_plan.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
 nodes that are left, All-Reduce. The first is taken after which the survivors of every failure reach consensus, proved,
 and whose predicted time to the loss is at most FACTOR of that of the fastest such rule. The time of a rule is that
-after the slowest failure, of one of each class (`verify.survives`). A large rule is compared on fewer nodes, of which
-each lost one is a larger part.
+after the slowest failure, of one of each class (`verify.failure_plans`). A large rule is compared on fewer nodes, of
+which each lost one is a larger part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from partreduce.topo.strategies.static import RulePhases, StaticGroups
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify.base import Status
 from partreduce.verify.checker.refusal import TooLarge
-from partreduce.verify.survives import planned_classes, prove_survives
+from partreduce.verify.failure_plans import planned_classes, prove_survives
 
 FACTOR = 1.1
 """A rule is taken if it takes at most so many times the least predicted time to the loss."""

@@ -113,13 +113,16 @@ def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
 
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Delay
     that nobody asked for is different: what it costs depends on the task, and what waits for its averages does not pay
-    it. Coded sums took longer in the lab than predicted, plain ones did not (`travel.WORTH`). And what a calibrated
-    task was lost under has to win at `LOST_RATIO` times its steps: no time saved makes up for a loss never reached.
+    it; nor what comes from a run, whose seconds vary. Coded sums took longer in the lab than predicted, plain ones did
+    not (`travel.WORTH`). And what a calibrated task was lost under has to win at `LOST_RATIO` times its steps: no time
+    saved makes up for a loss never reached.
     """
     if job.fastest:
         return option.time
     is_doubtful = (option.late or option.facts) and not _is_asked_for(option, job)
     time = option.time_at_worst if is_doubtful else option.time
+    if is_doubtful and option.facts:  # of a run, whose seconds vary
+        time *= 1 + NINE_OF_TEN * option.step_error
     return time * (LOST_RATIO if option.may_fail else 1.0) / (1 - worth(option.schedule))
 
 
@@ -190,16 +193,24 @@ def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[C
 
     What is late, and was not asked for, has to be fastest where delay costs most; what a calibrated task was lost
     under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted. What lets workers drift
-    apart on data of their own needs a price of that (`PlanRequest.bears_drift`), where anything else is allowed.
+    apart on data of their own needs a price of that (`PlanRequest.bears_drift`), and what averages less than anything
+    that was measured a price of what lies beyond, where anything else is allowed.
     """
     if job.fastest:
         return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
+    options = [one for one in options if not is_unpriced(one)] or options
     for is_doubtful in (lambda one: one.may_fail, _is_coded, lambda one: one.late or one.facts):
         times = counted(options, job)
         sure = min((time for one, time in zip(options, times, strict=True) if not is_doubtful(one)), default=math.inf)
         options = [one for one, time in zip(options, times, strict=True) if not is_doubtful(one) or time <= sure]
     return list(options)
+
+
+def is_unpriced(option: CandidateSchedule) -> bool:
+    """Whether it averages less than anything that was measured; outer steps have the price of the nearest setting."""
+    has_own_price = option.facts is not None and bool(option.facts.by_task)
+    return option.extrapolated and option.model.is_unpriced_beyond and not has_own_price
 
 
 def _is_coded(option: CandidateSchedule) -> bool:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
+import numpy as np
+
 from partreduce.planner.calibration import steps_model
 from partreduce.planner.delay import Delay
 from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
-from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
@@ -21,12 +23,14 @@ from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline, Sync
 from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
-EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
-"""Efforts by name, in nominal seconds: about what one quiet core takes."""
+EFFORTS = {"quick": 2.0, "thorough": 20.0}
+"""Efforts by name, in nominal seconds: about what one quiet core takes. Only the quick one does not search."""
 PIPELINE_WIDTH = Pipeline().width
 """Iterations side by side in a pipeline that the planner weighs."""
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
 """On data that differ between workers: with more, networks did not reach their loss."""
+SAMPLED_STEPS, MOST_SAMPLED = 64, 2**18
+"""Steps that a mean is taken over, and step times at most."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 """The time limit where only an effort is given: so many seconds, and so many times the effort."""
 
@@ -64,7 +68,7 @@ class PlanRequest:
 
     `disturbance` is what the step times are sampled with. `effort` is how much to compute, in nominal seconds
     (`EFFORTS` names some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the
-    planning where no effort is given, and caps the effort otherwise; without either the effort is normal. `algorithm`
+    planning where no effort is given, and caps the effort otherwise; without either the effort is quick. `algorithm`
     and `sync` restrict how sums of every candidate may travel and whether they may come late; None lets the planner
     take the best for each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
     default changes no number, and None allows float16 and int8. `optimizer` says which tasks
@@ -118,7 +122,7 @@ class PlanRequest:
         if self.time_limit == float("inf"):
             raise InputError(f"time_limit: is {self.time_limit}; it is a finite number > 0")
         if self.effort is not None and not 0 < self.effort < float("inf"):
-            raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
+            raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['thorough']:g}")
         if self.codec is Codec.INT4:
             raise InputError(
                 "codec: is int4, whose price in steps was never measured; plan without it and set transport.codec in "
@@ -253,13 +257,40 @@ class PlanRequest:
         """How long the workers compute (no time at all when the hardware does not say)."""
         return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
 
+    @property
+    def at_mean_speeds(self) -> PlanRequest:
+        """The same job where every step takes what it takes on average, so that no schedule is slower there."""
+        times, count = self.compute_times(), self.cluster.num_workers
+        if times.is_fixed:
+            return self
+        base = times.base
+        if self.disturbance is not None:
+            rng, fixed = np.random.default_rng(self.seed), float(times.fixed(count).mean())
+            steps = range(max(4, min(SAMPLED_STEPS, MOST_SAMPLED // count)))
+            mean = float(np.mean([times.step_seconds(count, step, rng).mean() for step in steps]))
+            base = base * mean / fixed if fixed > 0 else mean
+        hardware = replace(self.hardware, jitter=0.0, compute=base)
+        return replace(self, cluster=replace(self.cluster, hardware=hardware), disturbance=None)
+
     def clock(self) -> Clock:
         """A clock that starts now, with the effort and the time limit that hold."""
         if self.effort is None and self.time_limit is not None:
             return Clock(seconds=self.time_limit)
-        effort = EFFORTS["normal"] if self.effort is None else self.effort
-        cap = max(LEAST_CAP, CAP_PER_EFFORT * effort) if self.time_limit is None else self.time_limit
-        return Clock(seconds=cap, effort=effort)
+        effort = EFFORTS["quick"] if self.effort is None else self.effort
+        if self.time_limit is not None:
+            return Clock(seconds=self.time_limit, effort=effort)
+        return Clock(seconds=max(LEAST_CAP, CAP_PER_EFFORT * effort) if self.searches else MANY_SECONDS, effort=effort)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether not only the time decides: limits on what is sent, how or with whom, or another objective."""
+        shape = Limits(min_period=self.limits.min_period, max_period=self.limits.max_period)
+        return self.objective is not Objective.BALANCED or self.limits != shape
+
+    @property
+    def searches(self) -> bool:
+        """Whether schedules are searched for, too: with a time limit alone, or any effort but the quick one."""
+        return self.effort != EFFORTS["quick"] and (self.effort is not None or self.time_limit is not None)
 
     def problem(self) -> Problem:
         """What the search is asked: little consensus distance at every cost, whatever the objective.

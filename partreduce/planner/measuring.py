@@ -180,6 +180,15 @@ def sampled_seconds(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAl
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 
 
+def sampled_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
+    """An option that was measured at mean speeds, as it is under the job's own step times."""
+    if job.compute_times().is_fixed:
+        return option
+    seconds = sampled_seconds(option.schedule, job, option.algorithm)
+    waiting = _waiting(seconds, 0.0 if option.late else option.communication)
+    return replace(option, step_seconds=seconds.step, step_error=seconds.error, waiting=waiting)
+
+
 def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
     """The options; of those that ran in the job's pilot the steps are predicted by their own runs, too.
 

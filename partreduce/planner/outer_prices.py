@@ -1,6 +1,6 @@
 """What outer steps cost in steps: measured settings, each with its steps over All-Reduce's on each task.
 
-By `python -m benchmarks.steps_to_loss.outer` (benchmarks/results/steps_to_loss_outer.md): 16 workers, shuffled data, at
+From benchmarks/results/steps_to_loss_outer.md, which names the script's commit: 16 workers, shuffled data, at
 All-Reduce's best rate of a grid, under SGD and momentum at half of it. No formula stands behind these numbers, so no
 other setting is priced. A momentum of 0.9 with rate 0.7 is the published one (Douillard et al., 2023); 0.5 with rate 1
 needed fewer steps where rounds are short. Under Adam both need fewer steps than plain averages as often, which lose

@@ -15,9 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from partreduce.planner.model_tables import tables_of
-from partreduce.planner.routes import check_unpriced, choose_routes
-from partreduce.planner.table_prices import APPLYING
+from partreduce.planner.tables import APPLYING, check_unpriced, choose_routes, tables_of
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
 from partreduce.runtime.liveness.awaited_texts import decided
@@ -63,7 +61,7 @@ def parallelize_embeddings(
     """Train a model of one device on many workers: dense parameters by a schedule, each embedding its best way.
 
     All workers call it with the same model. They look at a few of their batches to see which rows a step touches, on a
-    worker, on a node and on all; worker 0's planner chooses from that (`planner.routes.choose_routes`), and the choice
+    worker, on a node and on all; worker 0's planner chooses from that (`planner.tables.choose_routes`), and the choice
     is in `optimizer.reasons`, one line a table, in `optimizer.schedule`, and in the log "partreduce" at level INFO. The
     model stays the same object.
 

@@ -31,8 +31,8 @@ from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
 from partreduce.topo.timing.tables import Exchange, RowAccess
 from partreduce.verify.checker.events import EventGraph
+from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.gap_bounds import capacities_of, events_of
-from partreduce.verify.stated import Stated
 
 ROUNDS = 200
 
@@ -97,7 +97,7 @@ def predict(
     """
     size = bytes_of(hardware, model_bytes)
     compute = ComputeTimes.of(hardware) if compute is None else compute
-    stated = Stated(schedule)
+    stated = ScheduleFacts(schedule)
     arrays = None if schedule.strategy.protocol else stated.numbers("memory")["arrays"]
     schedule = schedule.meetings
     run = partial(
@@ -152,7 +152,7 @@ def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
     )
 
 
-def _age_of_rounds(schedule: Schedule, stated: Stated) -> tuple[float | None, float | None]:
+def _age_of_rounds(schedule: Schedule, stated: ScheduleFacts) -> tuple[float | None, float | None]:
     """Of fixed rounds: as claim `staleness` says; of sums over all it is also the mean."""
     if schedule.strategy.averages_everyone:
         return _age_of_everyone(schedule)

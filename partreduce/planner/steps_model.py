@@ -1,8 +1,8 @@
 """How many more steps a schedule needs than All-Reduce, predicted from its consensus distance, drift and delay.
 
 The prices of consensus distance and delay are those of fifteen tasks, networks of five kinds under SGD, momentum
-and Adam, each at All-Reduce's best rate (`python -m benchmarks.steps_to_loss.delay`; the rows and what was held out
-are in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
+and Adam, each at All-Reduce's best rate (the rows, what was held out and the script's commit are
+in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
 takes what is least wrong on whichever of an optimizer's tasks the job is like (`cases`), and the errors are those of a
 kind of network that was held out: good for ranking schedules, not a promise about yours; a pilot is. c and p are fitted
 to one network on sorted data (benchmarks/results/steps_to_loss.json).
@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from partreduce.topo.metrics.pipeline import noise_factor
@@ -201,6 +202,11 @@ class StepsModel:
         """The relative error that 9 of 10 schedules, or 9 of 10 overlapped ones, kept on data placed like this."""
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
+    @property
+    def is_unpriced_beyond(self) -> bool:
+        """Whether nothing is known of what lies outside of the measured: no price of it, and no pilot's interval."""
+        return self.a_beyond is None
+
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
         """Whether the metrics lie outside what was measured."""
         return consensus_distance > self.max_consensus_distance or drift > self.max_drift
@@ -287,6 +293,7 @@ LOST_RATIO = 5.0
 """At so many times its steps such a schedule has to win: those that failed had been given as many."""
 
 
+@lru_cache
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
     """The model of an optimizer, or of whatever it may be, for so many workers."""
     synchronous, late = ERRORS[optimizer]

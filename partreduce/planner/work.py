@@ -11,8 +11,10 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.metrics.classes import num_entries
 from partreduce.topo.schedule import Schedule
 
+MAX_GRAPH_WORKERS = 256
+"""Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
 PER_OPTION = 1e-2
-"""Figures of a rule, or of few workers."""
+"""Figures of a rule, or of few workers; half of that again for each codec beyond the first."""
 PER_ENTRY = 1e-8
 """Each of the n³ · period products where metrics are dense."""
 PER_CLASS = 5e-7
@@ -21,7 +23,7 @@ and PER_RANK of each local rank and phase, for the classes and the seconds of a 
 PER_RANK = 1.5e-5
 PER_SETTING = 5e-4
 """Another number of steps per round, or delay, of a schedule whose metrics are known, at fixed speeds."""
-PER_SAMPLE = 2e-2
+PER_SAMPLE = 6e-3
 """Sampled waiting of one setting, and PER_WORKER of it for each worker."""
 PER_WORKER = 2e-4
 SETTINGS = 4
@@ -30,14 +32,14 @@ SETTINGS = 4
 
 def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1) -> float:
     """Nominal seconds of all metrics of one schedule, in some settings."""
-    work = settings * work_of_setting(job)
+    work, per_option = settings * work_of_setting(job), PER_OPTION * (1 + len(job.codecs)) / 2
     if (rule := schedule.rule()) is None or not isinstance(schedule.strategy.steps_per_round, int):
-        return work + PER_OPTION + PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
+        return work + per_option + PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
     metrics = PER_RANK * rule.workers_per_node * max(1, schedule.period)
     if not schedule.strategy.averages_everyone:  # which is zero off the mean
         with suppress(PartreduceError):  # what refuses the metrics costs none
             metrics += PER_CLASS * num_entries(schedule)
-    return work + max(PER_OPTION, metrics)
+    return work + max(per_option, metrics)
 
 
 def work_of_setting(job: PlanRequest) -> float:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COMMUNICATION = "communication per step (ms)"
-CONSENSUS_DISTANCE = "consensus distance (unit: variance of one step's noise)"
+CONSENSUS_DISTANCE = "consensus distance\n(unit: variance of one step's noise)"
 FINE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
-DRIFT = "drift (unit: square of one step's push)"
+DRIFT = "drift\n(unit: square of one step's push)"
 
 
 def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> None:

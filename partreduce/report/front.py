@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,14 +15,17 @@ from partreduce.planner.plan import Plan
 from partreduce.report.axes import COMMUNICATION, CONSENSUS_DISTANCE, DRIFT, logarithmic, quiet
 from partreduce.report.palette import ALARM, GRAY, INK, PALE, style
 from partreduce.report.picture import legend_below, new_figure
+from partreduce.topo.describe import describe
 
-TIME = "predicted time to a loss (ms per step of All-Reduce)"
+TIME = "predicted time to a loss\n(ms per step of All-Reduce)"
 PLACES = tuple(
     (across * sign, up, side)
     for up in (0, 14, -14, 28, -28, 42, -42)
     for across, sign, side in ((12, 1, "left"), (12, -1, "right"), (0, 1, "center"))
 )
 """Where a name may stand next to its point, best first: points along and upwards, and its side that they measure to."""
+NAME = 32
+"""Characters of a line of what a schedule does."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +70,8 @@ def _label(axis: Axes, planned: Plan) -> None:
         x, y = option.communication * 1e3, option.time * 1e3
         is_first = option is planned.recommendation
         name = axis.annotate(
-            option.name, (x, y), (0, 0), textcoords="offset points", fontsize=9, zorder=6, va="center",
+            fill(describe(option.schedule), NAME), (x, y), (0, 0), textcoords="offset points", fontsize=8, zorder=6,
+            va="center",
             path_effects=[withStroke(linewidth=3, foreground="white")], color=ALARM if is_first else INK,
             weight="bold" if is_first else "normal",
         )  # fmt: skip

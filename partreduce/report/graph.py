@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce.report.palette import GRAY, INK, OKABE_ITO, PALE, style
-from partreduce.report.picture import legend_below, new_figure
+from partreduce.report.picture import legend_below, new_figure, titled
+from partreduce.topo.describe import describe
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -32,8 +33,10 @@ def draw_rounds(schedule: Schedule) -> Figure:
     shown = schedule.strategy.graphs[:MAX_ROUNDS]
     columns = min(len(shown), 4)
     rows = -(-len(shown) // columns)
-    figure = new_figure(3.2 * columns + 0.4, 3.3 * rows + 0.5)
-    figure.suptitle(schedule.name, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    width = 3.2 * columns + 0.4
+    figure = new_figure(width, 3.3 * rows + 0.5)
+    title = titled(schedule.name, describe(schedule), width)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     angles = np.pi / 2 - 2 * np.pi * np.arange(count) / count
     spots = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     node_of = schedule.cluster.node_of()

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.report.palette import NUM_STYLES, Style, style
+from partreduce.topo.describe import describe
 from partreduce.topo.schedule import Schedule
 
 MAX_WORKERS = 64
@@ -19,13 +20,15 @@ MAX_PHASES = 48
 class Grid:
     """A readable part of a schedule.
 
-    `numbers` finds a group by the bytes of its members, and `styles` says how each numbered group is drawn, everywhere.
-    `workers` are the ranks shown, in node order; `nodes` the node and `locals_` the local rank of each. `group[i, t]`
-    numbers the group of shown worker i in shown phase t by first appearance, −1 for a skip. `sizes` holds the real
-    size of every numbered group. `note` says what is left out, empty if nothing is.
+    `words` say what the schedule does. `numbers` finds a group by the bytes of its members, and `styles` says how
+    each numbered group is drawn, everywhere. `workers` are the ranks shown, in node order; `nodes` the node and
+    `locals_` the local rank of each. `group[i, t]` numbers the group of shown worker i in shown phase t by first
+    appearance, −1 for a skip. `sizes` holds the real size of every numbered group. `note` says what is left out,
+    empty if nothing is.
     """
 
     title: str
+    words: str
     numbers: dict[bytes, int]
     styles: tuple[Style, ...]
     workers: tuple[int, ...]
@@ -92,6 +95,7 @@ def grid_of(
     note = _note(schedule, nodes, len(workers), period)
     return Grid(
         schedule.name,
+        describe(schedule),
         numbers,
         _styles(table, list(numbers), {} if known is None else known),
         tuple(workers),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from partreduce.report.grid import Grid, runs_of
@@ -36,6 +37,11 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def titled(name: str, words: str, inches: float) -> str:
+    """The title of a picture so wide: the schedule's name, and what it does."""
+    return f"{name}\n{fill(words, max(24, int(9 * inches)))}"
 
 
 def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
@@ -110,7 +116,14 @@ def draw_schedule(grid: Grid) -> Figure:
     needed = rows * (0.75 + UNIT * (max(grid.locals_) + 1))
     height = max(1.0 + 0.24 * len(grid.workers), needed + 0.2) + 0.5
     figure = new_figure(left + columns * panel, height)
-    figure.suptitle(grid.title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
+    figure.suptitle(
+        titled(grid.title, grid.words, left + columns * panel),
+        x=0.01,
+        ha="left",
+        fontsize=12,
+        fontweight="bold",
+        color=INK,
+    )
     if columns:
         split = figure.add_gridspec(1, 2, width_ratios=[left, columns * panel])
         _draw_table(figure.add_subfigure(split[0, 0]).subplots(), grid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from partreduce.report.axes import quiet
@@ -32,7 +33,7 @@ def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
         steps.text(whole[place], place, f" {whole[place]:.4g}", va="center", fontsize=9, color=INK)
         words = f" {known[place]:.4g}: {row['steps_ratio']:.2f} × steps" if known[place] else " no prediction"
         times.text(known[place], place, words, va="center", fontsize=9, color=INK if known[place] else PALE)
-    steps.set_yticks(places, [row["name"] for row in rows])
+    steps.set_yticks(places, [fill(row["runs"], 40) for row in rows], fontsize=8)
     steps.invert_yaxis()
     steps.set_xlim(0, ROOM * max(*whole, *sent, 1e-9))
     times.set_xlim(0, 1.7 * max(*known, 1e-9))

@@ -81,7 +81,8 @@ class Table:
 
     def _natural(self, index: int) -> int:
         """The cells that the column takes when nothing in it folds; headers may break between words."""
-        cells = [Text.from_markup(cells[index]).cell_len for cells, _ in self.rows]
+        texts = [Text.from_markup(cells[index]) for cells, _ in self.rows]
+        cells = [line.cell_len for text in texts for line in text.split()]
         return max([*cells, *(len(word) for word in self.columns[index].header.split()), 1])
 
     def _drawn(self, kept: list[int], widths: list[int]) -> RichTable:

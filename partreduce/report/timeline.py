@@ -15,7 +15,6 @@ from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.cluster import Cluster
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Times = npt.NDArray[np.float64]
@@ -80,14 +79,14 @@ def draw_timeline(
         f"first {rounds} of {timeline.num_rounds} rounds"
     ] * (rounds < timeline.num_rounds)
     axis.set_title(title + (f"   ({', '.join(left_out)})" if left_out else ""), loc="left", fontsize=10, color=INK)
-    _legend(axis)
+    _legend(figure)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     axis.tick_params(colors=PALE)
     return figure
 
 
-def _legend(axis: Axes) -> None:
+def _legend(figure: Figure) -> None:
     from matplotlib.patches import Patch
 
     handles = [
@@ -95,7 +94,7 @@ def _legend(axis: Axes) -> None:
         Patch(facecolor=COMMUNICATE, edgecolor="white", hatch=COMMUNICATE_HATCH, label="group operation"),
         Patch(color=WAIT, label="wait"),
     ]
-    axis.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1.0), ncols=3, fontsize=8, frameon=False)
+    figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=8, frameon=False)
 
 
 def perfetto(timeline: Timeline, cluster: Cluster) -> str:

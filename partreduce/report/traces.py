@@ -23,13 +23,15 @@ OUTSIDE_TRAINING = ("initial broadcast", "mean model")
 class Run:
     """One run, its numbers per step.
 
-    `step_seconds` are those of the fastest worker, evaluations left out. `operation_seconds` in group operations, and
-    `waiting_seconds` of these for the last member of one, are means over the workers. `nic_bytes` left all nodes, each
-    group as a ring. `distances` and `losses` are (seconds of training, mean over the workers).
+    `words` say what the schedule does. `step_seconds` are those of the fastest worker, evaluations left out.
+    `operation_seconds` in group operations, and `waiting_seconds` of these for the last member of one, are means
+    over the workers. `nic_bytes` left all nodes, each group as a ring. `distances` and `losses` are (seconds of
+    training, mean over the workers).
     """
 
     folder: Path
     schedule: str
+    words: str
     num_workers: int
     steps: int
     step_seconds: float
@@ -155,6 +157,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         schedule=about.get("schedule", folder.name),
+        words=about.get("words", ""),
         num_workers=len(ranks),
         steps=steps,
         step_seconds=min(step.values()),

@@ -56,6 +56,7 @@ from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
+from partreduce.topo.describe import describe
 from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
 
@@ -632,7 +633,14 @@ def _run(
     keeps_on_host: bool,
 ) -> Run:
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
-    recorder.attach("run", lambda: {"schedule": schedule.name, "node_of": schedule.cluster.node_of().tolist()})
+    recorder.attach(
+        "run",
+        lambda: {
+            "schedule": schedule.name,
+            "words": describe(schedule),
+            "node_of": schedule.cluster.node_of().tolist(),
+        },
+    )
     reducer = Reducer(world, flat.buckets, recorder, heartbeat, key=key, timeout=timeout)
     mean_reducers = [reducer]
     if flat.buffer_buckets:

@@ -54,8 +54,7 @@ def warn_of_workers_apart(schedule: Schedule) -> None:
     if not schedule.is_mixing or schedule.strategy.averages_everyone:
         return
     from partreduce.verify.base import Status
-    from partreduce.verify.consensus import prove_consensus
-    from partreduce.verify.graph import by_tree_or_apart
+    from partreduce.verify.consensus import by_tree_or_apart, prove_consensus
 
     claim = by_tree_or_apart(schedule) if schedule.strategy.graphs else prove_consensus(schedule)
     if claim is not None and claim.status is Status.REFUTED:

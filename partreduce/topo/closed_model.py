@@ -80,7 +80,14 @@ Exact = Annotated[
     Fraction,
     BeforeValidator(_exact),
     PlainSerializer(dump_fraction),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": PATTERN}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1 - 2**53, "maximum": 2**53 - 1},
+                {"type": "string", "pattern": PATTERN},
+            ]
+        }
+    ),
 ]
 """An integer or a fraction string."""
 

@@ -1,4 +1,4 @@
-"""Claim and Proof: what the verifier answers."""
+"""What the verifier answers: claims about one schedule, each with its status, and the proof that holds them."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Claim:
     `witness` is what a reader can confirm by hand (a conflict, a closed set of workers, a cycle, a bound), as
     JSON-able data; `explanation` says in words why the status holds. `entry` is the part of the certificate that the
     checker reads, if the status is proved; `numbers` are those of a fact or of what follows from the rules, which the
-    checker computes by itself. `is_property`: it says what a schedule can do beyond what every
-    schedule must, so that its refutation is told with its witness and leaves the verdict alone. `assumes`: what is
-    supposed of the program that runs, in words. `before_failure`: it may be false after a failure.
+    checker computes by itself. `is_property`: it says what a schedule can do beyond what every schedule must, so its
+    refutation leaves the verdict alone. `assumes`: what is supposed of the program that runs, in words.
+    `before_failure`: it may be false after a failure. `summary`: a refutation in a few words.
     """
 
     claim: str
@@ -58,6 +58,7 @@ class Claim:
     numbers: Mapping[str, Any] | None = None
     assumes: str = ""
     before_failure: bool = False
+    summary: str = ""
 
     @property
     def holds(self) -> bool:
@@ -95,7 +96,7 @@ class Claim:
 class Proof:
     """All claims about one schedule. `certificate` holds the proved ones in the form that the checker reads.
 
-    `essential` names the claims without which a schedule of its kind should not be run (`verify.prove.PROVERS`).
+    `essential` names the claims without which a schedule of its kind should not be run (`verify.prove.STATEMENTS`).
     """
 
     name: str
@@ -112,7 +113,7 @@ class Proof:
         """
         if any(claim.speaks_against for claim in self.claims):
             return Status.REFUTED
-        if not self.essential or self.absent or self._open:
+        if not self.essential or self.open:
             return Status.NOT_PROVED
         return Status.PROVED if any(claim.status is Status.PROVED for claim in self.claims) else Status.FOLLOWS
 
@@ -127,7 +128,8 @@ class Proof:
 
         Empty where consensus is not refuted, and of a rule, whose witness names local ranks for any number of nodes.
         """
-        witness = self._against_consensus
+        against = self._against_consensus
+        witness: Mapping[str, Any] = {} if against is None else against.witness or {}
         for key in ("closed_sets", "cycle_of_sets"):
             if key in witness:
                 return [list(members) for members in witness[key]]
@@ -138,22 +140,14 @@ class Proof:
         """That consensus is not guaranteed, and who may never hear of whom; empty where it is guaranteed."""
         if self.guarantees_consensus:
             return ""
-        witness, sets = self._against_consensus, [some(members, SHOWN) for members in self.can_part]
-        if "local_ranks" in witness:
-            digits = witness["digits"]
-            of_nodes = f" of nodes that differ in digit {min(digits)} of their index" if digits else " and all others"
-            who = f"the local ranks {some(witness['local_ranks'], SHOWN)}{of_nodes}"
-        elif sets:
-            who = f"the workers {sets[0]} and {' and '.join(sets[1:]) or 'all others'}"
-        else:
-            return f"consensus is {NOT_GUARANTEED}"
-        return f"consensus is {NOT_GUARANTEED}: {who} may never hear of one another"
+        against = self._against_consensus
+        return f"consensus is {NOT_GUARANTEED}{f': {against.summary}' if against and against.summary else ''}"
 
     @property
-    def _against_consensus(self) -> Mapping[str, Any]:
-        """The witness by which consensus is refuted; empty without one."""
+    def _against_consensus(self) -> Claim | None:
+        """The claim by which consensus is refuted, if one is."""
         against = (one for one in self.claims if one.claim in AGREEMENT and one.status is Status.REFUTED)
-        return next((one.witness for one in against if one.witness is not None), {})
+        return next((one for one in against if one.witness is not None), None)
 
     def without_consensus(self) -> Proof:
         """The same proof where consensus is a property, which the verdict does not need."""
@@ -166,15 +160,10 @@ class Proof:
         return self.essential - {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims}
 
     @property
-    def _open(self) -> bool:
-        """Whether an essential claim is not known to hold."""
-        names = ((STANDS_FOR.get(claim.claim, claim.claim), claim.holds) for claim in self.claims)
-        return any(name in self.essential and not holds for name, holds in names)
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """The essential claims that hold of a program that obeys its protocol's rules."""
-        return tuple(c.claim for c in self.claims if c.claim in self.essential and c.status is Status.FOLLOWS)
+    def open(self) -> frozenset[str]:
+        """The essential claims that are not known to hold."""
+        names = {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims if not claim.holds}
+        return self.absent | (self.essential & names)
 
     def __getitem__(self, name: str) -> Claim:
         for claim in self.claims:
@@ -217,19 +206,14 @@ def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = Non
     return Claim(claim, Status.PROVED, explanation, witness, {"claim": claim, **entry})
 
 
-def fact(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **numbers: object) -> Claim:
-    """What follows from the file alone, with the numbers that the checker computes too."""
-    return Claim(claim, Status.FACT, explanation, witness, numbers=numbers)
+def follows(claim: str, explanation: str, witness: Mapping[str, Any] | None = None) -> Claim:
+    """What holds of every program that obeys the rules of the protocol."""
+    return Claim(claim, Status.FOLLOWS, explanation, witness)
 
 
-def follows(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **numbers: object) -> Claim:
-    """What holds of every program that obeys the rules of the protocol, with the numbers that the checker computes."""
-    return Claim(claim, Status.FOLLOWS, explanation, witness, numbers=numbers)
-
-
-def refuted(claim: str, explanation: str, witness: Mapping[str, Any]) -> Claim:
-    """A false claim with its counter-example."""
-    return Claim(claim, Status.REFUTED, explanation, witness)
+def refuted(claim: str, explanation: str, witness: Mapping[str, Any], summary: str = "") -> Claim:
+    """A false claim with its counter-example, and what it comes to in a few words."""
+    return Claim(claim, Status.REFUTED, explanation, witness, summary=summary)
 
 
 def not_proved(claim: str, explanation: str) -> Claim:

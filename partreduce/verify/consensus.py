@@ -1,27 +1,74 @@
-"""Claim `consensus`: whatever the workers start from, averaging alone brings them to their common mean.
+"""Whether averaging alone brings the workers to their common mean: sums of the matrices, and the claim `consensus`.
 
 A group with factor 0 ≤ t < 2 lengthens no vector, and keeps a vector's length only if it leaves the vector alone. So
 a period keeps the length of a vector off the mean only if the vector is constant on every group with 0 < t < 2, and a
 spanning tree of such groups leaves only constant vectors. Finitely many dimensions turn "shorter" into a factor < 1.
 With t ≥ 2 or t < 0 anywhere the argument fails (t = 2 on a pair swaps it), and a norm below 1 is proved instead.
+
+Weighted graphs have non-negative rows that sum to 1: with positive weights on oneself, support only grows in a product,
+so a worker from which all others are reached gives, after enough periods, a matrix with a positive column, and every
+such matrix shrinks the spread max − min. Without them connection is not enough: a cyclic shift is doubly stochastic and
+strongly connected and never converges, so a power with a norm below 1 is asked for.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from fractions import Fraction
+from math import gcd
 
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.mixing import has_negative_entries
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.base import Claim, not_proved, proved, refuted, some
-from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, rule_view
+from partreduce.topo.strategies import Round
+from partreduce.verify.base import SHOWN, Claim, not_proved, proved, refuted, some
+from partreduce.verify.contraction import prove_power
+from partreduce.verify.facts import If, ScheduleFacts
+from partreduce.verify.view import every_relaxation_tame, explicit_view, rule_view
 
 NAME = "consensus"
+DOUBLY, SUMS = "doubly-stochastic", "unit-sums"
 GROUND = -1
 """The vertex that stands for the value 0 in the graph of a character class."""
+MAX_POWER = 12
+MAX_SUPPORT = 2000
+"""Workers up to which the support of a period's product is formed to refute consensus."""
+
+SUMS_SENTENCE = (
+    If(
+        lambda s, _: s.strategy.graphs,
+        "Rows sum to 1 by construction and columns by exact addition",
+        "Every group's weights are symmetric and each row sums to 1, so rows and columns sum to 1",
+    ),
+    "; the smallest weight is {smallest_weight}, so ",
+    If(
+        lambda _, n: n["smallest_weight"].startswith("-"),
+        "the mean is kept although a weight is negative.",
+        "none is negative.",
+    ),
+)
+
+
+def prove_sums(facts: ScheduleFacts) -> Claim:
+    """That every mixing matrix has unit row and column sums, and whether an entry is negative.
+
+    Where one is the claim made is `unit-sums` instead, which is what the mean needs. Of weighted graphs rows sum to 1
+    because each worker keeps the rest; a column may not.
+    """
+    for t, listed in enumerate(facts.schedule.strategy.graphs):
+        for worker, surplus in sorted(listed.surplus().items()):
+            text = (
+                f"in round {t} the weights that others give to worker {worker}, and its own, sum to {1 + surplus}, not "
+                "to 1: the mean of the parameters moves."
+            )
+            return refuted(DOUBLY, text, {"round": t, "worker": worker, "column_sum": str(1 + surplus)})
+    made = (facts.claim(name, SUMS_SENTENCE) for name in (DOUBLY, SUMS))
+    return next((claim for claim in made if claim is not None), not_proved(DOUBLY, "a column does not sum to 1."))
 
 
 def prove_consensus(schedule: Schedule) -> Claim:
@@ -36,8 +83,6 @@ def prove_consensus(schedule: Schedule) -> Claim:
 
 
 def _by_norm(schedule: Schedule) -> Claim:
-    from partreduce.verify.contraction import prove_power
-
     return prove_power(schedule, NAME, max_periods=1) or not_proved(
         NAME,
         "a group has relaxation < 0 or >= 2, so witnesses of meeting do not suffice, and no norm below 1 was found.",
@@ -49,9 +94,11 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
     if component.max() > 0:
         sizes = np.bincount(component)
         inside = np.flatnonzero(component == sizes.argmin()).tolist()
+        outside = np.flatnonzero(component != sizes.argmin()).tolist()
         text = f"the workers {some(inside)} share no group with any other worker in the whole period, so they never "
         text += "agree."
-        return refuted(NAME, text, {"workers": inside[:1000], "num_inside": len(inside)})
+        summary = f"workers {some(inside, SHOWN)} never average with {some(outside, SHOWN)}"
+        return refuted(NAME, text, {"workers": inside[:1000], "num_inside": len(inside)}, summary)
     text = (
         f"{len(edges)} witnesses (phase, worker, worker) in groups with 0 < relaxation < 2 are a spanning tree of the "
         f"{phases[0].num_workers} workers, and every group has 0 <= relaxation < 2: every period strictly shortens "
@@ -60,13 +107,13 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
     return proved(NAME, text, method="trees", trees=[edges.tolist()])
 
 
-def class_groups(rule: RuleView, digits: set[int], *, moving_only: bool) -> list[list[list[int]]]:
+def class_groups(rule: RuleView, digits: set[int]) -> list[list[list[int]]]:
     """The graph of one character class: local ranks, and the ground that blocks vanishing on the class tie to 0."""
     result = []
     for phase in rule.phases:
         grounded, groups = [GROUND], []
         for block in (b for b in phase if b.makes_groups):
-            if contracts(block.relaxation) or (moving_only and block.relaxation != 0):
+            if block.relaxation != 0:
                 if digits & set(block.across):
                     grounded.extend(block.local)
                 else:
@@ -79,7 +126,7 @@ def _trees_of_classes(rule: RuleView) -> Claim:
     trees = []
     for digits in (set(), *({digit} for digit in range(rule.num_digits))):
         vertices = ([GROUND] if digits else []) + list(range(rule.workers_per_node))
-        edges, components = tree_of_groups(vertices, class_groups(rule, digits, moving_only=True))
+        edges, components = tree_of_groups(vertices, class_groups(rule, digits))
         if len(components) > 1:
             inside = next(sorted(c) for c in reversed(components) if GROUND not in c)
             if digits:
@@ -87,9 +134,12 @@ def _trees_of_classes(rule: RuleView) -> Claim:
                     f"the local ranks {some(inside)} never average across digit {min(digits)} of the node index, nor "
                     "with a local rank that does: nodes that differ in this digit never agree on them."
                 )
+                others = f"with those of nodes that differ in digit {min(digits)} of their index"
             else:
                 text = f"the local ranks {some(inside)} share no block with any other local rank, so they never agree."
-            return refuted(NAME, text, {"local_ranks": inside, "digits": sorted(digits)})
+                others = "with any others"
+            summary = f"the local ranks {some(inside, SHOWN)} never average {others}"
+            return refuted(NAME, text, {"local_ranks": inside, "digits": sorted(digits)}, summary)
         trees.append(edges)
     text = (
         f"For every number of nodes with {rule.num_digits} digits: on the functions that do not vary between nodes the "
@@ -162,3 +212,129 @@ def tree_of_groups(vertices: Sequence[int], phases: Sequence[Sequence[Sequence[i
                     edges.append([t, group[0], member])
     distinct = {id(component): component for component in home.values()}
     return edges, sorted(distinct.values(), key=min)
+
+
+def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
+    """Consensus by a tree of edges alone; without `counts_weights` every edge weighs something, whatever the file says.
+
+    What follows from the tree is for the caller to say.
+    """
+    rounds = schedule.strategy.graphs
+    if counts_weights and any(map(has_negative_entries, rounds)):
+        return not_proved(NAME, "a weight is negative.")
+    if counts_weights and not all(listed.keeps_something for listed in rounds):
+        return not_proved(NAME, "a worker keeps no weight on itself.")
+    tree = _out_tree(schedule.num_workers, rounds, counts_weights=counts_weights)
+    if tree is None:
+        return not_proved(NAME, "no worker reaches all others.")
+    text = (
+        "No weight is negative, every worker keeps a positive weight on itself in every round, and the "
+        f"{len(tree[1])} witnesses (round, source, target) lead from worker {tree[0]} to everyone."
+    )
+    return proved(NAME, text, method="graph", root=tree[0], tree=tree[1])
+
+
+def prove_consensus_of_graph(schedule: Schedule) -> Claim:
+    """Consensus of a weighted graph: by a tree or a power, or refuted by sets that stay apart."""
+    text = "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
+    return by_tree_or_apart(schedule) or prove_power(schedule, NAME, MAX_POWER) or not_proved(NAME, text)
+
+
+def by_tree_or_apart(schedule: Schedule) -> Claim | None:
+    """Consensus of a `neighbor` schedule by a tree of edges, or refuted by sets that stay apart; None if neither."""
+    found, rounds = out_tree_of(schedule), schedule.strategy.graphs
+    if found.holds:
+        return found
+    is_followed = schedule.num_workers <= MAX_SUPPORT and not any(map(has_negative_entries, rounds))
+    return _refutation(schedule.num_workers, rounds) if is_followed else None
+
+
+def _out_tree(
+    num_workers: int, rounds: tuple[Round, ...], *, counts_weights: bool
+) -> tuple[int, list[list[int]]] | None:
+    """A root that reaches everyone over edges of positive weight, with the first edges of a breadth-first search."""
+    onward: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    known: set[tuple[int, int]] = set()
+    for t, listed in enumerate(rounds):
+        for source, target, weight in listed.edges():
+            if (weight > 0 or not counts_weights) and (source, target) not in known:
+                known.add((source, target))
+                onward[source].append((t, target))
+
+    def search(root: int) -> list[list[int]]:
+        seen, queue, edges = {root}, deque([root]), []
+        while queue:
+            source = queue.popleft()
+            for t, target in onward[source]:
+                if target not in seen:
+                    seen.add(target)
+                    queue.append(target)
+                    edges.append([t, source, target])
+        return edges
+
+    # The last worker that a sweep of searches starts from reaches everyone, if any worker does.
+    seen: set[int] = set()
+    root = 0
+    for worker in range(num_workers):
+        if worker not in seen:
+            root = worker
+            seen |= {worker, *(edge[2] for edge in search(worker))}
+    edges = search(root)
+    return (root, edges) if len(edges) == num_workers - 1 else None
+
+
+def support_of_period(num_workers: int, rounds: tuple[Round, ...]) -> npt.NDArray[np.bool_]:
+    """Entry [i, j]: whether worker i holds a share of worker j's start after one period. Non-negative weights only."""
+    result = np.eye(num_workers, dtype=bool)
+    for listed in rounds:
+        taken: dict[int, Fraction] = defaultdict(Fraction)
+        step = np.eye(num_workers, dtype=bool)
+        for source, target, weight in listed.edges():
+            taken[target] += weight
+            step[target, source] = weight > 0
+        for worker, total in taken.items():
+            step[worker, worker] = total < 1
+        result = (step.astype(np.float32) @ result.astype(np.float32)) > 0
+    return result
+
+
+def _refutation(num_workers: int, rounds: tuple[Round, ...]) -> Claim | None:
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    support = support_of_period(num_workers, rounds)
+    count, home = connected_components(csr_array(support.astype(np.int8)), directed=True, connection="strong")
+    closed = [c for c in range(count) if not support[np.ix_(home == c, home != c)].any()]
+    if len(closed) > 1:
+        sets = [np.flatnonzero(home == c).tolist() for c in closed[:2]]
+        text = (
+            f"over a period the workers {some(sets[0])} take weight from themselves only, and so do the workers "
+            f"{some(sets[1])}: each keeps its own mean for ever."
+        )
+        summary = f"workers {some(sets[0], SHOWN)} never average with {some(sets[1], SHOWN)}"
+        return refuted(NAME, text, {"closed_sets": sets}, summary)
+    members = np.flatnonzero(home == closed[0])
+    parts = _cyclic_parts(support[np.ix_(members, members)])
+    if len(parts) > 1:
+        sets = [members[part].tolist() for part in parts]
+        text = (
+            f"over a period the workers {some(sets[1])} take all their weight from the workers {some(sets[0])}, and so "
+            f"on round a cycle of {len(sets)} sets: their values turn for ever and never meet."
+        )
+        summary = f"workers {' and '.join(some(one, SHOWN) for one in sets)} pass their values around and never agree"
+        return refuted(NAME, text, {"cycle_of_sets": sets}, summary)
+    return None
+
+
+def _cyclic_parts(support: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
+    """The cyclic classes of a strongly connected support, in the order in which values travel."""
+    distance = np.full(len(support), -1)
+    distance[0], queue, period = 0, deque([0]), 0
+    while queue:
+        source = queue.popleft()
+        for target in np.flatnonzero(support[:, source]).tolist():
+            if distance[target] < 0:
+                distance[target] = distance[source] + 1
+                queue.append(target)
+            period = gcd(period, int(distance[source] + 1 - distance[target]))
+    return [np.flatnonzero(distance % period == part) for part in range(period)] if period > 1 else []

@@ -1,30 +1,35 @@
-"""Claim `contraction`: ‖W_T … W_1 − J‖₂ ≤ c over one period, with c² as a fraction.
+"""How much one period leaves of differences: `contraction`, ‖W_T … W_1 − J‖₂ ≤ c, and `exact-consensus`, where c is 0.
 
 Certified by the pivots of a rational L·D·Lᵀ of c²·I − (P − J)ᵀ(P − J): none negative means positive semidefinite.
 Explicit schedules up to MAX_EXACT workers, rules per character class at any number of nodes. Up to MAX_FACTOR workers
 the checker factors that matrix in integers, which bounds c² to n·2⁻³⁰ of itself; an exact 0 is proved as
 ‖M‖₂² ≤ ‖M‖₁·‖M‖∞.
+
+Exact consensus, W_T … W_1 = J. Rules: every character class is exactly zero, for every number of nodes. Explicit
+phases, any size: mixed-radix labels for a window of phases, one digit a phase; the other phases keep the mean and
+change nothing. Up to MAX_PRODUCT workers: the product itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from math import ceil, lcm, log2
+from math import ceil, lcm, log2, prod
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, semidefinite_pivots
 from partreduce.topo.metrics.growth import MOST_BITS, growth_bits
 from partreduce.topo.mixing import exact_product, period_product
+from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep, Round
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, upper
-from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products
-from partreduce.verify.view import rule_view
+from partreduce.verify.view import MAX_DIGITS, MAX_SIZE, class_product, class_products, explicit_view, rule_view
 
-NAME = "contraction"
+NAME, EXACT = "contraction", "exact-consensus"
 MAX_EXACT = 48
 """Workers up to which the exact pivots of an explicit schedule are found: fractions grow with n."""
 MAX_FACTOR = 512
@@ -41,6 +46,8 @@ FOLLOWED_BITS = 16.0
 2⁻⁵² of that for each worker, which has to stay far below the margin."""
 ZERO = 1e-7
 """Norms below this are looked at exactly: they may be 0, and a float does not tell."""
+MAX_PRODUCT = 128
+"""Workers up to which a period is multiplied out to see whether it is exactly the mean."""
 
 
 def prove_contraction(schedule: Schedule) -> Claim:
@@ -192,3 +199,113 @@ def _guesses(matrices: Sequence[ExactMatrix], grams: Sequence[ExactMatrix]) -> I
 def shifted(squared: Fraction, matrix: ExactMatrix) -> ExactMatrix:
     """The matrix c²·I − A."""
     return ExactMatrix.identity(matrix.size).scaled(squared) - matrix
+
+
+def prove_exact(schedule: Schedule) -> Claim | None:
+    """Prove that one period is exactly the mean; None where it is not (that is no fault) or not shown."""
+    rule = rule_view(schedule)
+    if rule is not None:
+        return _exact_by_classes(rule)
+    if schedule.strategy.graphs:
+        return _by_product(schedule)
+    phases = explicit_view(schedule) or ()
+    if not _may_be_exact(phases):
+        return None
+    return _by_labels(phases) or _by_product(schedule)
+
+
+def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
+    """Whether a random vector comes out constant in floats: cheap, and saves the exact tests on most schedules."""
+    values = np.random.default_rng(0).standard_normal(phases[0].num_workers)
+    mean = values.mean()
+    with np.errstate(over="ignore", invalid="ignore"):  # factors beyond floats: not seen to be exact
+        for phase in phases:
+            values = phase.apply(values)
+    return bool(np.abs(values - mean).max() < 1e-6)
+
+
+def _exact_by_classes(rule: RuleView) -> Claim | None:
+    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
+        return None
+    products = class_products(rule)
+    if not all(product.is_zero() for _, product in products):
+        return None
+    text = (
+        f"On each of the {len(products)} different character classes the period's matrix less J is exactly zero, for "
+        f"every number of nodes with {rule.num_digits} digits."
+    )
+    return proved(EXACT, text, method="product")
+
+
+def _by_product(schedule: Schedule) -> Claim | None:
+    n = schedule.num_workers
+    if n > MAX_PRODUCT:
+        return None
+    if not exact_product(schedule.steps()).is_everywhere(Fraction(1, n)):
+        return None
+    return proved(EXACT, f"The exact product of the period is 1/{n} in all entries.", method="product")
+
+
+def _by_labels(phases: tuple[Phase, ...]) -> Claim | None:
+    num_workers = phases[0].num_workers
+    sizes = [_uniform_size(phase) for phase in phases]
+    for first in range(len(phases)):
+        for stop in range(first + 1, len(phases) + 1):
+            window = sizes[first:stop]
+            if 0 in window or prod(window) > num_workers:
+                break
+            labels = mixed_radix_labels(phases[first:stop], window) if prod(window) == num_workers else None
+            if labels is not None:
+                text = (
+                    f"Every worker has a different label with digits of the radices {window}; phase {first} + l "
+                    "averages over exactly the workers whose labels agree but in digit l, so these phases together "
+                    "give the mean of all, and every other phase keeps it."
+                )
+                return proved(EXACT, text, method="labels", first=first, radices=window, labels=labels.tolist())
+    return None
+
+
+def _uniform_size(phase: Phase) -> int:
+    """The common size of plain groups that hold every worker, 0 for any other phase."""
+    sizes = phase.sizes
+    if phase.relaxation is not None or not len(phase) or len(phase.members) != phase.num_workers:
+        return 0
+    return int(sizes[0]) if sizes.min() == sizes.max() else 0
+
+
+def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDArray[np.int64] | None:
+    """Labels in which phase l varies digit l alone, None if there are none. O(len(phases) · n).
+
+    Digit l must be the same throughout every group of the other phases, so it is the component of their union.
+    """
+    n, count = phases[0].num_workers, len(phases)
+    before = [np.arange(n)]
+    after = [np.arange(n)]
+    for d in range(count - 1):
+        before.append(_joined(before[-1], phases[d]))
+        after.append(_joined(after[-1], phases[count - 1 - d]))
+    labels = np.zeros(n, dtype=np.int64)
+    for d, radix in enumerate(radices):
+        digit = _merge(before[d], after[count - 1 - d])
+        if digit.max() + 1 != radix:
+            return None
+        labels = labels * radix + digit
+    return labels if len(np.unique(labels)) == n else None
+
+
+def _joined(component: npt.NDArray[np.int64], phase: Phase) -> npt.NDArray[np.int64]:
+    return _merge(component, phase.labels().astype(np.int64))
+
+
+def _merge(one: npt.NDArray[np.int64], two: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Components of workers that share a value of either array, numbered by their first worker."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    width = int(one.max()) + 1
+    size = width + int(two.max()) + 1
+    links = coo_array((np.ones(len(one), dtype=np.int8), (one, two + width)), shape=(size, size))
+    _, labels = connected_components(links, directed=False)
+    _, first, inverse = np.unique(labels[one], return_index=True, return_inverse=True)
+    rank: npt.NDArray[np.int64] = np.argsort(np.argsort(first))
+    return rank[inverse]

@@ -1,25 +1,31 @@
-"""Claim `membership`: the function that a worker evaluates at run time finds its group, the same at every member.
+"""Who is in which group: `conflict-free`, in at most one of a phase; `membership`, every member finds the same one.
 
-`Schedule.group_of` is asked. Where all answers of a period together are small enough, every worker is asked in every
-phase, and that proves the claim for this cluster. Beyond that workers drawn at random are asked, which proves nothing:
-the claim stays open, and says how many answered as their blocks do. The definition that answers are compared with
-shares no code with what is asked.
+Who stands in two groups, the checker says (`verify/checker/groups.py`, with the proof). For membership
+`Schedule.group_of` is asked, the function that a worker evaluates at run time. Where all answers of a period together
+are small enough, every worker is asked in every phase, and that proves the claim for this cluster. Beyond that workers
+drawn at random are asked, which proves nothing: the claim stays open, and says how many answered as their blocks do.
+The definition that answers are compared with shares no code with what is asked.
+
+A function that a user wrote is expanded over a declared period, and the expansion is what is proved and exported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import product
 from math import prod
 from typing import Any
 
-from partreduce.topo.phase import ONE
-from partreduce.topo.rule import RulePhase, RuleView
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import ONE, Group, Phase
+from partreduce.topo.rule import Block, RulePhase, RuleView, nodes_of_group
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.base import Claim, not_proved, proved, refuted, some
+from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.view import rule_view
 
 Expected = tuple[tuple[int, ...], Fraction] | None
@@ -30,6 +36,41 @@ EVALUATED = 2**20
 
 SAMPLED = 2**19
 """Members in the answers of workers drawn at random."""
+
+RULE = "each worker is in at most one group of a phase"
+OF_RULES = (
+    "For every number of nodes with {digits} digits: in each phase a local rank stands in at most one block, and two "
+    "workers of one block share a group exactly when their nodes agree on the digits that the block does not average "
+    "over. That is an equivalence, so the groups are disjoint and the members agree."
+)
+OF_GROUPS = (
+    "In each of the {period} phases no worker occurs twice in the list of groups; every worker reads its group from "
+    "that one list, so all members of a group agree on it."
+)
+
+
+def prove_conflict_free(facts: ScheduleFacts) -> Claim:
+    """Prove or refute that groups of one phase never share a worker. O(size of the file)."""
+    schedule = facts.schedule.meetings
+    rule, found = rule_view(schedule), facts.conflict()
+    if found is None:
+        text = OF_GROUPS.format(period=schedule.period) if rule is None else OF_RULES.format(digits=rule.num_digits)
+        return Claim("conflict-free", Status.FACT, text, numbers={})
+    phase, worker, both = found
+    groups, blocks, place = [list(average.members) for average in both], {}, f"in phase {phase}"
+    if rule is not None:
+        listed = [Block(tuple(members), tuple(across), relaxation) for members, across, relaxation in both]
+        groups, blocks = [_members(rule, block) for block in listed], {"blocks": [str(block) for block in listed]}
+        place += f" the blocks {listed[0]} and {listed[1]} share local rank {worker}:"
+    text = f"{place} worker {worker} is in group {some(groups[0])} and in group {some(groups[1])}; {RULE}."
+    witness: dict[str, Any] = {"phase": phase, "worker": worker, "groups": groups, **blocks, "rule": RULE}
+    return refuted("conflict-free", text, witness)
+
+
+def _members(rule: RuleView, block: Block) -> list[int]:
+    """Of the group of node 0. One across all digits of a huge cluster is cut: a few members confirm the conflict."""
+    nodes = nodes_of_group(0, rule.radices, block.across)[:64]
+    return sorted(node * rule.workers_per_node + rank for node in nodes for rank in block.local)
 
 
 def prove_membership(schedule: Schedule) -> Claim | None:
@@ -155,3 +196,92 @@ def _wrong(round_: int, worker: int, answer: Expected, right: Expected) -> dict[
         )
 
     return {"round": round_, "worker": worker, "answered": shown(answer), "block": shown(right)}
+
+
+PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
+"""A user's `group_of(worker, step, cluster)`."""
+MAX_EVALUATIONS = 20_000_000
+
+
+def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase] | Claim:
+    """The phases of a function over a period, or the refuted claim: of members that differ, or of a wrong period.
+
+    Every member is asked, in a second period as well, which must repeat the first.
+
+    Raises:
+        InputError: the function fails, answers with something else than ranks, or is asked too often.
+    """
+    n = cluster.num_workers
+    if period < 1:
+        raise InputError(f"period: is {period}; a period has at least 1 step")
+    if 2 * period * n > MAX_EVALUATIONS:
+        raise InputError(f"period {period} with {n} workers: {2 * period * n} evaluations; at most {MAX_EVALUATIONS}")
+    phases: list[Phase] = []
+    for step in range(2 * period):
+        answers = [ask(function, worker, step, cluster) for worker in range(n)]
+        wrong = _members_differ(answers, step) or _not_periodic(answers, phases, step, period)
+        if wrong is not None:
+            return wrong
+        if step < period:
+            groups = {answer.members: answer for answer in answers if answer is not None}
+            phases.append(Phase.from_groups(n, groups.values()))
+    return phases
+
+
+def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
+    """What the function answers, as a Group of ascending members; an InputError where it fails or ends the process."""
+    place = f"group_of(worker={worker}, step={step})"
+    try:
+        answer = function(worker, step, cluster)
+        if answer is None or isinstance(answer, Group):
+            group = answer and Group(tuple(sorted(answer.members)), answer.relaxation)
+        else:
+            group = Group(tuple(sorted(answer)))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+        text = " ".join(str(error).split())[:300]
+        raise InputError(f"{place}: raised {f'{type(error).__name__}: {text}'.rstrip(': ')}") from None
+    if group is None or group.members == (worker,) or not group.members:
+        return None
+    if any(type(member) is not int for member in group.members):
+        shown = " ".join(repr(group.members).split())[:200]
+        raise InputError(f"{place}: answered {shown}; a group holds ranks as plain integers")
+    if type(group.relaxation) is not Fraction:
+        raise InputError(f"{place}: answered relaxation {group.relaxation!r:.100}; it is a Fraction")
+    if (
+        len(set(group.members)) != len(group.members)
+        or not 0 <= group.members[0] <= group.members[-1] < cluster.num_workers
+    ):
+        raise InputError(f"{place}: answered {group}; a group holds ranks 0..{cluster.num_workers - 1}, each once")
+    return group
+
+
+def _members_differ(answers: Sequence[Group | None], step: int) -> Claim | None:
+    for worker, group in enumerate(answers):
+        if group is None:
+            continue
+        if worker not in group.members:
+            text = f"in step {step} worker {worker} computes the group {some(group.members)}, in which it is not."
+            return refuted("membership", text, {"step": step, "worker": worker, "group": list(group.members)})
+        for member in group.members:
+            other = answers[member]
+            if other != group:
+                answer = "that it skips" if other is None else f"the group {other}"
+                text = f"in step {step} worker {worker} computes the group {group}, but its member {member} computes "
+                witness = {"step": step, "worker": worker, "group": list(group.members), "member": member}
+                witness["members_group"] = None if other is None else list(other.members)
+                return refuted("membership", text + answer + ".", witness)
+    return None
+
+
+def _not_periodic(answers: Sequence[Group | None], phases: list[Phase], step: int, period: int) -> Claim | None:
+    if step < period:
+        return None
+    phase = phases[step - period]
+    labels = phase.labels()
+    for worker, group in enumerate(answers):
+        before = phase[int(labels[worker])] if labels[worker] >= 0 else None
+        if before != group:
+            text = f"worker {worker} computes {before or 'no group'} in step {step - period} but {group or 'no group'} "
+            text += f"in step {step}, so the declared period {period} is wrong."
+            return refuted("membership", text, {"worker": worker, "step": step, "period": period})
+    return None

@@ -1,4 +1,4 @@
-"""prove: every claim about one schedule, with its certificate."""
+"""prove: every claim about one schedule, with its certificate, by a loop over the statements of its kind."""
 
 from __future__ import annotations
 
@@ -6,209 +6,193 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError, of_type
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, GradientBuckets
+from partreduce.topo.strategies import GroupPhases, StaticGroups
+from partreduce.verify.asynchronous import DYNAMIC_GROUPS, PAIRWISE, SERVER
 from partreduce.verify.base import Claim, Proof, Status, not_proved
 from partreduce.verify.certificate import certificate_of
-from partreduce.verify.checker.certificate import AFTER_FAILURE_TOO, ASSUMED
-from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
-from partreduce.verify.conflict_free import prove_conflict_free
-from partreduce.verify.consensus import prove_consensus
-from partreduce.verify.consensus_distance import prove_consensus_distance
-from partreduce.verify.contraction import prove_contraction
-from partreduce.verify.exact_consensus import prove_exact
-from partreduce.verify.graph import prove_graph
-from partreduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
-from partreduce.verify.membership import asks_everyone, prove_membership
-from partreduce.verify.on_request import prove_generated, prove_pairwise, prove_server
-from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
-from partreduce.verify.outer_steps import prove_own_outer_params
-from partreduce.verify.quorum import prove_quorum
-from partreduce.verify.runs import ages, claims_of_runs, deadlock_free
-from partreduce.verify.stated import Stated
-from partreduce.verify.stochastic import DOUBLY, sums_of_groups
-from partreduce.verify.survives import MOVED, moved_words, prove_survives
-from partreduce.verify.survives import NAME as SURVIVES
-from partreduce.verify.tables import essential_of_tables, prove_tables
+from partreduce.verify.consensus import prove_consensus, prove_consensus_of_graph, prove_sums
+from partreduce.verify.contraction import prove_contraction, prove_exact
+from partreduce.verify.facts import If, ScheduleFacts, Statement, always
+from partreduce.verify.failure_plans import MEAN_MOVED, prove_survives
+from partreduce.verify.iteration_gap import BETWEEN_WORKERS, LOSSY_GAP, MEMORY_OF_QUEUES
+from partreduce.verify.membership import (
+    PhaseFunction,
+    asks_everyone,
+    expand,
+    prove_conflict_free,
+    prove_membership,
+)
+from partreduce.verify.payload import CODEC_ERROR, MEMORY, SENT_BYTES, TABLES, as_tables_only
+from partreduce.verify.rounds import (
+    DEADLOCK_FREE,
+    END,
+    EQUAL_REPLICAS,
+    FRAGMENTS,
+    QUEUES,
+    QUORUM,
+    STALENESS,
+    has_codec,
+)
+from partreduce.verify.steady_state import prove_consensus_distance, prove_outer_consensus
 
 ON_DISJOINT = "rests on conflict-freedom, which is refuted."
+
+OF_EXACT_AVERAGES = (
+    If(has_codec, " This speaks of exact averages; rounding adds to each at most what codec-error says."),
+    If(
+        lambda s, _: not s.strategy.payload.outer.is_plain,
+        " Outer steps move all workers alike, so this holds of their differences; the mean itself goes where they take "
+        "it.",
+    ),
+)
+"""Caveats of claims about matrices, which take numbers to be averaged as they are."""
+
+
+def _where_means_stay(prover: Callable[[Schedule], Claim | None]) -> Callable[[ScheduleFacts], Claim | None]:
+    """Rates are looked for where every matrix keeps the mean."""
+    return lambda facts: (
+        prover(facts.schedule) if facts.numbers("doubly-stochastic") or facts.numbers("unit-sums") else None
+    )
+
+
+CONFLICT_FREE = Statement("conflict-free", prove_conflict_free, essential=always)
+MEMBERSHIP = Statement(
+    "membership",
+    lambda facts: prove_membership(facts.schedule.meetings),
+    essential=lambda s, _: (rule := s.rule()) is not None and asks_everyone(rule),
+)
+SUMS = Statement("doubly-stochastic", prove_sums, OF_EXACT_AVERAGES, always)
+CONSENSUS = Statement("consensus", lambda facts: prove_consensus(facts.schedule), OF_EXACT_AVERAGES, always)
+OF_GRAPH = Statement("consensus", lambda facts: prove_consensus_of_graph(facts.schedule), essential=always)
+CONTRACTION = Statement("contraction", _where_means_stay(prove_contraction), OF_EXACT_AVERAGES)
+RATES = (
+    CONTRACTION,
+    Statement("consensus-distance", _where_means_stay(prove_consensus_distance), OF_EXACT_AVERAGES),
+    Statement("exact-consensus", _where_means_stay(prove_exact), OF_EXACT_AVERAGES),
+)
+RUNS = (STALENESS, END, QUEUES, FRAGMENTS, EQUAL_REPLICAS, CODEC_ERROR, MEMORY, SENT_BYTES)
+GROUPS = (CONFLICT_FREE, MEMBERSHIP, SUMS, CONSENSUS, DEADLOCK_FREE, *RATES, *RUNS)
+OWN_OUTER_PARAMS = (
+    CONFLICT_FREE,
+    MEMBERSHIP,
+    Statement("outer-consensus", lambda facts: prove_outer_consensus(facts.schedule), essential=always),
+    DEADLOCK_FREE,
+    STALENESS,
+    END,
+    CODEC_ERROR,
+    MEMORY,
+    SENT_BYTES,
+)
+"""Of groups whose rounds are no mixing matrices: what a round makes of models depends on outer parameters."""
+STATEMENTS: dict[str, tuple[Statement, ...]] = {
+    "static": GROUPS,
+    "allreduce": GROUPS,
+    "neighbor": (SUMS, OF_GRAPH, *RATES, DEADLOCK_FREE, *RUNS),
+    "dynamic_groups": DYNAMIC_GROUPS,
+    "pairwise": PAIRWISE,
+    "server": SERVER,
+}
+"""What is proved of every kind. A new kind is one line here."""
+DECIDED_WHILE_IT_RUNS = ("dynamic_groups", "pairwise", "server")
+"""Kinds that have no certificate: the checker reads no groups of theirs."""
+OF_PROTOCOL: dict[str, tuple[Statement, ...]] = {
+    "gap": (SUMS, OF_GRAPH, *RATES, *BETWEEN_WORKERS, MEMORY_OF_QUEUES, STALENESS, END),
+    "lossy gap": LOSSY_GAP,
+    "quorum": QUORUM,
+}
+"""The same where the *sync* axis says who waits for whom, by a protocol."""
+OF_FAILURE_PLAN = (
+    Statement("survives", lambda facts: prove_survives(facts.schedule), OF_EXACT_AVERAGES, always),
+    MEAN_MOVED,
+)
+
+
+def statements_of(schedule: Schedule) -> tuple[Statement, ...]:
+    """The statements about what the strategy averages; those of tables and failure plans come besides.
+
+    Raises:
+        ScheduleError: nothing is known to prove of this kind.
+    """
+    protocol, kind = schedule.strategy.protocol, schedule.strategy.kind
+    if schedule.strategy.payload.outer.has_own_outer_params:
+        return OWN_OUTER_PARAMS
+    if protocol == "gap" and not schedule.is_mixing:
+        protocol = "lossy gap"
+    found = OF_PROTOCOL.get(protocol) or STATEMENTS.get(kind)
+    if found is None:
+        raise ScheduleError(f"strategy {kind!r}: has nothing to prove here")
+    return found
 
 
 def prove(schedule: Schedule) -> Proof:
     """Prove or refute everything that docs/certificates.md lists for this kind of schedule.
 
     Rules: milliseconds at any number of nodes. Explicit schedules: near-linear in num_workers · period, rates only up
-    to the sizes that docs/certificates.md states.
-
-    Strategies whose groups are decided while the job runs have no certificate: their claims come from
-    `verify.on_request`, their protocols are explored.
+    to the sizes that docs/certificates.md states. Strategies whose groups are decided while the job runs have no
+    certificate; their protocols are explored.
 
     Raises:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
     of_type(schedule, Schedule, "verify", "give a Schedule; partreduce.load_schedule(path) reads one")
-    prover = PROVERS_OF_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
-    if schedule.strategy.payload.outer.has_own_outer_params:
-        prover = OWN_OUTER_PARAMS
-    if prover is None:
-        raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
-    rule = schedule.rule()
-    essential = prover.essential | (prover.of_rules if rule is not None and asks_everyone(rule) else frozenset())
-    essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
-    essential |= {SURVIVES} if schedule.failure_plan is not None else frozenset()
-    certificate: dict[str, Any] = {}
-    stated = Stated(schedule)
-    claims = prover.claims(schedule, stated)
-    is_clashing = any(claim.claim == CONFLICT_FREE and not claim.holds for claim in claims)
-    claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
+    facts = ScheduleFacts(schedule)
+    rows = [(statement, facts) for statement in statements_of(schedule)]
+    if schedule.routes:
+        of_tables = ScheduleFacts(as_tables_only(schedule))
+        rows += [(statement, of_tables) for statement in TABLES]
     if schedule.failure_plan is not None:
-        claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else _worded(prove_survives(schedule), schedule),)
-        moved = stated.claim(MOVED, moved_words(schedule))
-        claims += () if moved is None else (moved,)
-    claims = tuple(_qualified(claim, schedule) if claim.holds else claim for claim in claims)
-    if schedule.is_mixing or prover.is_certified:
-        certificate = certificate_of(stated.read, claims)
-    proof = Proof(schedule.name, claims, essential, certificate)
-    if not proof.absent:
-        return proof
-    missing = (not_proved(name, f"nothing proves it for strategy {schedule.strategy.kind!r}.") for name in proof.absent)
-    return replace(proof, claims=(*claims, *sorted(missing, key=lambda claim: claim.claim)))
-
-
-def _qualified(claim: Claim, schedule: Schedule) -> Claim:
-    """A claim that holds, with what it supposes of the program, and whether it ends with a failure."""
-    assumes = "" if claim.status is Status.FOLLOWS else ASSUMED.get(claim.claim, "")
-    ends = schedule.failure_plan is not None and claim.claim not in AFTER_FAILURE_TOO
-    return replace(claim, assumes=assumes, before_failure=ends) if assumes or ends else claim
-
-
-def _of_payload(schedule: Schedule) -> frozenset[str]:
-    """What must be proved besides where gradients are late, or payloads rounded."""
-    is_late = schedule.strategy.sync.delays_gradients and schedule.is_mixing
-    late = {"lag", "equal-replicas"} if is_late else set()
-    coded = set() if schedule.strategy.transport.codec is Codec.NONE else {"codec-error"}
-    return frozenset(late | coded)
-
-
-def _group_claims(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
-    first = prove_conflict_free(schedule, stated)
-    if not first.holds:
-        # With an overlap there is no mixing matrix to speak about.
-        rest = (DOUBLY, "consensus", "deadlock-free", "contraction", *sorted(_of_payload(schedule)))
-        return (first, *(not_proved(name, ON_DISJOINT) for name in rest))
-    claims = [
-        first,
-        prove_membership(schedule),
-        sums_of_groups(stated),
-        prove_consensus(schedule),
-        deadlock_free(schedule, stated),
-        prove_contraction(schedule),
-        prove_consensus_distance(schedule),
-        prove_exact(schedule),
-    ]
-    made = tuple(_worded(claim, schedule) for claim in claims if claim is not None)
-    return (*made, *claims_of_runs(schedule, stated))
-
-
-EXACT = (
-    DOUBLY,
-    "unit-sums",
-    "consensus",
-    "contraction",
-    "consensus-distance",
-    "exact-consensus",
-    SURVIVES,
-)
-"""Claims about matrices, which take numbers to be averaged as they are."""
-
-
-OUTER = (
-    "Outer steps move all workers alike, so this holds of their differences; the mean itself goes where they take it."
-)
-
-
-def _worded(claim: Claim, schedule: Schedule) -> Claim:
-    """A claim with what has to be said of it besides, where payloads are rounded, summed, in pieces or in flight."""
-    strategy, more = schedule.strategy, []
-    if claim.claim in EXACT and strategy.transport.codec is not Codec.NONE:
-        more.append("This speaks of exact averages; rounding adds to each at most what codec-error says.")
-    if claim.claim in EXACT and not strategy.payload.outer.is_plain:
-        more.append(OUTER)
-    if claim.claim == "deadlock-free":
-        if strategy.sync.delays_gradients:
-            flying = f"Up to {strategy.sync.lag} of them are in flight at once"
-            more.append(f"{flying}, begun and waited for in this order, so the argument stands.")
-        if strategy.transport.gradient_buckets is GradientBuckets.PER_LAYER:
-            more.append("Each is cut into pieces that all workers begin in the same order.")
-        if strategy.payload.num_fragments > 1:
-            more.append("Each is one after the other of its round's fragments, whose order follows from the step.")
-        if strategy.transport.codec.has_blocks:
-            more.append("A thread carries out its stages in this order, on communicators that nothing else uses.")
-    return replace(claim, explanation=" ".join((claim.explanation, *more))) if more else claim
-
-
-def _graph_claims(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
-    order = deadlock_free(schedule, stated)
-    return (*prove_graph(schedule, stated), *([] if order is None else [order]), *claims_of_runs(schedule, stated))
-
-
-def _kept_gap_claims(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
-    claims = prove_kept_gap(schedule, stated)
-    return (*claims, *ages(schedule, stated)) if schedule.is_mixing else claims
+        rows += [(statement, facts) for statement in OF_FAILURE_PLAN]
+    essential = frozenset(statement.name for statement, _ in rows if statement.essential(schedule, {}))
+    claims: list[Claim] = []
+    is_clashing = False
+    for statement, asked in rows:
+        if is_clashing:  # there is no mixing matrix to speak about
+            rests = statement.name in essential or statement is CONTRACTION
+            claims += [not_proved(statement.name, ON_DISJOINT)] if rests else []
+        elif (claim := statement.claim(asked)) is not None:
+            claims.append(claim)
+            is_clashing = statement is CONFLICT_FREE and not claim.holds
+    certificate: dict[str, Any] = {}
+    if schedule.strategy.kind not in DECIDED_WHILE_IT_RUNS:
+        certificate = certificate_of(facts.read, claims)
+    absent = sorted(Proof(schedule.name, tuple(claims), essential, {}).absent)
+    claims += [not_proved(name, f"nothing proves it for strategy {schedule.strategy.kind!r}.") for name in absent]
+    return Proof(schedule.name, tuple(claims), essential, certificate)
 
 
 @dataclass(frozen=True, slots=True)
-class Prover:
-    """How a kind is proved: its claims, and those without which a schedule of that kind should not be run.
+class FunctionProof:
+    """The proof about the expansion of a function, the schedule to export (None if members disagree), and the scope."""
 
-    `of_rules` are essential as well where the groups come from rules and every worker can be asked for its own, and
-    what `more` says of the schedule.
-    `is_certified`: what it proves is confirmed also where rounds are not fixed.
+    proof: Proof
+    schedule: Schedule | None
+    scope: str
+
+
+def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name: str) -> FunctionProof:
+    """Expand a function `group_of(worker, step, cluster)` over a period, and prove the expansion.
+
+    The function returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a
+    relaxation), or None if the worker skips. Members that answer differently refute the claim `membership`.
+
+    Raises:
+        InputError: the function fails, answers with something else than ranks, or is asked too often.
     """
-
-    claims: Callable[[Schedule, Stated], tuple[Claim, ...]]
-    essential: frozenset[str]
-    of_rules: frozenset[str] = frozenset()
-    more: Callable[[Schedule], frozenset[str]] = lambda _: frozenset()
-    is_certified: bool = False
-
-
-MEANS = frozenset({DOUBLY, "consensus", "deadlock-free"})
-GROUPS = Prover(_group_claims, MEANS | {"conflict-free"}, frozenset({"membership"}))
-
-OWN_OUTER_PARAMS = Prover(
-    prove_own_outer_params,
-    frozenset({"conflict-free", "deadlock-free", OUTER_CONSENSUS}),
-    frozenset({"membership"}),
-    is_certified=True,
-)
-"""The prover of groups whose rounds are no mixing matrices."""
-
-PROVERS: dict[str, Prover] = {
-    "static": GROUPS,
-    "allreduce": GROUPS,
-    "neighbor": Prover(_graph_claims, MEANS),
-    "dynamic_groups": Prover(
-        lambda schedule, _: prove_generated(schedule), frozenset({"convergence", "deadlock-free"})
-    ),
-    "pairwise": Prover(lambda schedule, _: prove_pairwise(schedule), frozenset({"consensus", "deadlock-free"})),
-    "server": Prover(lambda schedule, _: prove_server(schedule), frozenset({"consensus", "deadlock-free"})),
-}
-"""The prover of every kind. A new kind is one line here."""
-
-
-PROVERS_OF_PROTOCOL: dict[str, Prover] = {
-    "gap": Prover(
-        _kept_gap_claims,
-        frozenset({"deadlock-free", "queues"}),
-        more=essential_of_kept_gap,
-        is_certified=True,
-    ),
-    "quorum": Prover(
-        prove_quorum,
-        frozenset({"deadlock-free", "conservation", "equal-replicas"}),
-        is_certified=True,
-    ),
-}
-"""The prover where the *sync* axis says who waits for whom, by a protocol."""
+    n, found = cluster.num_workers, expand(function, cluster, period)
+    scope = (
+        f"Steps 0 to {2 * period - 1} of exactly this cluster of {n} workers were asked of every worker; that later "
+        f"steps repeat with period {period}, and what the function says on other clusters, is not proved. What runs "
+        "should be the exported schedule."
+    )
+    if isinstance(found, Claim):
+        rest = (not_proved(other, "rests on membership.") for other in ("conflict-free", "consensus", "deadlock-free"))
+        return FunctionProof(Proof(name, (found, *rest), frozenset({"membership"}), {}), None, scope)
+    schedule = Schedule(name, cluster, StaticGroups(phases=GroupPhases(tuple(found))))
+    proof = prove(schedule)
+    text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
+    asked = Claim("membership", Status.PROVED, text + scope, {"scope": scope})
+    essential = proof.essential | {"membership"}
+    return FunctionProof(replace(proof, claims=(asked, *proof.claims), essential=essential), schedule, scope)

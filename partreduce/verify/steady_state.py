@@ -1,31 +1,45 @@
-"""The steady state of a schedule in floats, class by class, for the claim `consensus-distance`.
+"""Claims certified by a matrix in integers: `consensus-distance` by a covariance, `outer-consensus` by a norm.
 
-What is computed here is not trusted: it is rounded to integers, which the checker puts through one period itself.
+`consensus-distance`: at most so much in the steady state, for the noise of the steps that the schedule states, because
+a covariance X is listed that one period makes smaller: X ≻ F(X), where F is the period with its noise. The prover
+solves X = F(X) + ε·I in floats, with an ε that rounding X to integers does not use up, and costs the bound little.
+
+`outer-consensus`: workers with their own outer parameters agree at zero gradients, by so much a period, because of a P
+for each class of characters with c²·P − MᵀPM positive semidefinite, M being a period of models and outer momentum
+together (`topo.metrics.outer_steps`).
+
+What is computed here is not trusted: it is rounded to integers, which the checker puts through one period itself
+(`verify/checker/`).
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
-from math import frexp
+from dataclasses import replace
+from math import ceil, frexp, log2
 
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.metrics.classes import batch_of_classes, merged_classes
 from partreduce.topo.metrics.decomposition import dense_sectors
-from partreduce.topo.metrics.sectors import Sectors
+from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
+from partreduce.topo.metrics.sectors import NEVER, Sectors
+from partreduce.topo.metrics.steady_state import after_period, noise_traces
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.base import fraction_above
-from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE
+from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, upper
+from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.contraction import common_factor
-from partreduce.verify.view import rule_view
+from partreduce.verify.view import MAX_DIGITS, MAX_SIZE, rule_view
 
-Matrix = npt.NDArray[np.float64]
+Stack = npt.NDArray[np.float64]
+"""(classes, size, size)."""
 
+NAME, OUTER = "consensus-distance", "outer-consensus"
 MAX_WORKERS = 512
 """Workers of explicit schedules, as for the contraction."""
 MAX_ENTRIES = 2**18
@@ -39,6 +53,71 @@ MAX_FACTOR_BITS = 1024
 GUARD = 16
 """Bits that the checker keeps below those of the entry's own numbers."""
 MAX_BITS = 48
+"""Covariances and norms are listed in whole numbers of up to so many bits: slower agreement has no certificate."""
+NEGLIGIBLE = 1e-18
+SMALL = 64
+LOOSE, TIGHT = 1e-3, 1e-6
+"""By which part of itself the bound may lie above the metric: with more than SMALL places, and with fewer."""
+FLOATS = 1e-9
+"""By which part a sum of floats may be wrong here."""
+
+
+def prove_consensus_distance(schedule: Schedule) -> Claim:
+    """Prove a bound a little above the metric `consensus_distance`."""
+    motion = motion_of(schedule)
+    if isinstance(motion, str):
+        return not_proved(NAME, motion)
+    (batch,) = motion.batches
+    size = batch.size
+    if len(batch.multiplicity) * size * (size + 1) // 2 > MAX_ENTRIES:
+        return not_proved(NAME, "the covariances of all classes are too many numbers for a certificate.")
+    if motion.radius >= NEVER:
+        return not_proved(NAME, "it is infinite: workers never agree.")
+    noise = after_period(batch, np.zeros_like(batch.matrices[0]), is_delayed=motion.is_delayed)
+    sources = np.stack([noise, np.broadcast_to(np.eye(size), noise.shape)])  # (2, classes, size, size)
+    steady = lyapunov.steady_state(batch.product(), sources, negligible=NEGLIGIBLE)
+    if not np.abs(steady.remainder).max(initial=0.0) <= NEGLIGIBLE:
+        return not_proved(NAME, "workers agree too slowly for this check.")
+    state, slack = steady.covariance
+    value = _bound(motion, state)
+    cost = _bound(motion, state + slack) - value
+    epsilon = max((TIGHT if size <= SMALL else LOOSE) * value, 2.0**-20) / max(cost, 1.0)
+    start = bits_for(epsilon / (8 * size))
+    for bits in range(start, min(start + 9, MAX_BITS + 1), 2):
+        rounded = np.rint(np.ldexp(state + epsilon * slack, bits))
+        if _shrinks(motion, rounded, bits):
+            break
+    else:
+        return not_proved(NAME, "workers agree too slowly for a certificate in integers.")
+    units = batch.period * (size + 1) * 2.0 ** -(bits + GUARD)
+    exact = _bound(motion, np.ldexp(rounded, -bits))
+    at_most = fraction_above(max(exact * (1 + FLOATS) + size * units, 2.0**-64))
+    text = (
+        f"consensus distance ≤ {upper(at_most, 8)}: a covariance of the workers is listed that one period with its "
+        "noise makes smaller, and what averaging does keeps that order; so no period that starts with equal workers "
+        "leads above it, nor does the steady state."
+    )
+    lower = np.tril_indices(size)
+    covariance = [x[lower].astype(int).tolist() for x in rounded]
+    return proved(NAME, text, at_most=str(at_most), bits=bits, covariance=covariance)
+
+
+def _bound(motion: Sectors, start: Stack) -> float:
+    """The mean over all instants of tr Σ / n that these covariances at the start of a period lead to."""
+    (batch,) = motion.batches
+    return noise_traces(batch, start, is_delayed=motion.is_delayed) / motion.num_workers
+
+
+def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
+    """Whether rows show X ≻ F(X), with room for what the checker adds in its rounding and floats lose here."""
+    (batch,) = motion.batches
+    start = np.ldexp(rounded, -bits)
+    difference = start - after_period(batch, start, is_delayed=motion.is_delayed)
+    diagonal = np.diagonal(difference, axis1=-2, axis2=-1)  # (classes, size)
+    beside = np.abs(difference).sum(axis=-1) - np.abs(diagonal)
+    room = 2.0 ** -(bits + GUARD) * batch.period * batch.size * 4
+    room = room + batch.size * 1e-14 * np.abs(start).max(axis=(-2, -1), initial=0.0)[:, None]
+    return bool((diagonal - beside > room).all())
 
 
 def motion_of(schedule: Schedule) -> Sectors | str:
@@ -88,16 +167,6 @@ def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: npt.NDArray[np
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, "")
 
 
-def rounded_up(value: float) -> Fraction:
-    """A fraction of 32 bits not below a float that is not negative."""
-    return fraction_above(value) if value > 0 else fraction_above(2.0**-64)
-
-
-def as_integers(matrix: Matrix, bits: int) -> list[int]:
-    """The entries times 2^bits, rounded, in order."""
-    return [int(entry) for entry in np.rint(np.ldexp(matrix, bits)).ravel()]
-
-
 def bits_for(step: float) -> int:
     """The bits after the point with which a unit is at most `step`; at least 1."""
     return max(1, 1 - frexp(step)[1] + 1) if step > 0 else MAX_BITS + 1
@@ -116,3 +185,42 @@ def _lengthens_nothing(step: MixingStep) -> bool:
     if isinstance(step, Phase):
         return all(0 <= relaxation <= 2 for relaxation in set(step.relaxation or ()))
     return is_doubly_stochastic(step) and not has_negative_entries(step)
+
+
+def prove_outer_consensus(schedule: Schedule) -> Claim:
+    """Prove or refute that workers with their own outer parameters come to agree where gradients are zero."""
+    agrees = prove_consensus(schedule.meetings)
+    if not agrees.holds:  # who never meets the others keeps its own outer parameters
+        return replace(agrees, claim=OUTER)
+    parts = outer_operators(schedule)
+    if parts is None:
+        return not_proved(OUTER, "so many workers or classes are too large a matrix; write a smaller rule.")
+    radius = radius_of(parts)
+    if radius > 1 + EDGE:
+        text = f"a period multiplies a difference between outer parameters and momenta by {radius:.9g} in the long run."
+        return refuted(OUTER, text, {"radius": radius})
+    for share in (1 / 8, 1 / 2):  # a bound near the radius needs a P that is far from the identity
+        c = radius + share * (1 - radius)
+        weights = [_weights(matrix, c) for _, matrix in parts]
+        if all(found is not None for found in weights):
+            squared = fraction_above(c * c)
+            text = (
+                "where gradients are zero, outer parameters come to agree, and momenta to rest, by at most "
+                f"{upper(squared, power=2)} "
+                f"a period in a norm that is listed for each of {len(parts)} classes (radius {radius:.6g})."
+            )
+            return proved(OUTER, text, {"radius": radius}, squared=str(squared), weights=weights)
+    return not_proved(OUTER, f"workers agree too slowly for a certificate in integers (radius {radius:.9g}).")
+
+
+def _weights(matrix: npt.NDArray[np.float64], c: float) -> list[int] | None:
+    """Σ (Mᵏ/cᵏ)ᵀ(Mᵏ/cᵏ) in whole numbers, the lower triangle by rows; None where it is too long."""
+    scaled = matrix.T / c
+    found, remainder = lyapunov.steady_state(scaled, np.eye(len(matrix)), negligible=1e-18)
+    size = np.abs(found).max()
+    # c²·P − MᵀPM is c²·I, from which rounding P by a half takes at most size · (‖M‖² + 1) / 2.
+    finer = ceil(log2(16 * len(matrix) * (np.linalg.norm(matrix, 2) ** 2 + 1) / c**2))
+    if not (np.isfinite(size) and np.abs(remainder).max() <= 1e-18 and log2(size) + finer <= MAX_BITS):
+        return None
+    rounded = np.rint(np.ldexp((found + found.T) / 2, finer))
+    return [int(entry) for row, entries in enumerate(rounded) for entry in entries[: row + 1]]

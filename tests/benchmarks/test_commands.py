@@ -7,17 +7,8 @@ import pytest
 
 from benchmarks.run import BENCHMARKS
 
-OTHERS = (
-    "run",
-    "explore.__main__",
-    "forgery.__main__",
-    "elastic_runs",
-    "lab.rehearse",
-    "papers.__main__",
-    "planner.random_clusters",
-    "referee.__main__",
-)
-MODULES = sorted({*OTHERS, *(one.module for one in BENCHMARKS if one.module != "forgery")})
+OTHERS = ("run", "explore.__main__", "forgery.__main__", "elastic_runs", "papers.__main__", "planner.random_clusters")
+MODULES = sorted({*OTHERS, *(one.module for one in BENCHMARKS.values() if one.module != "forgery")})
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.gpu.cells import CELLS as CELLS_OF_ALL
-from benchmarks.gpu.cells import Cell, compare, run_cell
 from benchmarks.gpu.stages import _compared
-from benchmarks.gpu.table_cells import TABLE_CELLS
-from benchmarks.gpu.table_cells import compare as compare_tables
+from helpers.device.cells import CELLS as CELLS_OF_ALL
+from helpers.device.cells import Cell, compare, run_cell
+from helpers.device.table_cells import TABLE_CELLS
+from helpers.device.table_cells import compare as compare_tables
 
 CELLS = [SimpleNamespace(name=f"cell {number}") for number in range(5)]
 PLACES = ("", "fill")

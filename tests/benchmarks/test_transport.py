@@ -17,12 +17,3 @@ def test_every_form_and_codec_of_a_sum_is_near_the_exact_one():
         assert set(errors) == set(times) == set(transport.SUMS)
         assert max(errors.values()) < 0.05
         assert errors[transport.PLAIN] < 1e-6
-
-
-def test_a_group_that_meets_again_has_summed():
-    def work(world):
-        return take_turns(transport.groups(world), lambda _: 0.0, 2, warm_up=1)
-
-    for times in ThreadRanks(3).run(3, work):
-        assert {len(turns) for turns in times.values()} == {2}
-        assert transport.MADE_ANEW in times

@@ -26,11 +26,9 @@ OLD = {
 
 ELSEWHERE = (
     "CHANGELOG.md",  # says what became of them
-    "benchmarks/referee/",  # compares records of the old words with the new
     "benchmarks/results/",  # what was measured under them
     "partreduce/topo/renamed.py",  # answers an old key with the new one
     "tests/topo/document/test_renamed.py",
-    "tests/benchmarks/test_referee.py",
     "tests/docs/test_old_words.py",
     "constraints.txt",
     "docs/pictures/",

@@ -11,6 +11,7 @@ from fractions import Fraction
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from helpers.readings import read
 from partreduce.verify import checker
 
 Case = tuple[dict[str, Any], dict[str, Any]]
@@ -41,7 +42,12 @@ def groups(n, *phases, **options):
 
 def graph(n, *rounds, **options):
     """A weighted graph; each round a list of (source, target, weight)."""
-    listed = [{"edges": [[s, t] for s, t, _ in r], "weights": [w for _, _, w in r]} for r in rounds]
+    listed = []
+    for edges in rounds:
+        ascending = sorted(edges, key=lambda edge: (edge[1], edge[0]))
+        weights = [weight for _, _, weight in ascending]
+        is_same = len(set(map(str, weights))) == 1
+        listed.append({"edges": [[s, t] for s, t, _ in ascending], "weights": weights[0] if is_same else weights})
     return document(n, 1, kind="neighbor", rounds=listed, **options)
 
 
@@ -58,11 +64,11 @@ def rule(radices, size, *phases, **options):
 
 def said(raw, entry):
     """What the checker says against one entry of a certificate, None if it holds."""
-    read = checker.read_schedule(json.loads(json.dumps(raw)))
-    shape = {"schedule_sha256": read.sha256, "num_workers": read.num_workers, "period": read.period}
+    schedule = read(raw)
+    shape = {"schedule_sha256": schedule.sha256, "num_workers": schedule.num_workers, "period": schedule.period}
     document = {"format": "partreduce.certificate", "version": 1, **shape, "claims": [entry]}
     try:
-        list(checker.check(json.loads(json.dumps(document)), read))
+        list(checker.check(json.loads(json.dumps(document)), schedule))
     except checker.Refusal as refusal:
         return refusal.sentence
     return None
@@ -175,12 +181,12 @@ FINE = groups(2, [([0, 1], f"{2**140 + 1}/{2**141}")])
 PACED = rule([2], 2, [([0], [0])], [([1], [0])], [([0, 1], [])], steps_per_round=[1, 2, 1, 3])
 PACED_COVARIANCE = [2**20 * (i == j) for i in range(4) for j in range(i + 1)]
 PACED_DISTANCE = Fraction(515710648349, 301989888)
-MEMBERSHIP = "claims/membership.py"
-TREES, GRAPHS = "claims/consensus.py", "claims/consensus.py"
-RATE, EXACT = "claims/contraction.py", "claims/exact_consensus.py"
-STEADY, DISTANCE = "steady_state.py", "claims/consensus_distance.py"
+MEMBERSHIP = "groups.py"
+TREES, GRAPHS = "consensus.py", "consensus.py"
+RATE, EXACT = "contraction.py", "contraction.py"
+STEADY, DISTANCE = "consensus_distance.py", "consensus_distance.py"
 
-OUTER_STEPS = "claims/outer_steps.py"
+OUTER_STEPS = "outer_steps.py"
 
 
 def own(*shape, **outer):
@@ -222,7 +228,7 @@ def over_all(nodes):
     return document(nodes, 1, kind="allreduce")
 
 
-SURVIVES = "claims/survives.py"
+SURVIVES = "survives.py"
 ALL_3 = groups(3, [[0, 1, 2]])
 AFTER_3 = ["0 1,0 1"] * 3
 """Of three in one group, each of whom may fail."""
@@ -494,7 +500,7 @@ EDGES = [
     Edge(MEMBERSHIP, "phases count together", (rule([724], 1, [([0], [0])], [([0], [0])]), answers(*["0 1"] * 1448)),
         (rule([725], 1, [([0], [0])], [([0], [0])]), answers(*["0 1"] * 1450)), "not 1051250"),
     # no claim before groups are disjoint
-    Edge("facts/conflict_free.py", "groups of one phase share no worker",
+    Edge("groups.py", "groups of one phase share no worker",
         (groups(4, [[0, 1], [2, 3]], [[1, 2]]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
         (groups(6, [[0, 1], [2, 3], [3, 4], [3, 5]], [[1, 2]]), trees([])),
         "schedule: phase 0 is [[2, 3], [3, 4]]; expected groups that do not share worker 3"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from benchmarks.explore.fail_stop import Gone
-from benchmarks.explore.search.breadth import Breadth
-from benchmarks.explore.search.system import Stopped
+from benchmarks.explore.explorer import Gone
+from benchmarks.explore.search import Breadth
+from benchmarks.explore.system import Stopped
 from partreduce.schedulers.protocols.hop import HopState
 
 

@@ -169,6 +169,7 @@ def test_a_job_is_planned_with_public_names_alone():
     planned = partreduce.design(job)
     assert isinstance(planned, partreduce.types.Plan)
     assert planned.proof.verdict == "proved"
+    assert planned.reasons[0].startswith("it communicates "), "the general reasons, too"
     assert all(
         len(group.members) == 2
         for t in range(planned.recommendation.period)

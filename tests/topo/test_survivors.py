@@ -28,7 +28,7 @@ from partreduce.topo.strategies import (
 )
 from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.survivors import after_failure, after_failure_of_nodes, planned_failures, reapplied
-from partreduce.verify.survives import planned_classes
+from partreduce.verify.failure_plans import planned_classes
 
 PAIRS = StaticGroups(
     phases=GroupPhases((Phase.from_groups(5, [[0, 3], [1, 4]]), Phase.from_groups(5, [[0, 1, 2]]))),

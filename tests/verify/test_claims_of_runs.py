@@ -1,30 +1,37 @@
-"""Ages, queues, ends and memory: each claim against a run, an eigenvalue or a count of its own."""
+"""Ages, queues, ends, memory, errors of codecs and bytes: each claim against a run, an eigenvalue or a count."""
 
 from __future__ import annotations
 
 import json
 import random
 from fractions import Fraction
+from random import Random
 
 import pytest
 
 from benchmarks.forgery import payloads, runs
-from benchmarks.forgery.attempt import certified, refusal
+from benchmarks.forgery.campaign import certified, refusal
 from benchmarks.forgery.dense import dense
-from benchmarks.forgery.schedules import explicit, graph, random_schedule, shift
+from benchmarks.forgery.schedules import SCHEDULES, explicit, graph, random_allreduce, random_schedule, rule, shift
+from helpers.claims import claims_of_runs, facts_of
 from partreduce.runtime.data.sampler import RoundSampler
 from partreduce.runtime.transport.worlds import member_sets
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Group
+from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce
+from partreduce.topo.strategies import AllReduce, Transport
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, DelayedAveraging
 from partreduce.topo.timing.cost import communication
 from partreduce.verify import Status, prove
+from partreduce.verify import facts as facts_module
 from partreduce.verify.base import Claim, Proof
-from partreduce.verify.runs import in_bytes
-from partreduce.verify.stated import Stated
+from partreduce.verify.checker.codec_error import FollowedSum, rounded_up
+from partreduce.verify.facts import ScheduleFacts
+from partreduce.verify.payload import in_bytes
 
 
 def gives_nothing_back(raw, matrices):
@@ -41,8 +48,8 @@ def gives_nothing_back(raw, matrices):
 def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
     draw = random.Random(3)
     proved: dict[str, int] = {}
-    for _ in range(260):
-        schedule = random_schedule(draw)
+    for number in range(360):
+        schedule = random_allreduce(draw) if number % 2 else random_schedule(draw)
         proof = prove(schedule)
         raw, certificate = certified(schedule)
         listed, matrices = dense(raw)
@@ -76,6 +83,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
     names = ("staleness", "queues", "end", "memory", *often)
     assert proved["outer-consensus"] > 0
     assert min(proved[name] for name in names) > 20, "every claim was seen to hold often"
+    assert min(proved[name] for name in ("equal-replicas", "codec-error", "memory")) > 60
 
 
 def test_of_a_weighted_graph_operations_in_flight_are_counted_once_and_the_bytes_that_leave_for_each_neighbor():
@@ -94,7 +102,9 @@ def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
         schedule = random_schedule(draw)
         if schedule.is_mixing and schedule.cluster.workers_per_node and not schedule.prologue:
             priced = communication(schedule, Hardware(model_bytes=2**24)).peak_nic_bytes
-            assert in_bytes(Stated(schedule).numbers("sent-bytes"), 2**24)["of_node"] == pytest.approx(priced, abs=1)
+            assert in_bytes(ScheduleFacts(schedule).numbers("sent-bytes"), 2**24)["of_node"] == pytest.approx(
+                priced, abs=1
+            )
             seen += 1
 
 
@@ -174,3 +184,195 @@ def test_too_many_workers_are_not_proved_and_quick():
     assert proof["end"].status is Status.NOT_PROVED
     wide = prove(graph(100, shift(100, Fraction(1, 3))))
     assert wide["queues"].numbers["capacities"] == [100] * 100
+
+
+FACTORS = [1, 1, 1, Fraction(1, 2), Fraction(4, 3), 0, Fraction(3, 2), Fraction(-1, 2)]
+
+
+def of_groups(chance):
+    n, phases = chance.randint(2, 6), []
+    for _ in range(chance.randint(1, 3)):
+        order, groups = chance.sample(range(n), n), []
+        while len(order) > 1:
+            size = min(chance.randint(1, 3), len(order))
+            members, order = order[:size], order[size:]
+            if size > 1:
+                groups.append(Group(tuple(sorted(members)), Fraction(chance.choice(FACTORS))))
+        phases.append(groups)
+    options = {"prologue": chance.randint(0, 1), "steps_per_round": chance.choice([1, 2, tuple(range(1, n + 1))])}
+    return explicit(n, *phases, **options, **({"sync": DelayedAveraging()} if chance.random() < 0.3 else {}))
+
+
+def of_rules(chance):
+    radices, size, phases = chance.choice([(2,), (3,), (2, 2)]), chance.randint(1, 3), []
+    for _ in range(chance.randint(1, 3)):
+        ranks, blocks = chance.sample(range(size), size), []
+        while ranks:
+            count = chance.randint(1, len(ranks))
+            across = tuple(d for d in range(len(radices)) if chance.random() < 0.6)
+            blocks.append(Block(tuple(sorted(ranks[:count])), across, Fraction(chance.choice(FACTORS))))
+            ranks = ranks[count:]
+        phases.append(tuple(blocks))
+    return rule(radices, size, *phases)
+
+
+def of_graphs(chance):
+    n, rounds = chance.randint(2, 6), []
+    for _ in range(chance.randint(1, 2)):
+        pairs = {(u, v) for u in range(n) for v in range(n) if u != v and chance.random() < 0.4} or {(0, 1)}
+        share = chance.choice([Fraction(1, n), Fraction(1, 2), Fraction(-1, 5)])
+        rounds.append([(u, v, share if chance.random() < 0.9 else Fraction(1, 3 * n)) for u, v in sorted(pairs)])
+    return graph(n, *rounds)
+
+
+def speaks(claim):
+    return claim.explanation.count(" ") > 5 and "None" not in claim.explanation
+
+
+@pytest.mark.parametrize("make", [of_groups, of_rules, of_graphs])
+def test_what_is_said_is_what_a_run_of_a_small_schedule_shows(make):
+    chance, seen = Random(make.__name__), set()
+    for _ in range(90):
+        schedule = make(chance)
+        raw, n = dump_schedule(schedule), schedule.num_workers
+        listed, matrices = dense(raw)
+        waits = runs.partners(raw, listed, n)
+        gap = runs.largest_gap(waits)
+        claims = claims_of_runs(schedule)
+        assert all(map(speaks, claims.values()))
+        assert claims["memory"].numbers == runs.busiest(raw, listed, n)
+        keeps = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
+        age = claims["staleness"]
+        assert (age.status is Status.FOLLOWS) == (keeps and gap is not None)
+        if age.status is Status.FOLLOWS:
+            late, steps_per_round = int(schedule.strategy.is_delayed), int(schedule.worker_steps().max())
+            oldest = runs.oldest_age(matrices, late=late)
+            assert age.numbers == {"late": late, "steps": late * steps_per_round, "reach": gap, "age": oldest,
+                                   "age_steps": oldest * steps_per_round}  # fmt: skip
+            assert ("late average" in age.explanation) == bool(late)
+        elif gap is None:
+            assert "never hears of" in age.explanation
+        end = claims["end"]
+        assert end.numbers == {"steps": int(schedule.worker_steps().sum()), "behind": -1 if gap is None else gap}
+        assert ("leaves early" in end.explanation) == (gap is not None)
+        assert ("queues" in claims) == (make is of_graphs)
+        if make is of_graphs:
+            capacities = runs.waiting_messages(raw, waits)
+            queues = claims["queues"]
+            assert queues.numbers == {"gap": -1 if gap is None else gap, "capacities": capacities}
+            assert ("rounds ahead" in queues.explanation) == (gap is not None)
+            assert ("that has a bound" in queues.explanation) == (-1 in capacities)
+            free = f"{capacities.count(-1)} of {len(capacities)} edges have none"
+            assert (free in queues.explanation) == (-1 in capacities)
+        seen.add((age.status, keeps))
+    assert {(Status.FOLLOWS, True), (Status.NOT_PROVED, True), (Status.NOT_PROVED, False)} <= seen
+
+
+@pytest.mark.parametrize("name", ["staleness", "queues", "end"])
+def test_what_would_take_too_long_is_not_proved_and_said(monkeypatch, name):
+    schedule = graph(6, shift(6, Fraction(1, 3)))
+    monkeypatch.setattr(facts_module, "MAX_WORK", 5)
+    claim = claims_of_runs(schedule)[name]
+    assert claim.status is Status.NOT_PROVED
+    assert "over a second" in claim.explanation
+    assert speaks(claim)
+
+
+def claim_of(schedule, name):
+    """What is said of a schedule, None where nothing is."""
+    return claims_of_runs(schedule).get(name)
+
+
+def test_what_is_not_due_is_not_stated():
+    stated = facts_of(dump_schedule(SCHEDULES["rule"]))
+    assert not {"codec-error", "equal-replicas"} & stated.keys()
+
+
+def bound(transport, nodes=4, on_each=4):
+    entry = claim_of(
+        Schedule("a", Cluster.regular(nodes, on_each), AllReduce(transport=transport)), "codec-error"
+    ).numbers
+    return Fraction(entry["relative"]), Fraction(entry["absolute"]), entry["roundings"]
+
+
+@pytest.mark.parametrize(
+    ("codec", "unit", "tiny"),
+    [
+        (Codec.FLOAT16, Fraction(1, 2**11), Fraction(1, 2**25)),
+        (Codec.BFLOAT16, Fraction(1, 2**8), Fraction(1, 2**134)),
+    ],
+)
+def test_errors_in_16_bits_grow_with_the_additions_of_a_ring_and_with_none_in_stages(codec, unit, tiny):
+    staged = Transport(codec=codec, algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    for transport, seen in ((Transport(codec=codec), 16), (staged, 3)):
+        relative, absolute, roundings = bound(transport)
+        assert roundings == seen
+        assert seen * unit < relative < seen * unit * (1 + 8 * unit)
+        assert absolute == 32 * tiny, "16 members"
+    assert bound(staged, nodes=16, on_each=16)[2] == 3
+    across = Transport(codec=codec, algorithm=AllReduceAlgorithm.HIERARCHICAL, where=CodecScope.ACROSS_NODES)
+    assert bound(across)[2] == 2
+    assert bound(across, nodes=1) == (Fraction(6 * 2**8 + 1, 2**32), Fraction(1, 2**146), 0), "nothing is coded"
+    assert bound(across, on_each=1)[2] == 4, "one on each node goes as a ring"
+
+
+def test_errors_of_int8_are_two_or_three_roundings_of_half_a_step():
+    ring = Transport(codec=Codec.INT8)
+    staged = Transport(codec=Codec.INT8, algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    across = Transport(codec=Codec.INT8, algorithm=AllReduceAlgorithm.HIERARCHICAL, where=CodecScope.ACROSS_NODES)
+    for transport, roundings in ((ring, 2), (staged, 3), (across, 2)):
+        relative, _, seen = bound(transport)
+        assert seen == roundings
+        exact = (1 + Fraction(1, 254)) ** roundings - 1
+        assert exact < relative < exact + Fraction(1, 2**18)
+
+
+@pytest.mark.parametrize(
+    "absolute", [Fraction(1, 2**150), Fraction(3, 2**150), Fraction(1), Fraction(65), Fraction(64)]
+)
+def test_bounds_are_rounded_up_to_simple_numbers(absolute):
+    found = FollowedSum()
+    found.relative, found.absolute = Fraction(1, 3), absolute
+    relative, power = map(Fraction, rounded_up(found))
+    assert 0 <= relative - Fraction(1, 3) < Fraction(1, 2**32)
+    assert relative * 2**32 == int(relative * 2**32)
+    assert power >= absolute > power / 2
+    assert 1 in (power.numerator, power.denominator)
+    assert (power.numerator & (power.numerator - 1), power.denominator & (power.denominator - 1)) == (0, 0)
+
+
+def test_replicas_are_equal_after_plain_rounds_of_all_in_synchronous_and_no_others():
+    def rounds(schedule):
+        claim = claim_of(schedule, "equal-replicas")
+        return None if claim is None else claim.numbers["rounds"]
+
+    everybody = range(4)
+    assert rounds(explicit(4, [[0, 1], [2, 3]], [everybody], [everybody])) == [1, 2]
+    assert rounds(explicit(4, [[0, 1]], [Group(tuple(everybody), Fraction(3, 2))])) is None
+    assert rounds(explicit(4, [everybody], sync=DelayedAveraging())) is None
+    assert rounds(explicit(4, [[0, 1, 2]])) is None
+    plain = claim_of(explicit(4, [[0, 1], [2, 3]], [everybody]), "equal-replicas")
+    assert "1 of 2 rounds" in plain.explanation
+    assert "codec" not in plain.explanation
+    coded = claim_of(explicit(4, [everybody], transport=Transport(codec=Codec.INT8)), "equal-replicas")
+    assert "every round" in coded.explanation
+    assert "whoever summed them" in coded.explanation
+    steps = claim_of(Schedule("a", Cluster.regular(2, 2), AllReduce()), "equal-replicas")
+    assert (steps.numbers["of"], "after every step" in steps.explanation) == ("gradients", True)
+
+
+def test_memory_names_what_a_pipeline_and_a_codec_keep():
+    def told(schedule):
+        claim = claim_of(schedule, "memory")
+        return claim.numbers["arrays"], claim.explanation
+
+    arrays, words = told(SCHEDULES["pipeline"])
+    assert arrays == 5
+    assert "3 for the sums in flight" in words
+    assert "two for what error feedback keeps" in words
+    arrays, words = told(SCHEDULES["coded"])
+    assert arrays == 2
+    assert "second communicator" in words
+    assert "reference from which coded differences are taken" in words
+    arrays, words = told(SCHEDULES["allreduce"])
+    assert (arrays, "one for the sums)" in words, "second" in words) == (1, True, False)

@@ -23,10 +23,10 @@ from partreduce.topo.strategies import NeighborAveraging, Round
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
-from partreduce.verify.checker.facts.without_backup import two_closed_sets
+from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.refusal import Work
 from partreduce.verify.gap_bounds import capacities_of, exact_bounds
-from partreduce.verify.without_backup import halves
+from partreduce.verify.iteration_gap import halves
 
 MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}
 PAPER = {

@@ -25,9 +25,9 @@ from partreduce.topo.strategies import (
     Server,
     StaticGroups,
 )
+from partreduce.verify.asynchronous import THEOREMS, SecondEigenvalue, Theorem
 from partreduce.verify.base import Status
-from partreduce.verify.generated import THEOREMS, SecondEigenvalue
-from partreduce.verify.prove import PROVERS, prove
+from partreduce.verify.prove import STATEMENTS, prove
 
 THIRD = Fraction(1, 3)
 
@@ -65,7 +65,7 @@ def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division: GroupS
     assert "max_known 1" in proof["convergence"].explanation
 
 
-@pytest.mark.parametrize("kind", sorted(PROVERS))
+@pytest.mark.parametrize("kind", sorted(STATEMENTS))
 def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a prover forgets: the claim appears as not proved, and so does the verdict."""
     strategies: dict[str, object] = {
@@ -82,14 +82,11 @@ def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.
     whole = prove(schedule)
     is_certified = kind in {"static", "allreduce", "neighbor"}
     assert whole.verdict is (Status.PROVED if is_certified else Status.FOLLOWS), whole.explain()
-    prover = PROVERS[kind]
-    for name in prover.essential | prover.of_rules:
-
-        def without(*of, name=name):
-            return tuple(claim for claim in prover.claims(*of) if claim.claim != name)
-
-        forgetful = replace(prover, claims=without)
-        monkeypatch.setitem(PROVERS, kind, forgetful)
+    statements = STATEMENTS[kind]
+    assert whole.essential
+    for name in whole.essential:
+        forgetful = tuple(replace(one, prove=lambda _: None) if one.name == name else one for one in statements)
+        monkeypatch.setitem(STATEMENTS, kind, forgetful)
         proof = prove(schedule)
         assert proof[name].status is Status.NOT_PROVED
         assert proof.verdict is Status.NOT_PROVED
@@ -196,7 +193,7 @@ def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_
     """Not one of the theorems says so today; a new division's might."""
     strategy = DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None)
     still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
-    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: (still, (), "all"))
+    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: Theorem(still, (), "all"))
     claim = prove(of(strategy))["convergence"]
     assert claim.status is Status.REFUTED
     assert claim.witness == {
@@ -204,7 +201,7 @@ def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_
         "against": [], "assumes": "all",
     }  # fmt: skip
     assert claim.explanation == "λ₂ of E[WᵀW] is at most 1 for nothing."
-    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: (still, ("no",), "all"))
+    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: Theorem(still, ("no",), "all"))
     claim = prove(of(strategy))["convergence"]
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "no. (λ₂ of E[WᵀW] is 1 for nothing.)")
     assert claim.witness["against"] == ["no"]

@@ -11,34 +11,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.forgery.schedules import explicit, graph
 from helpers.golden import GOLDEN
+from helpers.readings import written
 from helpers.warm_checker import run_checker
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError, RefutedError
 from partreduce.topo.metrics import metrics
 from partreduce.topo.metrics.growth import growth_bits
-from partreduce.topo.phase import Group, Phase
+from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies import NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function
+from partreduce.verify.prove import prove_function
 
 CHECKER = Path(checker.__file__).parent
-
-
-def explicit(n, *phases, **options):
-    return Schedule(
-        "x",
-        Cluster.regular(n, 1),
-        StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
-    )
-
-
-def graph(n, edges):
-    return Schedule("g", Cluster.regular(n, 1), NeighborAveraging(rounds=(Round.from_edges(n, edges),)))
 
 
 def accepted(schedule) -> list[str]:
@@ -300,8 +290,11 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
         },
         "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "partreduce.schedule",
     }  # fmt: skip
-    result = program(tmp_path, certificate_bytes(prove(schedule).certificate), json.dumps(raw, indent=3).encode())
-    assert result.returncode == 0, result.stdout
+    certificate = certificate_bytes(prove(schedule).certificate)
+    result = program(tmp_path, certificate, json.dumps(raw, indent=3).encode())
+    assert (result.returncode, result.stdout.count("\n")) == (65, 1)
+    assert "--export NEW` writes a file in the one form" in result.stdout
+    assert program(tmp_path, certificate, json.dumps(written(raw), indent=3).encode()).returncode == 0
 
 
 def test_the_checker_imports_nothing_but_the_standard_library_and_itself():

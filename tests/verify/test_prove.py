@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.forgery.schedules import explicit, graph, shift
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.phase import Group, Phase
+from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, StaticGroups
 from partreduce.verify import Status, prove
 from partreduce.verify.certificate import certificate_bytes
 
@@ -34,16 +35,6 @@ def figure_10(num_nodes: int) -> Schedule:
         (ALL,),
     )
     return Schedule("figure-10", Cluster.regular(num_nodes, 4), StaticGroups(phases=RulePhases(radices, phases)))
-
-
-def explicit(num_workers: int, *phases, **options) -> Schedule:
-    listed = tuple(Phase.from_groups(num_workers, phase) for phase in phases)
-    return Schedule("explicit", Cluster.regular(num_workers, 1), StaticGroups(phases=GroupPhases(listed), **options))
-
-
-def graph(num_workers: int, *rounds) -> Schedule:
-    listed = tuple(Round.from_edges(num_workers, edges) for edges in rounds)
-    return Schedule("graph", Cluster.regular(num_workers, 1), NeighborAveraging(rounds=listed))
 
 
 def expanded(schedule: Schedule) -> Schedule:
@@ -125,14 +116,14 @@ def test_averaging_inside_nodes_only_refutes_consensus_of_a_rule():
 
 
 def test_a_connected_doubly_stochastic_cyclic_shift_never_converges():
-    proof = prove(graph(5, [(i, (i + 1) % 5, Fraction(1)) for i in range(5)]))
+    proof = prove(graph(5, shift(5, Fraction(1))))
     assert proof["doubly-stochastic"].status is Status.FACT
     assert proof["consensus"].status is Status.REFUTED
     assert len(proof["consensus"].witness["cycle_of_sets"]) == 5
 
 
 def test_a_lazy_cyclic_shift_converges(tmp_path):
-    schedule = graph(5, [(i, (i + 1) % 5, Fraction(1, 3)) for i in range(5)])
+    schedule = graph(5, shift(5, Fraction(1, 3)))
     assert "consensus" in confirmed(tmp_path, schedule)
     assert prove(schedule)["consensus"].entry["method"] == "graph"
 

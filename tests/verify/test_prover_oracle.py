@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks.forgery.schedules import explicit
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.errors import RefutedError, ScheduleError
@@ -20,11 +21,12 @@ from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, Server, StaticGroups
-from partreduce.verify import Status, checker, prove
+from partreduce.verify import Status, checker
 from partreduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from partreduce.verify.certificate import certificate_bytes
-from partreduce.verify.exact_consensus import _by_labels
-from partreduce.verify.prove import PROVERS, Prover
+from partreduce.verify.contraction import _by_labels
+from partreduce.verify.facts import Statement, always
+from partreduce.verify.prove import STATEMENTS, prove
 
 FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
 TAME = [1, 1, Fraction(1, 2), Fraction(4, 3), 0]
@@ -369,15 +371,10 @@ def grid_phases(dims, seed):
     return [[sorted(map(int, g)) for g in np.moveaxis(grid, d, -1).reshape(-1, dims[d])] for d in range(len(dims))]
 
 
-def explicit(n, phases):
-    listed = tuple(Phase.from_groups(n, phase) for phase in phases)
-    return Schedule("exact", Cluster.regular(n, 1), StaticGroups(phases=GroupPhases(listed)))
-
-
 @pytest.mark.parametrize(("dims", "seed"), [((2, 3), 0), ((2, 3, 4), 1), ((3, 2, 2), 2), ((2, 2, 2, 2), 3), ((5,), 4)])
 def test_labels_are_found_wherever_they_begin_and_whoever_carries_them(dims, seed):
     n = int(np.prod(dims))
-    schedule = explicit(n, [[[0, n - 1]], *grid_phases(dims, seed), [[1, 2]]])
+    schedule = explicit(n, [[0, n - 1]], *grid_phases(dims, seed), [[1, 2]])
     proof = prove(schedule)
     entry = proof["exact-consensus"].entry
     assert (entry["method"], entry["first"], entry["radices"]) == ("labels", 1, list(dims))
@@ -388,10 +385,10 @@ def test_labels_are_found_wherever_they_begin_and_whoever_carries_them(dims, see
 def test_labels_need_every_worker_in_every_phase():
     """A cube stays connected without one of its edges, and its labels are all there; the mean is not reached."""
     edges = [[(v, v | 1 << d) for v in range(8) if not v >> d & 1] for d in range(3)]
-    whole = explicit(8, edges)
+    whole = explicit(8, *edges)
     assert _by_labels(whole.phased.steps(whole.cluster)).entry["radices"] == [2, 2, 2]
     for d in range(3):
-        short = explicit(8, [listed[: 4 - (place == d)] for place, listed in enumerate(edges)])
+        short = explicit(8, *(listed[: 4 - (place == d)] for place, listed in enumerate(edges)))
         assert _by_labels(short.phased.steps(short.cluster)) is None
         assert "exact-consensus" not in prove(short)
 
@@ -408,7 +405,7 @@ def relaxed(copies, last=Fraction(4, 3)):
     phases[1][-1] = Group(phases[1][-1].members, last)
     if copies > 1:
         phases.append([Group(tuple(range(r, 6 * copies, 6)), Fraction(1)) for r in range(6)])
-    return explicit(6 * copies, phases)
+    return explicit(6 * copies, *phases)
 
 
 def test_relaxed_pairs_are_exact_by_their_product_up_to_a_stated_size():
@@ -478,10 +475,11 @@ def test_a_proof_is_asked_by_name_and_printed():
 def test_a_kind_without_a_prover_is_refused_and_claims_nobody_made_are_listed_in_order(monkeypatch):
     server = Schedule("s", Cluster.regular(1, 2), Server())
     assert prove(server).verdict is Status.FOLLOWS
-    monkeypatch.setitem(PROVERS, "server", Prover(lambda _, __: (), frozenset({"b", "c", "a"})))
+    rows = tuple(Statement(name, lambda _: None, essential=always) for name in "bca")
+    monkeypatch.setitem(STATEMENTS, "server", rows)
     proof = prove(server)
     assert [(claim.claim, claim.status) for claim in proof.claims] == [(name, Status.NOT_PROVED) for name in "abc"]
-    monkeypatch.delitem(PROVERS, "server")
+    monkeypatch.delitem(STATEMENTS, "server")
     with pytest.raises(ScheduleError, match="strategy 'server': has nothing to prove"):
         prove(server)
 

@@ -9,10 +9,10 @@ import pytest
 from partreduce.planner.predict import ARRAYS
 from partreduce.runtime import strategies
 from partreduce.schedulers.simulator.simulate import PROTOCOLS
-from partreduce.topo.document.schedule import parse_schedule
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.document.strategies import KINDS
 from partreduce.verify import checker
-from partreduce.verify.prove import PROVERS, prove
+from partreduce.verify.prove import STATEMENTS, prove
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
 SCHEDULES = re.compile(r'^```json title="schedule"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -20,7 +20,7 @@ EXAMPLES = [text.encode() for text in SCHEDULES.findall(PAGE)]
 
 
 def test_documents_provers_and_runners_know_the_same_kinds():
-    assert set(PROVERS) == set(KINDS)
+    assert set(STATEMENTS) == set(KINDS)
     assert {entry.kind.kind for entry in strategies._RUNNERS} == set(KINDS)
 
 
@@ -36,5 +36,5 @@ def test_a_kind_with_fixed_rounds_has_a_certificate_that_the_checker_reads(text)
         assert schedule.strategy.protocol in ARRAYS, "what a prediction says of its memory"
         return
     certificate = json.loads(json.dumps(prove(schedule).certificate))
-    confirmed = list(checker.check(certificate, checker.read_schedule(json.loads(text))))
+    confirmed = list(checker.check(certificate, checker.read_schedule(dump_schedule(schedule))))
     assert confirmed == [entry["claim"] for entry in certificate["claims"]] != []

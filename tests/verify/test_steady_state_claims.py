@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.forgery.attempt import refusal
+from benchmarks.forgery.campaign import refusal
 from benchmarks.forgery.dense import dense, steady_distance
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from partreduce.topo.cluster import Cluster
@@ -37,8 +37,8 @@ from partreduce.topo.strategies.base import Averaging
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.checker import linear_algebra
 from partreduce.verify.checker.refusal import Work
-from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
+from partreduce.verify.steady_state import prove_consensus_distance
 
 FORGERIES = int(os.environ.get("FORGERIES", "400"))
 RELAXATION = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]

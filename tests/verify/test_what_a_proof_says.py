@@ -18,22 +18,16 @@ from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, DynamicGroups, Pairwise, Server
-from partreduce.topo.strategies.axes import WIDER, Codec, DrainPolicy, GradientReduction, Pipeline, Transport
+from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.prove import PROVERS
-from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, is_tame, rule_view
+from partreduce.verify.facts import If, ScheduleFacts, Statement, format_sentence
+from partreduce.verify.payload import TABLES
+from partreduce.verify.prove import OF_FAILURE_PLAN, OF_PROTOCOL, OWN_OUTER_PARAMS, STATEMENTS
+from partreduce.verify.view import every_relaxation_tame, explicit_view, is_tame, rule_view
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
-ESSENTIAL = {
-    "static": (MEANS | {"conflict-free"}, {"membership"}),
-    "allreduce": (MEANS | {"conflict-free"}, {"membership"}),
-    "neighbor": (MEANS, set()),
-    "dynamic_groups": ({"convergence", "deadlock-free"}, set()),
-    "pairwise": ({"consensus", "deadlock-free"}, set()),
-    "server": ({"consensus", "deadlock-free"}, set()),
-}
 OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]
 OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance"]
 
@@ -62,11 +56,27 @@ def test_a_bound_below_1_is_never_said_to_be_1():
     assert upper(1 + Fraction(1, 10**9)) == "1.00001"
 
 
+ESSENTIAL = {
+    "explicit": MEANS | {"conflict-free"},
+    "rule-exact": MEANS | {"conflict-free", "membership"},
+    "allreduce": MEANS | {"conflict-free", "membership"},
+    "graph": MEANS,
+    "pipeline": MEANS | {"conflict-free", "membership", "equal-replicas", "codec-error"},
+    "coded": MEANS | {"conflict-free", "codec-error"},
+    "quorum": {"deadlock-free", "conservation", "equal-replicas"},
+}
+ON_REQUEST = {
+    DynamicGroups(): {"convergence", "deadlock-free"},
+    Pairwise(active=(0, 2)): {"consensus", "deadlock-free"},
+    Server(): {"consensus", "deadlock-free"},
+    Server(transport=Transport(codec=Codec.FLOAT16)): {"consensus", "deadlock-free", "codec-error"},
+}
+
+
 def test_what_no_schedule_of_a_kind_should_be_run_without():
-    assert {kind: (set(p.essential), set(p.of_rules)) for kind, p in PROVERS.items()} == ESSENTIAL
-    exact = SCHEDULES["rule-exact"]
-    assert prove(exact).essential == MEANS | {"conflict-free", "membership"}
-    assert prove(SCHEDULES["explicit"]).essential == MEANS | {"conflict-free"}
+    assert {name: prove(SCHEDULES[name]).essential for name in ESSENTIAL} == ESSENTIAL
+    of = {strategy: Schedule("s", Cluster.regular(2, 2), strategy) for strategy in ON_REQUEST}
+    assert {strategy: prove(schedule).essential for strategy, schedule in of.items()} == ON_REQUEST
 
 
 def names(schedule):
@@ -92,16 +102,41 @@ def test_no_claim_about_means_is_made_where_groups_clash():
 
 def test_late_gradients_and_codecs_are_claimed_and_essential():
     pipe, coded = prove(SCHEDULES["pipeline"]), prove(SCHEDULES["coded"])
-    assert pipe.essential - MEANS == {"conflict-free", "membership", "lag", "equal-replicas", "codec-error"}
-    assert coded.essential - MEANS == {"conflict-free", "codec-error"}
-    assert names(SCHEDULES["pipeline"])[-7:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
+    assert names(SCHEDULES["pipeline"])[-6:] == [*OF_RUNS[:2], "equal-replicas", "codec-error", *OF_RUNS[2:]]
     assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
     assert pipe.verdict is coded.verdict is Status.PROVED
     server = prove(Schedule("s", Cluster.regular(2, 2), Server(transport=Transport(codec=Codec.FLOAT16))))
-    assert server.essential == {"consensus", "deadlock-free", "codec-error"}
     assert server.verdict is Status.FOLLOWS
     clash = explicit(3, [[0, 1], [1, 2]], [range(3)], transport=Transport(codec=Codec.INT8))
     assert prove(clash)["codec-error"].status is Status.NOT_PROVED
+
+
+def test_a_sentence_is_its_clauses_whose_conditions_hold_with_numbers_at_their_places():
+    sentence = (
+        "{schedule.name} has {count}",
+        If(lambda _, n: n["count"] > 1, (" {what}s", If(lambda s, _: s.num_workers > 3, " each")), " {what}"),
+        ".",
+    )
+    wide, narrow = (Schedule("x", Cluster.regular(1, n), AllReduce()) for n in (4, 2))
+    said = [
+        format_sentence(sentence, schedule, {"count": count}, lambda _, n: {"what": f"item{n['count']}"})
+        for schedule in (wide, narrow)
+        for count in (1, 2)
+    ]
+    assert said == ["x has 1 item1.", "x has 2 item2s each.", "x has 1 item1.", "x has 2 item2s."]
+
+
+def test_caveats_end_what_holds_and_nothing_else():
+    facts = ScheduleFacts(SCHEDULES["explicit"])
+    for claim, words in ((proved("a", "so."), "so. But."), (not_proved("a", "open."), "open."), (None, None)):
+        found = Statement("a", lambda _, claim=claim: claim, " But.").claim(facts)
+        assert (found and found.explanation) == words
+
+
+def test_no_statement_stands_twice_in_a_table():
+    for rows in (*STATEMENTS.values(), *OF_PROTOCOL.values(), OWN_OUTER_PARAMS, TABLES, OF_FAILURE_PLAN):
+        listed = [row.name for row in rows]
+        assert len(listed) == len({*listed}) > 1
 
 
 EXACT = ["doubly-stochastic", "consensus", "contraction", "consensus-distance"]
@@ -122,27 +157,6 @@ def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_o
     assert "A thread carries out its stages in this order" in said
     said = prove(SCHEDULES["allreduce"])["deadlock-free"].explanation
     assert not any(word in said for word in ("in flight", "pieces", "thread"))
-
-
-@pytest.mark.parametrize(
-    ("sync", "words"),
-    [
-        (Pipeline(), "Each step applies the mean of all workers' gradients of exactly 1 step before; the first one"),
-        (Pipeline(), "Those of the last step are applied at the end: T >= 1 steps apply all T gradients"),
-        (Pipeline(total=GradientReduction.SUM), "applies the sum of all"),
-        (Pipeline(warm_up=5), "After 5 synchronous steps each step"),
-        (Pipeline(drain=DrainPolicy.DROP), "are dropped at the end: T >= 1 steps apply T - 1 gradients"),
-        (Pipeline(width=4), "the first 3 apply a gradient of 0. Never more than 3"),
-        (Pipeline(width=4), f"A width of 4 was asked for, although {WIDER}."),
-    ],
-)
-def test_a_lag_is_told_in_words(sync, words):
-    claim = prove(Schedule("a", Cluster.regular(2, 2), AllReduce(sync=sync)))["lag"]
-    assert words in claim.explanation
-    assert (claim.witness is not None) == (sync.width > 2)
-
-
-ON_REQUEST = [DynamicGroups(), Pairwise(active=(0, 2)), Server()]
 
 
 @pytest.mark.parametrize("strategy", ON_REQUEST)
@@ -212,11 +226,9 @@ def test_the_fraction_above_is_the_least_of_its_bits():
     assert some(range(3), 2) == "{0,1,… (3 in all)}"
 
 
-def test_factors_that_draw_together_and_those_that_lengthen_nothing():
-    factors = [Fraction(n, 4) for n in range(-3, 12)]
-    pairs = {x: [abs(1 - x) < 1, abs(1 - x) < 1 or x == 0] for x in factors}  # a pair's difference is times 1 − x
-    assert {x: [contracts(x), is_tame(x)] for x in factors} == pairs
-    for x in factors:
+def test_factors_that_lengthen_nothing():
+    for x in (Fraction(n, 4) for n in range(-3, 12)):
+        assert is_tame(x) == (abs(1 - x) < 1 or x == 0), "a pair's difference is times 1 − x"
         assert every_relaxation_tame(explicit(4, [[0, 1]], [Group((0, 1), x), Group((2, 3), Fraction(1))])) == is_tame(
             x
         )

@@ -502,6 +502,7 @@ class Reducer:
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         self.heartbeat.watch(members)
         timed_out = "imed out" in first or "timeout" in first.lower()
+        ours = timed_out and "Connection timed out" not in first  # which is the kernel's, of a link that is cut
         while time.monotonic() < deadline and self.heartbeat.store_lost() is None:
             if timed_out and self.heartbeat.sees_silence(members):
                 break
@@ -509,4 +510,4 @@ class Reducer:
             if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
                 return why
             time.sleep(0.05)
-        return f"{self.heartbeat.waits_for(members, self.timeout if timed_out else None)} ({first})"
+        return f"{self.heartbeat.waits_for(members, self.timeout if ours else None)} ({first})"

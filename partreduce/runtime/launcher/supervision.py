@@ -21,6 +21,7 @@ from partreduce.runtime.launcher.signals import (
     raise_unheard,
     shell_exit_code,
 )
+from partreduce.runtime.liveness.wait_chain import listed
 from partreduce.topo.errors import EvictedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -58,15 +59,17 @@ class Shutdown:
 
     code: int = 0
     """The run's exit code; that of a signal is as a shell reports it."""
+    cause: str = ""
+    """Which worker's failure that was, as a clause."""
     request: int = 0
     """The signal by which somebody asked for the end of the run."""
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
-    def begin(self, code: int, grace: float) -> None:
+    def begin(self, code: int, grace: float, cause: str = "") -> None:
         """Note the first failure; later ones change nothing, unless they are what the first was a consequence of."""
         if not self.knows_cause and not self.has_signalled:
-            self.code = shell_exit_code(code)
+            self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def asked(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
@@ -97,14 +100,19 @@ class Shutdown:
         is_failed = _is_lost(worker)
         if not self.has_signalled and rule.continue_without(worker, is_failed=is_failed):
             return True
-        self.begin(worker.code, float("inf") if rule.patient and is_failed else grace)
+        cause = f"worker {worker.rank} {worker.lost or format_end(worker.code)}"
+        self.begin(worker.code, float("inf") if rule.patient and is_failed else grace, cause)
         return False
 
-    def escalate(self, workers: Sequence[Worker]) -> None:
+    def escalate(self, workers: Sequence[Worker], outlet: LogMultiplexer | None = None) -> None:
         """Send the next signal when its time has come; at last wait no longer for whoever is out of reach."""
         if time.monotonic() <= self.deadline:
             return
         if self.signals:
+            running = [worker.rank for worker in workers if worker.code is None]
+            if outlet is not None and self.cause and running and not self.has_signalled:
+                # They could train without it, so that none of them has named it.
+                outlet.write(f"partreduce: {self.cause}, so the run ends: SIGTERM to {listed(running)}\n", errors=True)
             _signal(workers, self.signals.pop(0))
             self.deadline = time.monotonic() + (2.0 if self.signals else ANSWER_SECONDS)
             return
@@ -232,7 +240,7 @@ def _collect(
         if shutdown.failed(worker, rule, grace) and (started := rule.restart(worker)) is not None:
             workers.append(started)
     end_children(workers)
-    shutdown.escalate(workers)
+    shutdown.escalate(workers, outlet)
     return any(worker.code is None for worker in workers)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ class Case:
 
     `seed` is that of jitter, of disturbances and of draws of partners, `model_bytes` the model's size unless the
     hardware states it, and `algorithm` how groups average. `exchange` is what tables that go their own way take in each
-    step, None where there are none.
+    step, None where there are none. `listeners` are told of what workers do where they have no common rounds.
     """
 
     schedule: Schedule
@@ -32,6 +33,7 @@ class Case:
     model_bytes: int | None
     algorithm: AllReduceAlgorithm
     exchange: Exchange | None = None
+    listeners: tuple[Any, ...] = ()
 
     def worker_steps(self) -> npt.NDArray[np.int64]:
         """Steps per round of every worker, shape (num_workers,)."""

@@ -172,7 +172,7 @@ class GapTiming(Recorder):
                         listener.averages(step.process, row, used, adds_own=adds_own)
 
 
-def run_gaps(case: Case, *, listeners: Sequence[Listener] = ()) -> Timeline:
+def run_gaps(case: Case) -> Timeline:
     """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges).
 
     Raises:
@@ -185,7 +185,7 @@ def run_gaps(case: Case, *, listeners: Sequence[Listener] = ()) -> Timeline:
     hop = hop_of(graph, setting)
     links = InTurn(cluster, case.hardware)
     told = Told(worker_steps, hop.graph.targets, setting.staleness) if len(worker_steps) <= MAX_WORKERS else None
-    listeners = listeners if told is None else (told, *listeners)
+    listeners = case.listeners if told is None else (told, *case.listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
     machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)
     machine.run()

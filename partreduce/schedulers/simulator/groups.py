@@ -6,7 +6,7 @@ last member has computed and is out of older groups, and shares the links with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -109,14 +109,14 @@ def group_machine(
     return VirtualMachine(system, timing, seed=seed)
 
 
-def run_groups(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
+def run_groups(case: Case) -> Timeline:
     """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each, and groups at once."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, DynamicGroups), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
     record, done_rounds = Recorder(seconds), np.zeros(count, dtype=np.int64)
     heard = IndirectAge(case.worker_steps()) if count <= MAX_WORKERS else None
-    told = listeners if heard is None else (heard, *listeners)
+    told: tuple[Meets, ...] = case.listeners if heard is None else (heard, *case.listeners)
     left: dict[int, int] = {}
 
     @cache

@@ -90,7 +90,7 @@ class PairTiming(Recorder):
             self.end[row, worker] = step.end
 
 
-def run_pairs(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
+def run_pairs(case: Case) -> Timeline:
     """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbors), and messages on the links."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
@@ -98,7 +98,7 @@ def run_pairs(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
     ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
     heard = IndirectAge(worker_steps) if count <= MAX_WORKERS else None
-    told = listeners if heard is None else (heard, *listeners)
+    told: tuple[Meets, ...] = case.listeners if heard is None else (heard, *case.listeners)
 
     def exchanged(asker: int, partner: int, now: float) -> None:
         done = np.array(timing.done)

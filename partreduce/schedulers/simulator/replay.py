@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
@@ -70,6 +71,8 @@ class Carrying:
 
 COLUMNS = 96
 """Columns of noise: of 16 workers and 60 steps the consensus distance then has an error of some percent."""
+MEETING_COLUMNS, MEETINGS_WARM_UP = 64, 4
+"""Columns of noise where models meet, and the part of a run, one of so many, that is left out there."""
 WARM_UP = 1 / 3
 """Part of the steps in which the vectors come into their steady state."""
 
@@ -158,3 +161,40 @@ class Replay(Carrying):
             shares=gained / progress if progress else gained,
             computed=sum(map(len, self._entered)) / (sum(self.step) + count),
         )
+
+
+class Meetings:
+    """Carries out the meetings of a run on noise, and on one unit vector for each worker. O(n · numbers) for each.
+
+    `apart` holds, after each meeting, how many rounds workers have ended on average and at most, and squared distances
+    to the mean: of noise, and of pushes whose mean is zero, by worker and by node.
+    """
+
+    def __init__(self, cluster: Cluster, *, seed: int) -> None:
+        count = cluster.num_workers
+        self._rng = np.random.default_rng(seed)
+        self._on_node = np.eye(cluster.num_nodes)[cluster.node_of()]  # (num_workers, num_nodes)
+        self._now, self._done = np.zeros((count, MEETING_COLUMNS + count)), np.zeros(count, dtype=np.int64)
+        self.apart: list[tuple[float, float, float, float, float]] = []
+
+    def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
+        now, count, listed = self._now, len(done), list(members)
+        steps = done - self._done
+        self._done = done.copy()
+        now[:, :MEETING_COLUMNS] += np.sqrt(steps)[:, None] * self._rng.standard_normal((count, MEETING_COLUMNS))
+        now[np.arange(count), MEETING_COLUMNS + np.arange(count)] += steps
+        now[listed] = now[listed].mean(axis=0)
+        noise, by_worker, by_node = squares_apart(now[listed] - now.mean(axis=0), self._on_node)
+        self.apart.append((float(done.mean()), float(done.max()), noise, by_worker, by_node))
+
+    def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
+        """The squared distances in one `part` of a run of `num_rounds`, its first, without a warm-up; 0 of no meeting.
+
+        The run is looked at as long as nobody has ended it: who has takes no steps any more, but still meets others.
+        """
+        apart = np.array(self.apart).reshape(-1, 5)
+        apart = apart[apart[:, 1] < num_rounds]
+        ended, last = apart[:, 0], float(apart[:, 0].max(initial=0.0)) / part
+        kept = apart[(ended >= last / MEETINGS_WARM_UP) & (ended <= last), 2:]
+        noise, by_worker, by_node = kept.mean(axis=0).tolist() if len(kept) else (0.0, 0.0, 0.0)
+        return noise, by_worker, by_node

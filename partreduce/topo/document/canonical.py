@@ -17,7 +17,6 @@ import json
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.groups import phase_text
 from partreduce.topo.document.schedule import encodable
-from partreduce.topo.document.strategies import KINDS
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 
@@ -26,13 +25,6 @@ def canonical_bytes(schedule: Schedule) -> bytes:
     """The canonical form. O(size of the file): for rules independent of the number of nodes."""
     document = encodable(schedule)
     document.pop("certificate", None)
-    strategy = KINDS[schedule.strategy.kind].canonical(document["strategy"])
-    steps_per_round = strategy.get("steps_per_round")
-    if isinstance(steps_per_round, list) and len(set(steps_per_round)) == 1:
-        strategy = strategy | {"steps_per_round": steps_per_round[0]}
-        if steps_per_round[0] == 1:
-            del strategy["steps_per_round"]
-    document["strategy"] = strategy
     return _text(document).encode()
 
 

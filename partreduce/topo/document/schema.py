@@ -1,6 +1,7 @@
 """JSON Schemas of the formats, generated from the models that read them.
 
 `python -m partreduce.topo.document.schema` writes them into `schemas/`; `--check` only says whether they are current.
+That of schedules is a link into the folder of the checker, which reads files by it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope
 from partreduce.topo.document.strategies import KINDS, Kind, sync_schema
 from partreduce.topo.document.writer import write_file
+from partreduce.topo.fraction import dump_fraction, parse_fraction
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import Sync
 
@@ -32,6 +34,10 @@ def schedule_schema() -> dict[str, Any]:
     schema = ScheduleEnvelope.model_json_schema()
     algorithms = [algorithm for kind in KINDS.values() for algorithm in _strategy_schemas(kind, schema["$defs"])]
     schema["properties"]["strategy"] = {"anyOf": algorithms}
+    schema["$defs"]["Sync"] = sync_schema()
+    for form in schema["$defs"]["Sync"]["anyOf"]:
+        for member in form.get("properties", {}).values():
+            schema["$defs"] |= member.pop("$defs", {})
     return _finished(schema, "partreduce schedule, version 1", ScheduleEnvelope.__doc__)
 
 
@@ -39,12 +45,9 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
     """The objects of one kind: its value's fields, with the members that documents hold in another shape."""
     own = adapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
-    for sync in get_args(Sync):  # documents hold these as `sync_schema` says
-        definitions.pop(sync.__name__, None)
-    sync = sync_schema()
-    for algorithm in sync["anyOf"]:
-        for member in algorithm.get("properties", {}).values():
-            definitions |= member.pop("$defs", {})
+    for value in get_args(Sync):  # documents hold these as `sync_schema` says
+        definitions.pop(value.__name__, None)
+    sync = {"$ref": "#/$defs/Sync", "default": "synchronous"}
     own.pop("title", None)
     own["description"] = kind.value.__doc__ and " ".join(kind.value.__doc__.split("\n\n")[0].split())
     own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "sync": sync}
@@ -97,15 +100,24 @@ def _finished(schema: dict[str, Any], title: str, about: str | None) -> dict[str
         "$schema": DIALECT,
         "title": title,
         "description": about,
-        **{key: _without_titles(value) for key, value in schema.items()},
+        **{key: _plainly(value) for key, value in schema.items()},
     }
 
 
-def _without_titles(value: object) -> object:
-    """Drop the titles that pydantic derives from field names: they say nothing and differ between its versions."""
-    if isinstance(value, dict):
-        return {k: _without_titles(v) for k, v in value.items() if not (k == "title" and isinstance(v, str))}
-    return [_without_titles(item) for item in value] if isinstance(value, list) else value
+def _plainly(value: object) -> object:
+    """Drop the titles that pydantic derives from field names: they say nothing and differ between its versions.
+
+    A default is written as the canonical form of a file has it: an exact number by its shortest spelling, and an object
+    without the members that have their own default, which are all.
+    """
+    if not isinstance(value, dict):
+        return [_plainly(item) for item in value] if isinstance(value, list) else value
+    result = {k: _plainly(v) for k, v in value.items() if not (k == "title" and isinstance(v, str))}
+    if isinstance(result.get("default"), dict):
+        result["default"] = {}
+    if isinstance(result.get("default"), str) and "anyOf" in result and "enum" not in result:
+        result["default"] = dump_fraction(parse_fraction(result["default"]))
+    return result
 
 
 def texts() -> dict[str, str]:

@@ -120,16 +120,18 @@ def _kind_of(raw: Raw, place: str) -> Kind:
 
 
 def dump_strategy(strategy: Strategy) -> Raw:
-    """The object of a strategy, without members that equal their default. Explicit phases stay `Phase` values."""
+    """The object of a strategy in canonical form, explicit phases still as `Phase` values."""
     kind = KINDS[strategy.kind]
     result: Raw = {"kind": strategy.kind}
     for part in fields(strategy):
         value = getattr(strategy, part.name)
+        if part.name == "steps_per_round" and isinstance(value, tuple) and len(set(value)) == 1:
+            value = value[0]
         if part.name == kind.bulk and kind.dump is not None:
             result |= kind.dump(value)
         elif part.default is MISSING or value != part.default:
             result[part.name] = _dump_sync(value) if part.name == "sync" else _plain(value)
-    return result
+    return kind.canonical(result)
 
 
 WAITS: dict[str, type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]] = {
@@ -184,11 +186,10 @@ def sync_schema() -> dict[str, Any]:
     """How documents hold the *sync* axis, as a JSON Schema."""
     return {
         "anyOf": [
-            {"const": "synchronous"},
+            {"const": "synchronous", "type": "string"},
             _one_member("delay", {"const": 1, "type": "integer"}),
             *(_one_member(word, _described(value)) for word, value in WAITS.items()),
         ],
-        "default": "synchronous",
         "description": "How long a round waits for its averaging, and how late that may come.",
     }
 

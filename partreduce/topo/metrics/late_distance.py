@@ -36,6 +36,7 @@ of the steady state for that steps_per_round.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, isfinite, log2
 from typing import Any
@@ -48,9 +49,11 @@ from partreduce.topo.metrics.base import Metric
 from partreduce.topo.metrics.sectors import Sectors, adjoint, traces
 
 CURVATURE = 0.25
-"""The h that the steps model prices: its fit over tasks of five kinds (`benchmarks.steps_to_loss.delay`)."""
+"""The h that the steps model prices: fitted over five kinds of tasks (benchmarks/results/steps_to_loss_lateness.md)."""
 HORIZON = 256
 """Steps after which the distance is taken."""
+ASKED = 24
+"""Steps per round up to which all are found together."""
 MOST = 64
 """Directions of a sector; of larger ones the late distance is estimated."""
 
@@ -63,11 +66,17 @@ def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = 
         steps_per_round: steps of a round, the same for all workers.
         curvature: learning rate times curvature; 0 gives the consensus distance of the late schedule.
     """
-    total = 0.0
+    return _late_distances(sectors, (steps_per_round,), curvature)[steps_per_round]
+
+
+def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) -> dict[int, float]:
+    """By the steps per round, which have equal `_doublings`."""
+    total = np.zeros(len(steps))
     for batch in sectors.batches:
         off_mean = batch.off_mean_diagonal(np.ones(batch.size))
-        total += float(batch.multiplicity @ _traces(batch.matrices, off_mean, steps_per_round, curvature))
-    return total / sectors.num_workers
+        found = _traces(batch.matrices, off_mean, steps, curvature)
+        total += [batch.multiplicity @ row for row in found]  # one by one, so that rounding is that of one alone
+    return dict(zip(steps, (total / sectors.num_workers).tolist(), strict=True))
 
 
 def late_distance_like(
@@ -83,7 +92,7 @@ def late_distance_like(
     steps = max(1, round(steps_per_round))
     ends = max(float(steps), consensus_distance / share - (steps - 1) / 2)  # what a round ends with, for each direction
     root = np.full((1, 1, 1, 1), (1 - steps / ends) ** 0.5)
-    return share * float(_traces(root, np.ones((1, 1, 1)), steps, curvature)[0])
+    return share * float(_traces(root, np.ones((1, 1, 1)), (steps,), curvature)[0, 0])
 
 
 def is_small(sectors: Sectors) -> bool:
@@ -91,27 +100,38 @@ def is_small(sectors: Sectors) -> bool:
     return all(batch.size <= MOST for batch in sectors.batches)
 
 
+def _doublings(steps_per_round: int, period: int) -> int:
+    """How often the periods are doubled until a training of `HORIZON` steps is over."""
+    return ceil(log2(max(1.0, HORIZON / (steps_per_round * period))))
+
+
 def _traces(
-    mixing: npt.NDArray[Any], off_mean: npt.NDArray[Any], steps_per_round: int, curvature: float
+    mixing: npt.NDArray[Any], off_mean: npt.NDArray[Any], steps: Sequence[int], curvature: float
 ) -> npt.NDArray[np.float64]:
-    """The traces of Σ, (C,), averaged over the instants of a period; `mixing` (T, C, g, g), `off_mean` (C, g, g)."""
-    kept = (1 - curvature) ** (2 * np.arange(steps_per_round + 1))  # variance that is left after s steps of one's own
+    """The traces of Σ, averaged over the instants of a period, for several steps per round of equal `_doublings`.
+
+    `mixing` is (T, C, g, g) and `off_mean` (C, g, g); the result is (len(steps), C).
+    """
+    most, period = max(steps), len(mixing)
+    kept = (1 - curvature) ** (2 * np.arange(most + 1))  # variance that is left after s steps of one's own
     added = np.concatenate([[0.0], np.cumsum(kept[:-1])])  # variance that s steps add
-    period, noise = len(mixing), added[steps_per_round] * off_mean
-    matrices = mixing - (1 - (1 - curvature) ** steps_per_round) * off_mean
+    moved = np.array([1 - (1 - curvature) ** k for k in steps])[:, None, None, None]
+    noise = added[list(steps)][:, None, None, None] * off_mean
+    matrices = mixing[:, None] - moved * off_mean  # (T, steps, C, g, g)
     rounds = list(zip(matrices, adjoint(matrices), strict=True))
     product, covariance = np.broadcast_to(np.eye(mixing.shape[-1]), noise.shape), np.zeros_like(noise)
     for matrix, turned in rounds:
         covariance, product = matrix @ covariance @ turned + noise, matrix @ product
-    doublings = ceil(log2(max(1.0, HORIZON / (steps_per_round * period))))
+    doublings = _doublings(steps[0], period)
     covariance = lyapunov.steady_state(product, covariance, negligible=0.0, max_doublings=doublings).covariance
-    left, inside = kept[1:steps_per_round].sum(), added[1:steps_per_round].sum() * traces(off_mean)
-    total = np.zeros(len(noise))
+    left = np.array([kept[1:k].sum() for k in steps])[:, None]
+    inside = np.array([added[1:k].sum() for k in steps])[:, None] * traces(off_mean)
+    total = np.zeros(noise.shape[:2])
     for matrix, turned in rounds:
         total += left * traces(covariance) + inside
         covariance = matrix @ covariance @ turned + noise
         total += traces(covariance)
-    return total / (period * steps_per_round)
+    return np.asarray(total / (period * np.array(steps)[:, None]), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +159,13 @@ class Retimed:
             if self.sectors is None:
                 flat = self.consensus_distance_at(steps_per_round, late=True).value
                 found = inf if flat is None else late_distance_like(flat, steps_per_round, self.noise)
+                self._late_distances[steps_per_round] = found
             else:
-                found = late_distance_of(self.sectors, steps_per_round)
-            self._late_distances[steps_per_round] = found
+                period = len(self.sectors.batches[0].matrices)
+                like = _doublings(steps_per_round, period)
+                alike = [k for k in range(1, ASKED + 1) if _doublings(k, period) == like]
+                steps = alike if steps_per_round in alike else [steps_per_round]
+                self._late_distances.update(_late_distances(self.sectors, steps, CURVATURE))
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:

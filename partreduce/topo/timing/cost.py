@@ -84,15 +84,26 @@ def communication(
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps_per_round = schedule.strategy.steps_per_round
     steps = steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
-    seconds, sent, peaks = [], [], []
-    for index in range(schedule.period):
-        listed = phase_loads(schedule, index, hardware, model_bytes=size, travel=travel)
-        seconds.append(float(segment_seconds(listed).sum(axis=0).max(initial=0.0)))
-        each = [loaded.busiest_node_bytes() for loaded in listed]
+    seconds, sent, peaks = list[float](), list[float](), list[float]()
+    for index, first in enumerate(first_equal(schedule)):
+        if first < index:
+            for listed in (seconds, sent, peaks):
+                listed.append(listed[first])
+            continue
+        loaded = phase_loads(schedule, index, hardware, model_bytes=size, travel=travel)
+        seconds.append(float(segment_seconds(loaded).sum(axis=0).max(initial=0.0)))
+        each = [one.busiest_node_bytes() for one in loaded]
         sent.append(sum(each))
         peaks.append(max(each) if travel.turns else sent[-1])
     per_round = float(np.mean(seconds))
     return Communication(tuple(seconds), per_round, per_round / steps, float(np.mean(sent)) / steps, float(max(peaks)))
+
+
+def first_equal(schedule: Schedule) -> list[int]:
+    """For each phase of the period the first one that is equal to it, which costs as much."""
+    rule, seen = schedule.rule(by_node=True), dict[object, int]()
+    phases = schedule.strategy.graphs or (map(schedule.phase, range(schedule.period)) if rule is None else rule.phases)
+    return [seen.setdefault(phase, index) for index, phase in enumerate(phases)]
 
 
 def group_seconds(

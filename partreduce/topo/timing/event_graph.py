@@ -11,10 +11,10 @@ max-plus algebra", 1998).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
 from partreduce.topo.switches import regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.compute import ComputeTimes
-from partreduce.topo.timing.cost import phase_loads, segment_seconds
+from partreduce.topo.timing.cost import first_equal, phase_loads, segment_seconds
 from partreduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
 
 MAX_ITERATIONS = 10_000
@@ -124,6 +124,61 @@ class TimedPeriod:
         slowest = float(workers.max())
         return CycleTime(slowest, slowest / int(worker_steps.max()), workers, critical)
 
+    def merged(self) -> TimedPeriod:
+        """The same speeds with one worker for all that compute as long and wait for the like in every round.
+
+        They arrive together, so that one stands for all; O(n log n · period), a few times.
+        """
+        distinct = {id(stage): stage for stage in self.stages}
+        if any(stage.turns for stage in distinct.values()):
+            return self
+        kinds, count = _kinds(self.steps, self.worker_steps), 0
+        while count < (count := int(kinds.max()) + 1) < len(kinds):
+            kinds = _kinds(kinds, *(_cell_kinds(stage, kinds) for stage in distinct.values()))
+        if count == len(kinds):
+            return self
+        first = np.unique(kinds, return_index=True)[1]
+        fewer = {key: _of_kinds(stage, kinds, first) for key, stage in distinct.items()}
+        stages = [fewer[id(stage)] for stage in self.stages]
+        return TimedPeriod(stages, self.steps[first], self.worker_steps[first], self.sync)
+
+
+def _kinds(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """For every row the number of its kind: rows that agree in all columns are of one."""
+    found = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        found = np.unique(found * len(values) + place, return_inverse=True)[1]
+    return found
+
+
+def _cell_kinds(stage: Stage, kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For every worker the kind of its cell: which kinds of workers it waits for, and how long it takes; -1 for none.
+
+    A set of kinds is known by the sum of 62 random bits of each.
+    """
+    if not len(stage.seconds):
+        return np.full(len(kinds), -1, dtype=np.int64)
+    cell, number = np.repeat(np.arange(len(stage.seconds)), np.diff(stage.offsets)), int(kinds.max()) + 1
+    pairs = np.unique(cell * number + kinds[stage.sources])
+    bits = np.random.default_rng(0).integers(1 << 62, size=number)
+    sums = np.zeros(len(stage.seconds), dtype=np.int64)
+    np.add.at(sums, pairs // number, bits[pairs % number])
+    left = () if stage.segments is None else tuple(stage.segments.left)
+    return np.where(stage.cell_of >= 0, _kinds(sums, stage.seconds, *left)[stage.cell_of], -1)
+
+
+def _of_kinds(stage: Stage, kinds: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> Stage:
+    """The stage of the first worker of each kind."""
+    own = stage.cell_of[first]
+    cells = np.unique(own[own >= 0])
+    sources = [np.unique(kinds[stage.sources[stage.offsets[c] : stage.offsets[c + 1]]]) for c in cells.tolist()]
+    cell_of = np.where(own >= 0, np.searchsorted(cells, own), -1)
+    offsets = np.cumsum([0, *map(len, sources)])
+    segments = None if stage.segments is None else replace(stage.segments, left=stage.segments.left[:, cells])
+    listed = np.concatenate(sources) if sources else np.zeros(0, dtype=np.int64)
+    return Stage(listed, offsets, stage.seconds[cells], cell_of, segments)
+
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
     """Whether some renumbering of the nodes leads from any node to any other and changes neither links nor groups."""
@@ -152,8 +207,11 @@ def _one_node(
     assert rule is not None, "nodes that are all alike have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
-    stages = []
-    for index, phase in enumerate(rule.phases):
+    stages: list[Stage] = []
+    for index, (first, phase) in enumerate(zip(first_equal(schedule), rule.phases, strict=True)):
+        if first < index:
+            stages.append(stages[first])
+            continue
         every = segment_seconds(phase_loads(schedule, index, hardware, model_bytes=sent, travel=travel))
         cell_of = np.full(size, -1, dtype=np.int64)
         members: list[int] = []
@@ -168,8 +226,8 @@ def _one_node(
         # The costs hold one group of each block, or all of them, block by block; all of one block are equal.
         count = every.shape[1]
         counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
-        first = np.cumsum([0, *counts])[:-1]
-        parts = in_segments(every[:, first], travel)
+        ones = np.cumsum([0, *counts])[:-1]
+        parts = in_segments(every[:, ones], travel)
         stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), parts.seconds, cell_of, *parts[1:]))
     return stages
 

@@ -14,7 +14,7 @@ from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Travel
-from partreduce.topo.timing.cost import bytes_of, round_seconds
+from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,10 @@ def of_period(
         ScheduleError: the strategy has no fixed phases.
     """
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
-    return [_stage(schedule, index, hardware, model_bytes, travel) for index in range(schedule.period)]
+    stages: list[Stage] = []
+    for index, first in enumerate(first_equal(schedule)):
+        stages.append(stages[first] if first < index else _stage(schedule, index, hardware, model_bytes, travel))
+    return stages
 
 
 def of_prologue(

@@ -3,21 +3,25 @@
     python -I verify/checker certificate.json schedule.json
 
 It needs this folder, which may be copied and renamed, and Python 3.11; it imports nothing of the prover, which takes
-the numbers of facts and the classes of failures from it, and computes with integers and fractions only. Where to read:
+the numbers of facts and the classes of failures from it, and computes with integers and fractions only. Read it in this
+order; every theorem stands above the lines that rest on it. All suppose that groups are disjoint, which is seen first.
 
-* `claims/`: one claim a file, the theorem on top and below it the check of the witness that a certificate brings. This
-  is what a mathematician confirms.
-* `facts/`: what follows from the schedule alone, with its proof; computed here and in no certificate. What follows from
-  the rules that a program is assumed to obey is told apart.
-* `period.py`: one period as a matrix, and why a rule of any size is a few small ones. `linear_algebra.py`: pivots, and
-  a factor rounded to integers; `definite.py`: the same for forms. `steady_state.py`: what workers add between two
-  averagings. `meetings.py`: after how many rounds everybody has met everybody. `events.py`: who waits for whom where
-  workers keep a gap.
-* `schedule.py`: what a schedule file says, and its hash; `axes.py`, `kept_gap.py`, `quorum.py`: who waits for whom, how
-  late averages are, and how payload travels; `tables.py`: which tables go their own way, and who owns their rows.
-  `certificate.py`: which check decides which entry.
-* `failure_plans.py`, `failure_classes.py`: what survivors run when workers fail, and which failures are equivalent.
-* `strict_json.py`, `refusal.py`, `program.py`: strict reading, the two ways to say no, and the command line.
+1. What is asked. `refusal.py`: the two ways to say no, and the budget of work. `strict_json.py`: reading files
+   strictly. `schema.py`: the JSON Schema that lies here, and its interpreter. `schedule.py`: what a schedule says, its
+   hash, and what proofs suppose of its members together. `certificate.py`: which check decides which entry. `facts.py`:
+   what is stated without one. `program.py`: the command line.
+2. Averages as matrices. `groups.py`: groups are disjoint, workers find their own, rows and columns sum to 1.
+   `period.py`: a period as a matrix, and why a rule of any size is a few small ones. `linear_algebra.py`: a matrix is
+   positive semidefinite. `consensus.py`: all come to one value. `contraction.py`: by what factor a period does so, and
+   that it is the mean. `consensus_distance.py`: how far apart steps keep workers. `outer_steps.py`: outer parameters of
+   each worker's own agree.
+3. Failures. `failure_classes.py`: what survivors run, and which failures are equivalent. `survives.py`: they agree, by
+   what factor, and how far a failure moves the mean.
+4. Who waits for whom. `rounds.py`: after how many rounds everybody has met everybody, nobody waits for ever, how old
+   averages are, and what is equal. `events.py`: workers that keep a gap. `gaps.py`: how far apart they are.
+   `quorum.py`: rounds that start when enough workers have come.
+5. What is sent. `traffic.py`: arrays and bytes. `codec_error.py`: what rounding takes. `tables.py`: rows that go their
+   own way, and who owns them.
 
 From Python: `check(certificate, read_schedule(document))` yields the claims that hold, and raises Refusal at the first
 entry that does not; `facts(read_schedule(document))` yields the rest.

@@ -1,7 +1,7 @@
 """Reading the certificate of a schedule: its claims in order, each with the check that decides it.
 
 A certificate holds witnesses: what takes longer to find than to confirm. What follows from the schedule alone stands in
-none; `facts/` computes it.
+none; `facts.py` computes it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from .claims import (
-    consensus,
-    consensus_distance,
-    contraction,
-    exact_consensus,
-    membership,
-    outer_steps,
-    survives,
-)
-from .facts.conflict_free import confirm_disjoint
+from . import consensus, consensus_distance, contraction, groups, outer_steps, survives
 from .refusal import confirm, confirm_equal, require
 from .schedule import Mode, Schedule
 from .strict_json import as_choice, as_list, as_object, as_text
@@ -38,7 +29,7 @@ class Claim(NamedTuple):
 
 
 CLAIMS: dict[str, Claim] = {
-    "membership": Claim(membership.check, ("answers",), MATRICES | {"own outer parameters"}),
+    "membership": Claim(groups.check_membership, ("answers",), MATRICES | {"own outer parameters"}),
     "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own outer parameters"})),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
     "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), MATRICES | {"lossy gap"}),
@@ -47,8 +38,8 @@ CLAIMS: dict[str, Claim] = {
     "contraction/factor": Claim(contraction.check_by_factor, ("squared",)),
     "contraction/norms": Claim(contraction.check_by_norms, ("squared",)),
     "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance")),
-    "exact-consensus/product": Claim(exact_consensus.check_by_product, ()),
-    "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
+    "exact-consensus/product": Claim(contraction.check_by_product, ()),
+    "exact-consensus/labels": Claim(contraction.check_by_labels, ("first", "radices", "labels")),
     "survives": Claim(survives.check, ("failures", "classes", "answers"), frozenset({"rounds"})),
 }
 """Every claim by its name, or its name and method."""
@@ -75,9 +66,6 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
 
     The certificate must name the schedule's own hash, and no claim stands twice. Groups are seen to be disjoint first,
     because without that there is no mixing matrix to speak about.
-
-    Raises:
-        Refusal: the certificate is not what it must be, or an entry does not hold.
     """
     members = ("format", "version", "schedule_sha256", "num_workers", "period", "claims")
     document = as_object(certificate, "certificate", members)
@@ -87,7 +75,7 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
     confirm(named == own, "schedule_sha256", named, f'"{own}": the certificate is of another schedule')
     confirm_equal("num_workers", document["num_workers"], schedule.num_workers)
     confirm_equal("period", document["period"], schedule.period)
-    confirm_disjoint(schedule)
+    groups.confirm_disjoint(schedule)
     proved: set[str] = set()
     for number, entry in enumerate(as_list(document["claims"], "claims")):
         place = f"claims[{number}]"

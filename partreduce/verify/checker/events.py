@@ -39,11 +39,19 @@ below D, and D(x) ≤ X(x) after all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .refusal import Work
+from .refusal import Work, require
+
+MAX_WORKERS = 2**20
+PLACE = "strategy.sync.iteration_gap"
+
+Edges = Sequence[tuple[int, int, Fraction]]
+"""(target, source, weight)."""
 
 
 class Need(NamedTuple):
@@ -109,3 +117,108 @@ class EventGraph:
                 if left[number] == 0:
                     heappush(heap, (distance + need.tokens, need.event))
         return {end: settled[end] for end in ends if end in settled}
+
+
+class KeptGap(NamedTuple):
+    """A setting as read: `backup` has a number for each worker, or is one for all, `skip` (limit, trigger, behind)."""
+
+    max_ig: int | None
+    staleness: int
+    backup: int | list[int]
+    notify_ack: bool
+    skip: tuple[int, int, int] | None
+    weights: str
+    update_order: str
+
+    @classmethod
+    def of(cls, members: dict[str, Any]) -> KeptGap:
+        """The setting that a file gives, all of its members."""
+        skip = members["skip"]
+        return cls(**{**members, "skip": skip and (skip["limit"], skip["trigger"], skip["behind"])})
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether some worker may do without an update."""
+        return any(self.backup) if isinstance(self.backup, list) else self.backup > 0
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every reduce takes the update of its own step of every in-neighbor.
+
+        Then round after round is the recursion with the file's weights, whichever worker is ahead, and claims about
+        matrices hold. Else what a reduce takes is decided while the job runs: there is no matrix.
+        """
+        return not self.staleness and not self.has_backup  # a skip goes with either
+
+    def backups(self, num_workers: int) -> list[int]:
+        """A number for each worker."""
+        return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
+
+    def events(self, num_workers: int, edges: Edges) -> EventGraph:
+        """The events of the workers of a round."""
+        return EventGraph(
+            sorted((source, target) for target, source, _ in edges),
+            self.backups(num_workers),
+            staleness=self.staleness,
+            max_ig=self.max_ig,
+            notify_ack=self.notify_ack,
+        )
+
+    def require_fit(self, num_workers: int, edges: Edges) -> None:
+        """Refuse a setting, or a graph that it does not fit, of which the theorems above do not speak.
+
+        Where all updates count the same and all are taken, the file's weights must say so: claims speak about them. And
+        no worker may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to
+        that, or a way back over every edge that nobody does without. A worker that skips takes tokens for it, leaves
+        updates out, and acknowledges none of them.
+        """
+        has_tokens = self.max_ig is not None
+        require(num_workers <= MAX_WORKERS, PLACE, f"over {MAX_WORKERS} workers")
+        require(self.max_ig != 0, f"{PLACE}.max_ig", "must be an integer 1..2147483647")
+        require(
+            self.takes_all or not self.notify_ack, PLACE, "notify_ack goes with neither staleness nor backup workers"
+        )
+        require(has_tokens or not self.skip, PLACE, "skip needs max_ig")
+        require(has_tokens or not self.has_backup, PLACE, "backup needs max_ig")
+        require(not self.skip or not self.takes_all, PLACE, "skip goes with backup or staleness")
+        backups, number = self.backups(num_workers), Counter(target for target, _, _ in edges)
+        fits = len(backups) == num_workers and all(spare <= number[v] for v, spare in enumerate(backups))
+        require(fits, f"{PLACE}.backup", "1 number, or 1 a worker, and none above its in-neighbors")
+        is_uniform = all(weight * (number[target] + 1) == 1 for target, _, weight in edges)
+        is_told = self.weights == "graph" or not self.takes_all or is_uniform
+        require(is_told, f"{PLACE}.weights", "is uniform; the weights of the round are others")
+        if not has_tokens:
+            parts = _strong_parts(num_workers, edges)
+            way_back = all(parts[target] == parts[source] for target, source, _ in edges)
+            require(way_back, "strategy.rounds[0]", "without max_ig a path leads back over every edge")
+
+
+def _strong_parts(num_workers: int, edges: Edges) -> list[int]:
+    """A number for every worker, the same for two iff each is reached from the other (Kosaraju; Sharir 1981)."""
+    onward: list[list[int]] = [[] for _ in range(num_workers)]
+    backward: list[list[int]] = [[] for _ in range(num_workers)]
+    for target, source, _ in edges:
+        onward[source].append(target)
+        backward[target].append(source)
+    order: list[int] = []  # by the time at which a depth-first search leaves a worker
+    seen = [False] * num_workers
+    for start in range(num_workers):
+        path = [(start, iter(onward[start]))] if not seen[start] else []
+        seen[start] = True
+        while path:
+            worker, targets = path[-1]
+            fresh = next((target for target in targets if not seen[target]), None)
+            if fresh is None:
+                order.append(worker)
+                path.pop()
+            else:
+                seen[fresh] = True
+                path.append((fresh, iter(onward[fresh])))
+    part = [-1] * num_workers
+    for start in reversed(order):
+        waiting = [start] if part[start] < 0 else []
+        while waiting:
+            worker = waiting.pop()
+            part[worker] = start
+            waiting += [source for source in backward[worker] if part[source] < 0]
+    return part

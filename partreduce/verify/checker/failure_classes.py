@@ -38,17 +38,18 @@ from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations, islice, product
-from math import comb
-from typing import NamedTuple
+from math import comb, prod
+from typing import Any, NamedTuple
 
-from .averages import PLAIN, Average
-from .failure_plans import Failure, FailurePlan
 from .refusal import UNREADABLE, TooLarge, Work
-from .schedule import Schedule
+from .schedule import PLAIN, Average, Failure, FailurePlan, Schedule
 
 MAX_CLASSES = 2**16
 """Classes of failures that are looked at."""
+MAX_CELLS = 2**23
+"""Cells of what the survivors of one failure run, in all phases."""
 MAX_WIDTH = 2**20
 """Workers of listed groups, and local ranks of a rule, whose kinds are looked at."""
 
@@ -251,3 +252,54 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 def number_of_failures(num_workers: int, most: int) -> int:
     """How many failures of up to so many workers there are."""
     return sum(comb(num_workers, count) for count in range(1, most + 1))
+
+
+class Cells(NamedTuple):
+    """`sizes`: workers of a cell; a group of `phases` is (cells, relaxation); `free`: digits with other functions."""
+
+    sizes: list[int]
+    phases: list[list[tuple[list[int], Fraction]]]
+    free: list[int]
+
+
+def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]], work: Work) -> Cells:
+    """The survivors by the values of digits that are told apart, in the order of ranks; of listed groups one a cell."""
+    size, radices = schedule.width, schedule.radices
+    left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
+    choices = with_another(used, radices)
+    count = prod(map(len, choices)) * size
+    if count * (1 + schedule.period) > MAX_CELLS:
+        raise TooLarge(f"{work.place}: over {MAX_CELLS} cells of survivors in all phases", UNREADABLE)
+    work.spend(20 * count * (1 + schedule.period))
+    sizes: list[int] = []
+    gone = frozenset(failed)
+    rows: list[tuple[tuple[int, ...], list[int]]] = []  # digits, and the cell of each local rank, -1 of a failed one
+    for digits in product(*choices):
+        alike = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
+        first = node_of(digits, radices) * size
+        row = []
+        for worker in range(first, first + size):
+            row.append(-1 if worker in gone else len(sizes))
+            sizes += [alike] * (worker not in gone)
+        rows.append((digits, row))
+    phases = [[group for block in phase for group in _groups_of_cells(block, rows)] for phase in schedule.phases]
+    return Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])
+
+
+def _groups_of_cells(
+    block: Average, rows: Sequence[tuple[tuple[int, ...], list[int]]]
+) -> list[tuple[list[int], Fraction]]:
+    kept = [digit for digit in range(len(rows[0][0])) if digit not in block.across]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for digits, row in rows:
+        found = groups.setdefault(tuple([digits[digit] for digit in kept]), [])
+        found += [row[rank] for rank in block.members if row[rank] >= 0]
+    return [(members, block.relaxation) for members in groups.values() if len(members) > 1]
+
+
+def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> None:  # noqa: ANN401 - of hashlib
+    """Hash for each phase and survivor the smallest member of its group and the relaxation, or `-`."""
+    left = runs.num_workers - len(missing)
+    for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
+        home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
+        text.update("".join(home.get(worker, "-\n") for worker in range(left)).encode())

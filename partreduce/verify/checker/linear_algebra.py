@@ -25,9 +25,6 @@ def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
     *Sylvester's law of inertia:* A has as many negative (positive, zero) eigenvalues as D has negative (positive, zero)
     entries. So A is positive semidefinite iff no pivot is negative. A zero pivot above a non-zero entry ends the
     elimination, and is refused: such a matrix is indefinite, and no certificate of the prover leads there.
-
-    Raises:
-        Refusal: a zero pivot stands above a non-zero entry, or the work is too much.
     """
     size = len(matrix)
     for k in range(size):
@@ -75,9 +72,6 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
     least the sum of the absolute values beside it, which makes it positive semidefinite, and L·Lᵀ is so as well.
 
     So A is m²·I − NᵀN less ⌈n·m/2⌉·I. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
-
-    Raises:
-        Refusal: the elimination ends early, so that the bound is false, or true by less than that.
     """
     n = len(rows)
     work.spend(n**3 + n)
@@ -121,3 +115,43 @@ def gram(rows: IntegerMatrix) -> IntegerMatrix:
         parts = range(0, width * size, width)
         result.append([int.from_bytes(data[at : at + width], "little") - half for at in parts])
     return result
+
+
+SHIFT_BITS = 45
+"""e is 2⁻⁴⁵ of the largest entry on the diagonal."""
+
+FACTOR_BITS = 60
+"""The entries of L have at least about so many bits, so that the remainders stay far below e."""
+
+
+def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
+    """Positive semidefinite, decided without fractions: a rounded factor, and what it leaves over.
+
+    *Theorem.* Let A be a symmetric matrix of integers, and A − e·I = L·Lᵀ + R with a symmetric R. If e + R_ii ≥ Σ_{j≠i}
+    |R_ij| for every i, then A is positive semidefinite: L·Lᵀ is, and so is e·I + R, whose rows are dominated by their
+    diagonal (Gershgorin). *Any* L will do, so it may be rounded: the elimination below divides with a remainder, and R
+    is made of just these remainders. Nothing is lost by rounding as long as A stays clear of the edge by more than
+    about 2⁻⁴⁵ of its largest entry; a matrix closer to the edge is refused though it may be positive.
+    Numbers: Confirm that a symmetric matrix of integers is positive semidefinite; its lower triangle is read.
+    """
+    size = len(matrix)
+    largest = max(matrix[i][i] for i in range(size))
+    finer = max(0, FACTOR_BITS - largest.bit_length() // 2)  # A is taken 4^finer times
+    shift = (largest << 2 * finer) >> SHIFT_BITS
+    work.spend(size**3 // 3 * (40 + largest.bit_length() // 8))
+    factor: IntegerMatrix = []
+    left_over = [0] * size  # Σ_{j≠i} |R_ij| − R_ii
+    for i in range(size):
+        row: list[int] = []
+        for j in range(i):
+            rest = (matrix[i][j] << 2 * finer) - inner_product(row, factor[j])
+            quotient, remainder = divmod(rest, factor[j][j])
+            row.append(quotient)
+            left_over[i] += remainder
+            left_over[j] += remainder
+        rest = (matrix[i][i] << 2 * finer) - shift - inner_product(row, row)
+        confirm(rest > 0, place, f"a matrix with a negative direction in row {i}", "a positive semidefinite one")
+        row.append(isqrt(rest))
+        left_over[i] -= rest - row[i] * row[i]
+        factor.append(row)
+    confirm(max(left_over) <= shift, place, "a matrix near the edge", "one clear of it")

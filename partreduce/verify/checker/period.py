@@ -20,13 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
-from math import ceil, lcm
+from math import ceil, lcm, prod
 from typing import Any
 
-from .averages import Average, Edge
 from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
 from .refusal import Work, confirm, require
-from .schedule import Schedule
+from .schedule import Average, Edge, Schedule
 from .strict_json import as_fraction
 
 MAX_DIGITS = 12
@@ -59,29 +58,31 @@ def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) 
     The class of the empty set is a pattern of its own, because it alone holds the mean. `among`: only of classes that
     hold one of these digits.
     """
+    return [digits for digits, _ in classes_with_counts(schedule, place, among)]
+
+
+def classes_with_counts(
+    schedule: Schedule, place: str, among: Sequence[int] | None = None
+) -> list[tuple[list[int], int]]:
+    """The same, each with the number of characters that it stands for: radix - 1 of each digit of a class."""
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
-    all_across = {frozenset(block.across) for phase in schedule.phases for block in phase}
-    order = list(all_across)  # any order will do, as long as it is the same for every class
-    first_of_pattern: dict[tuple[bool, ...], list[int]] = {}
+    order = list({frozenset(block.across) for phase in schedule.phases for block in phase})
+    found: dict[tuple[bool, ...], tuple[list[int], int]] = {}
     for size in range(num_digits + 1):
         for digits in combinations(range(num_digits), size):
             varying = frozenset(digits)
-            if among is not None and varying.isdisjoint(among):
-                continue
-            pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
-            first_of_pattern.setdefault(pattern, list(digits))
-    return list(first_of_pattern.values())
+            if among is None or not varying.isdisjoint(among):
+                pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
+                first, count = found.get(pattern, (list(digits), 0))
+                found[pattern] = first, count + prod(schedule.radices[digit] - 1 for digit in digits)
+    return list(found.values())
 
 
 def distance_from_mean(
     schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work
 ) -> tuple[IntegerMatrix, int]:
-    """Pᵏ − J on one class, for k periods: rows of integers, and the common denominator of all of them.
-
-    Raises:
-        Refusal: the numbers or the work become too large.
-    """
+    """Pᵏ − J on one class, for k periods: rows of integers, and the common denominator of all of them."""
     size = schedule.width
     work.spend(size**3)  # before the first matrix is made: a small file may speak of a billion workers
     rows = [[int(i == j) for j in range(size)] for i in range(size)]
@@ -115,18 +116,26 @@ def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: Integer
     """W · rows for the W of phase or round t on one class, times a factor, and the factor."""
     if schedule.form == "graph":
         return _after_edges(rows, schedule.rounds[t])
-    return _after_averages(rows, averages_on_class(schedule.phases[t], digits))
+    return after_averages(rows, averages_on_class(schedule.phases[t], digits))
 
 
-def _after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage]) -> tuple[IntegerMatrix, int]:
-    """W · rows, times a factor, for a phase of groups, and the factor: it makes all entries integers."""
-    factor = lcm(*(relaxation.denominator * len(members) for members, _, relaxation in phase))
+def factor_of(phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None) -> int:
+    """What makes integers of the entries of W, where member i stands for sizes[i] workers, or for itself."""
+    weights = (sum(sizes[member] for member in members) if sizes else len(members) for members, _, _ in phase)
+    return lcm(*(average[2].denominator * weight for average, weight in zip(phase, weights, strict=True)))
+
+
+def after_averages(
+    rows: IntegerMatrix, phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None
+) -> tuple[IntegerMatrix, int]:
+    """W · rows, times `factor_of`, for a phase of groups, and that factor."""
+    factor = factor_of(phase, sizes)
     result = [[factor * entry for entry in row] for row in rows]
     for members, vanishes, relaxation in phase:
-        keep = int(factor * (1 - relaxation))
-        share = int(factor * relaxation / len(members))
-        columns = zip(*(rows[member] for member in members), strict=True)
-        mean = [0 if vanishes else share * sum(column) for column in columns]
+        total = sum(sizes[member] for member in members) if sizes else len(members)
+        keep, share = int(factor * (1 - relaxation)), int(factor * relaxation / total)
+        weighed = ([sizes[member] * x for x in rows[member]] if sizes else rows[member] for member in members)
+        mean = [0 if vanishes else share * sum(column) for column in zip(*weighed, strict=True)]
         for member in members:
             result[member] = [keep * entry + pulled for entry, pulled in zip(rows[member], mean, strict=True)]
     return result, factor
@@ -144,11 +153,7 @@ def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> tuple[IntegerMat
 
 
 def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, place: str) -> Fraction:
-    """Confirm ‖Pᵏ − J‖₂² ≤ `squared` by the pivots of c²·I − MᵀM on every class; returns `squared`.
-
-    Raises:
-        Refusal: a pivot is negative, or the matrices are too large.
-    """
+    """Confirm ‖Pᵏ − J‖₂² ≤ `squared` by the pivots of c²·I − MᵀM on every class; returns `squared`."""
     squared = as_fraction(entry["squared"], f"{place}.squared")
     listed = classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")

@@ -1,70 +1,89 @@
-"""Reading `sync.partial`: rounds that start when enough workers have come, and what late gradients count for.
+"""Rounds that a quorum of the workers starts (`sync.partial`), whichever workers come late.
 
-Which gradients a round sums is decided while the job runs. So there is no matrix and no phase to speak about, and only
-the claims on rounds that a quorum starts are read (`facts/quorum.py`).
+*The rules,* which the program is assumed to obey, and whose machine is explored (docs/internals/explorer.md). n
+workers; each has a *training* and a *thread*.
+
+1. A training computes a gradient with the results of the rounds 0 … v − 1 applied (v: its version), then *calls*: the
+   gradient joins the worker's send buffer, and the worker has come for the next round that its thread enters (by call:
+   its k-th call is for round k only). The call waits until round v is done, takes results, and the training goes on.
+2. Threads carry the rounds 0, 1, 2, … out one after the other. A thread *enters* a round with all that is in the send
+   buffer, which is emptied, and is done with it when the sum over all workers is there.
+3. A round may be entered once it is *activated*: when `needed` workers have come for it (a number), or when one has
+   (solo: any; majority: the one that is drawn). Workers tell each other. Who ends has come for the round that takes
+   what it has left, and tells everybody which round it came for last; who came before it ended has come, and no more
+   workers are asked for than have come or go on. Where nobody goes on, a round starts that is *needed*: somebody has
+   come for it or for a later one.
+4. With `missed` each a result waits in a queue until it is taken; a thread whose worker has `capacity` results
+   waiting enters no round. With latest the newest replaces the one before it; then a thread does not enter a round
+   whose number is a multiple of `synchronized` = k > 0 before its own model was averaged with all at this round.
+   None enters a round that nobody needs once all have ended.
+
+*Theorems.* (in order) Each of n threads carries out every round that is needed once, in the order of numbers:
+rule 2. No thread is more than a round ahead of another: a sum is there only when all have entered it.
+
+(deadlock-free) `needed` workers that a round waits for, and has a gradient of: never more than there are. Suppose that
+no thread moves, no word is on its way, and every training waits for a result, or has ended. Then no thread is in a
+round, as all enter a round that one has entered; so all threads wait to enter the same round k. A worker that goes on
+has called, and nothing waits for it, so it has come for k, as have all that go on. (By call as well: whose call does
+not count finds the result of its own round, and calls again.) So the quorum is there, and k starts: a contradiction.
+Where nobody goes on all know which rounds are needed, and the least of them that is not over starts. A full queue holds
+up nobody for ever: a training that calls takes results without waiting; nor does a model that is to be averaged, to
+which every training comes that calls or has ended, since the rounds up to that one are done. Assumed: messages arrive,
+nobody dies, a queue holds one result.
+
+(conservation) A gradient enters one of n send buffers once and leaves it once, into the next round that its
+thread enters. Who ends says which round has the last of it; all rounds up to the largest of these are needed, and none
+beyond; so all end at one round, which leaves the buffers empty.
+
+(staleness) Number the age r − v of a gradient: the rounds between the last one that its weights have, v − 1, and
+its own, r; 0 if synchronous. It is at most `rounds`. With a queue of `capacity` C: no result is taken from the
+beginning of the computing to the call, so the thread finds 0, 1, 2, … results as it enters the rounds v, v + 1, …
+meanwhile; the last of them is v + C − 1 at most, and the next one that it enters has the gradient. So `rounds` = C.
+With latest: the thread enters no multiple of k above v before the training, which computes, has come to be averaged
+there; so r is at most the next multiple of k after v, and `rounds` = k. Counted from round v − 1 it is one more.
+
+(equal-replicas) With `missed` each (`of` = "gradients", `every` = 1) all apply the same results, in the
+order of rounds, none left out: after as many rounds all hold the same parameters and optimizer state, as in
+`equal_replicas.py`. With latest and k > 0 (`of` = "models", `every` = k) all hold the mean of their parameters right
+after every k-th round. With latest alone nothing is claimed.
+
+*Assumed of the program:* the rules; for equal-replicas the same parameters at the start, and a deterministic optimizer
+that is set up in the same way on all workers.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
-from .refusal import require
-from .strict_json import as_choice, as_integer, as_object
+from .refusal import Work
+from .schedule import Numbers, Schedule, StartedRounds
 
-LIMIT = 2**31
-"""No number of workers, results, microseconds or rounds reaches this, and no seed 2^53."""
 
-DEFAULTS: dict[str, object] = {
-    "count": "open-round",
-    "missed": "each",
-    "staleness": 4,
-    "grace": 0,
-    "synchronize_every": 0,
-    "seed": 0,
+def _of(state: Callable[[StartedRounds], Numbers | None]) -> Callable[[Schedule, Work], Numbers | None]:
+    """A fact of the setting alone."""
+
+    def stated(schedule: Schedule, _: Work) -> Numbers | None:
+        assert schedule.quorum is not None, "these facts are of nothing else"
+        return state(schedule.quorum)
+
+    return stated
+
+
+def _staleness(setting: StartedRounds) -> Numbers | None:
+    bound = setting.capacity or setting.synchronized
+    return {"rounds": bound} if bound else None
+
+
+def _equal_replicas(setting: StartedRounds) -> Numbers | None:
+    if setting.missed == "each":
+        return {"of": "gradients", "every": 1}
+    return {"of": "models", "every": setting.synchronized} if setting.synchronized else None
+
+
+FACTS = {
+    "conservation": _of(lambda _: {}),
+    "staleness": _of(_staleness),
+    "deadlock-free": _of(lambda setting: {"needed": setting.needed}),
+    "equal-replicas": _of(_equal_replicas),
 }
-CHOICES: dict[str, tuple[object, ...]] = {
-    "count": ("open-round", "call"),
-    "missed": ("each", "latest"),
-}
-
-
-class StartedRounds(NamedTuple):
-    """A setting as read: how many workers start a round (1: one of them), and what bounds how late gradients are.
-
-    `capacity` is how many results may wait for a worker, 0 where the newest replaces the one before it; then models are
-    averaged every `synchronized` rounds, 0 for never. `missed` is what becomes of results that a worker is late for.
-    """
-
-    needed: int
-    capacity: int
-    synchronized: int
-    missed: str
-
-
-def read_quorum(raw: object, place: str, num_workers: int) -> StartedRounds:
-    """A closed object; members that equal their default are left out of it, in place."""
-    members = as_object(raw, place, ("quorum",), DEFAULTS)
-    quorum = members["quorum"]
-    if isinstance(quorum, str):
-        as_choice(quorum, f"{place}.quorum", ("solo", "majority"))
-    else:
-        as_integer(quorum, f"{place}.quorum", 2, num_workers)
-    for name, choices in CHOICES.items():
-        as_choice(members.get(name, DEFAULTS[name]), f"{place}.{name}", choices)
-    for name, least, high in (("staleness", 1, LIMIT), ("grace", 0, LIMIT), ("synchronize_every", 0, LIMIT)):
-        as_integer(members.get(name, DEFAULTS[name]), f"{place}.{name}", least, high)
-    as_integer(members.get("seed", 0), f"{place}.seed", 0, 2**53)
-    for name, default in DEFAULTS.items():
-        if name in members and members[name] == default:
-            del members[name]
-    value: dict[str, Any] = DEFAULTS | members
-    latest = value["missed"] == "latest"
-    require("staleness" not in members or not latest, place, "staleness goes with missed each")
-    require("synchronize_every" not in members or latest, place, "synchronize_every goes with missed latest")
-    require("seed" not in members or quorum == "majority", place, "seed goes with the quorum majority")
-    return StartedRounds(
-        1 if isinstance(quorum, str) else quorum,
-        0 if latest else value["staleness"],
-        value["synchronize_every"],
-        value["missed"],
-    )
+"""The theorems above with their numbers."""

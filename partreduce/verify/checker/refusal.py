@@ -2,7 +2,7 @@
 
 A file that is not what it must be is *unreadable* (exit status 65); an entry that can be read and does not hold is
 *refuted* (exit status 1). Both are exceptions, so a claim is proved exactly if its function returns: no function of the
-checker answers "true".
+checker answers "true". Each may raise a Refusal; a first sentence that says "confirm" or "require" names what for.
 """
 
 from __future__ import annotations
@@ -38,21 +38,13 @@ def one_line(text: str) -> str:
 
 
 def require(condition: object, place: str, problem: str) -> None:
-    """Call a file unreadable unless the condition holds.
-
-    Raises:
-        Refusal: it does not.
-    """
+    """Call a file unreadable unless the condition holds."""
     if not condition:
         raise Refusal(f"{place}: {problem}", UNREADABLE)
 
 
 def confirm(condition: object, place: str, value: object, expected: object) -> None:
-    """Call an entry refuted unless the condition holds.
-
-    Raises:
-        Refusal: it does not.
-    """
+    """Call an entry refuted unless the condition holds."""
     if not condition:
         shown = json.dumps(value)[:120]
         raise Refusal(f"{place} is {shown}; expected {str(expected)[:200]}", REFUTED)
@@ -62,9 +54,6 @@ def confirm_equal(place: str, value: object, expected: object) -> None:
     """Call an entry refuted unless it equals what was computed, naming the first place of a list that differs.
 
     Certificates hold no floats and no `true`, so `==` compares exactly.
-
-    Raises:
-        Refusal: it differs.
     """
     if value == expected:
         return
@@ -89,11 +78,7 @@ class Work:
         self.place, self.limit, self.spent = place, limit, 0
 
     def spend(self, amount: int) -> None:
-        """Add to the cost, *before* the work is done.
-
-        Raises:
-            TooLarge: it costs more than the limit.
-        """
+        """Add to the cost, *before* the work is done."""
         self.spent += amount
         if self.spent > self.limit:
             raise TooLarge(f"{self.place}: too large for this check; use another method", UNREADABLE)

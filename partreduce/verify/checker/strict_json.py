@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
@@ -24,9 +24,6 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
     """The value in a file: UTF-8, no key twice, no float, no half of a character, at most 32 levels.
 
     A certificate has no true, false or null either, and a schedule no integer that others would round.
-
-    Raises:
-        Refusal: the file breaks one of these rules or is larger than the limit.
     """
 
     def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -63,16 +60,20 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
     return value
 
 
-def as_object(value: object, place: str, members: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
-    """A closed object: it has every one of `members`, perhaps some of `optional`, and nothing else."""
-    if not isinstance(value, dict):
-        raise Refusal(f"{place}: must be an object", UNREADABLE)
-    needed = list(members)
-    known = {*needed, *optional}
-    unknown = [key for key in value if key not in known]
-    missing = [key for key in needed if key not in value]
+def require_members(given: Collection[str], place: str, needed: Iterable[str], optional: Iterable[str] = ()) -> None:
+    """Of a closed object: every one of `needed`, perhaps some of `optional`, and nothing else."""
+    needed = list(needed)
+    unknown = [key for key in given if key not in {*needed, *optional}]
+    missing = [key for key in needed if key not in given]
     require(not unknown, place, f"has unknown keys {unknown[:3]}"[:200])
     require(not missing, place, f"lacks {missing[:3]}")
+
+
+def as_object(value: object, place: str, members: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+    """A closed object."""
+    if not isinstance(value, dict):
+        raise Refusal(f"{place}: must be an object", UNREADABLE)
+    require_members(value, place, members, optional)
     return value
 
 
@@ -109,20 +110,6 @@ def as_integers(value: object, place: str, low: int, high: int) -> list[int]:
     fits = set(map(type, integers)) <= {int} and (not integers or (low <= min(integers) and max(integers) < high))
     require(fits, place, f"must hold integers {low}..{high - 1}")
     return integers
-
-
-def as_number(value: object, place: str) -> Fraction:
-    """An exact number of a schedule: an integer, or a text such as "4/3", which need not be in lowest terms."""
-    if type(value) is int and abs(value) < 2**53:  # others would round a longer one
-        return Fraction(value)
-    if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d{0,63})(/[1-9]\d{0,63})?", value, re.ASCII):
-        return Fraction(value)
-    raise Refusal(f"{place}: must be an integer or a fraction such as 4/3", UNREADABLE)
-
-
-def shortest(value: Fraction) -> int | str:
-    """The canonical spelling of an exact number."""
-    return value.numerator if value.denominator == 1 and abs(value.numerator) < 2**53 else str(value)
 
 
 def as_fraction(value: object, place: str) -> Fraction:

@@ -1,172 +1,167 @@
-"""Reading `payload`: tables of which a step touches few rows, which therefore go their own way; who owns their rows.
+"""Facts about tables that go their own way: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
-Way `sharded`: row r of a table lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`; all
-workers are hosts where none is named, and there are as many parts as hosts where no number is. Every worker holds a
-whole table of way `gather`, and so of way `dense`, which goes by the strategy's own averages as everything else does.
-`codec` says what the numbers of rows are rounded to where they cross, handed out or brought back as gradients.
+`one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
 
-`outer` says what a mean over all workers becomes before they go on from it, and `fragments` into which parts that take
-turns the model is cut: their number, or the patterns of each one's parameters.
+*Theorem.* Every row lies on exactly one worker, and no worker has more rows than said. *Proof.* Row r lies in part
+r mod P and part p on the host at place p mod H of a list that names no worker twice: one part, one place, one worker.
+The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P⌋ rows, one more if p < R mod P. Both numbers
+do not grow with h: so the first host has the most rows, the last one the least.
+
+`table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
+of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
+where their row numbers have room in the one before, which hangs on what all members were told there.
+
+*Theorem.* No worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order
+and each of them is the same list of operations; number them all as they come. An operation has the same number at all
+its members, and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one
+number are disjoint, being nodes. A worker that is alone on its node has no operation where the others have one of
+their nodes, which takes none away from anybody. They travel on communicators that nothing else uses, so operations of
+the strategy that are in flight meanwhile come between none of them.
+
+`nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
+lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
+step sends more. How many rows follow is stated as well, and whether they fit their codec, which is not counted.
+
+*Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
+the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
+m_A)R_A, each of 4c bytes for c columns, 2c in 16 bits, c + 4 in int8. The gradients of what was asked for go back, each
+row with its number. The rows of a gathered table go around a ring of all workers in the order of their ranks, in n − 1
+messages as long as the longest of what one of them brings: all R rows; or, where those of a node agree first, the rows
+r of which the worker at place r mod k of k collects all, at most R/k rounded up, k the smallest node. They leave node A
+as often as a worker of A has its successor elsewhere.
+
+`row-error`: for each table with a codec how far what crosses may be off, as [parameter, relative, absolute]. `rows` are
+those of sharded tables: a number x that a lookup gives is off by at most relative·m + absolute, where m is |x|, or for
+int8 the largest of its row. `gradients`: the sum of what the workers bring for one row is off the exact sum by at most
+relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row.
+
+*Proof.* The file of `codec-error` says what one rounding may take, and how a bound is followed through roundings and
+additions in float32. A row is rounded once. Of gradients each of n workers rounds its own, and n are added; or, where
+the workers of a node agree first, at most k of the largest node are added, one rounds the sum, and those of all nodes
+are added. The largest are rounded up: `relative` to a multiple of 2⁻³², `absolute` to a power of 2.
+
+*Assumed of the program:* all workers run one program, which makes the same lookups in the same order (the runtime
+compares that before rows move, and ends the run where it differs), and it places rows and cuts its operations as said.
+For `row-error` tables are of float32, which keeps subnormal numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any, NamedTuple
+from collections import Counter
 
-from .refusal import require
-from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
-
-LIMIT = 2**31
-"""No number of rows, columns or parts reaches this."""
-
-DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True, "average_dense": True}
-OUTER: dict[str, object] = {"optimizer": "sgd", "lr": 1, "momentum": 0, "nesterov": False, "outer_params": "shared"}
-TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None, "codec": "none"}
-ELEMENT = {"none": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-"""Bytes of a number as it travels."""
+from .codec_error import ROUNDING, SINGLE, FollowedSum, rounded_up
+from .refusal import Work
+from .schedule import Numbers, Schedule, Table
 
 
-class Table(NamedTuple):
-    """A table as read; `hosts` and `partitions` are filled in where the file leaves them out."""
-
-    parameter: str
-    rows: int
-    columns: int
-    way: str
-    hosts: Sequence[int]
-    partitions: int
-    codec: str
-
-    @property
-    def row_bytes(self) -> int:
-        """Of a row as it crosses, without its number; int8 has a scale of 4 bytes for each row."""
-        return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
-
-    def rows_of(self, place: int) -> int:
-        """Rows on the host at that place of the list: of its parts p, p mod H = place, each has the rows r mod P = p.
-
-        Part p has ⌊R/P⌋ rows, and one more if p < R mod P.
-        """
-        each, left = divmod(self.rows, self.partitions)
-        return each * _numbers(self.partitions, place, len(self.hosts)) + _numbers(left, place, len(self.hosts))
+def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
+    """`tables`: [parameter, owners, least, most] of every sharded table."""
+    rows = [(table, len(table.hosts)) for table in _of_way(schedule, "sharded")]
+    listed = [[table.parameter, hosts, table.rows_of(hosts - 1), table.rows_of(0)] for table, hosts in rows]
+    return {"tables": listed} if listed else None
 
 
-class OuterStep(NamedTuple):
-    """An outer step: with lr 1 and no momentum the mean itself is the next model."""
-
-    lr: Fraction
-    momentum: Fraction
-    nesterov: bool
-    has_own_outer_params: bool
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it changes nothing."""
-        return self.lr == 1 and self.momentum == 0
-
-
-class Tables(NamedTuple):
-    """All tables in the order in which they are exchanged; `is_local` where the workers of a node agree first."""
-
-    listed: list[Table]
-    is_local: bool
-    outer: OuterStep
-    num_fragments: int
-
-    def by(self, way: str) -> list[Table]:
-        """Those that go this way."""
-        return [table for table in self.listed if table.way == way]
+def table_order(schedule: Schedule, _: Work) -> Numbers | None:
+    """`lookup`, `gradients`, `step`: lists of "node" and "all"."""
+    sharded, gathered = (len(_of_way(schedule, way)) > 0 for way in ("sharded", "gather"))
+    if not (sharded or gathered):
+        return None
+    node = ["node"] * _aggregates(schedule)
+    # Of each group first what all tell each other, then what follows.
+    return {
+        "lookup": [*node * 2, *["all"] * 3, *node] if sharded else [],
+        "gradients": [*node * 2, "all", *["all"] * (sharded + gathered)],
+        "step": [*node, "all"],
+    }
 
 
-def _numbers(below: int, place: int, modulus: int) -> int:
-    """How many of 0, 1, …, below − 1 are `place` modulo `modulus`."""
-    return max(0, (below - place + modulus - 1) // modulus)
+def nic_bytes(schedule: Schedule, _: Work) -> Numbers | None:
+    """`tables`: [parameter, lookup, gradients] of every table that goes its own way."""
+    apart = [table for table in schedule.tables if table.way != "dense"]
+    return {"tables": [[table.parameter, *_most_bytes(schedule, table)] for table in apart]} if apart else None
 
 
-def read_payload(strategy: dict[str, Any], num_workers: int) -> Tables:
-    """A closed object; members that equal their default are left out of it, in place."""
-    place = "strategy.payload"
-    members = as_object(strategy.setdefault("payload", {}), place, (), (*DEFAULTS, "outer", "fragments"))
-    num_fragments = _read_fragments(members, f"{place}.fragments")
-    outer = _read_outer(members, f"{place}.outer")
-    is_local = members.get("local_aggregation", True)
-    as_choice(is_local, f"{place}.local_aggregation", (False, True))
-    for name in ("average", "average_dense"):
-        as_choice(members.get(name, True), f"{place}.{name}", (False, True))
-    raw = as_list(members.get("tables", []), f"{place}.tables")
-    listed = [_read_table(table, num_workers, f"{place}.tables[{index}]") for index, table in enumerate(raw)]
-    names = [table.parameter for table in listed]
-    require(len(set(names)) == len(names), f"{place}.tables", "a parameter has one route")
-    _drop_defaults(members, DEFAULTS)
-    require(listed or set(members) <= {"outer", "fragments"}, place, "settings are for tables, and there is none")
-    if not members:
-        del strategy["payload"]
-    return Tables(listed, bool(is_local), outer, num_fragments)
+def row_error(schedule: Schedule, _: Work) -> Numbers | None:
+    """`rows` and `gradients`: [parameter, relative, absolute] of tables with a codec, the first of sharded ones."""
+    coded = [table for table in schedule.tables if table.codec != "none"]
+    if not coded:
+        return None
+    aggregates = _aggregates(schedule)
+    rows, gradients = [], []
+    for table in coded:
+        inside, terms = 1, schedule.num_workers
+        if aggregates:
+            inside = max(map(len, schedule.nodes), default=schedule.node_size)
+            terms = len(schedule.nodes) or terms // schedule.node_size
+        row, total = rounded_rows(table.codec, inside, terms)
+        if table.way == "sharded":
+            rows.append([table.parameter, *rounded_up(row)])
+        gradients.append([table.parameter, *rounded_up(total)])
+    return {"rows": rows, "gradients": gradients}
 
 
-def _read_fragments(payload: dict[str, Any], place: str) -> int:
-    """How many; one is left out, in place."""
-    if not isinstance(payload.get("fragments", 1), list):
-        count = as_integer(payload.get("fragments", 1), place, 1, LIMIT)
-        _drop_defaults(payload, {"fragments": 1})
-        return count
-    listed = [as_list(patterns, place) for patterns in payload["fragments"]]
-    require(len(listed) > 1 and all(listed), place, "has 2 or more, each with a pattern")
-    patterns = [as_text(pattern, place) for patterns in listed for pattern in patterns]
-    require(all(0 < len(pattern) <= 1000 for pattern in patterns), place, "a pattern has 1 to 1000 characters")
-    require(len(set(patterns)) == len(patterns), place, "a pattern stands in one fragment, once")
-    return len(listed)
+def rounded_rows(codec: str, inside: int, terms: int) -> tuple[FollowedSum, FollowedSum]:
+    """A row that its owner hands out; a sum of `terms` coded gradients, each of `inside` workers at most."""
+    row, total = FollowedSum(), FollowedSum()
+    row.round(1, *ROUNDING[codec])
+    total.add(inside, SINGLE)
+    total.round(terms, *ROUNDING[codec])
+    total.add(terms, SINGLE)
+    return row, total
 
 
-def _read_outer(payload: dict[str, Any], place: str) -> OuterStep:
-    """A closed object; what equals its default is left out, in place."""
-    members = as_object(payload.get("outer", {}), place, (), OUTER)
-    as_choice(members.get("optimizer", "sgd"), f"{place}.optimizer", ("sgd",))
-    nesterov, outer_params = members.get("nesterov", False), members.get("outer_params", "shared")
-    as_choice(nesterov, f"{place}.nesterov", (False, True))
-    as_choice(outer_params, f"{place}.outer_params", ("shared", "per_worker"))
-    numbers = {name: as_number(members.get(name, OUTER[name]), f"{place}.{name}") for name in ("lr", "momentum")}
-    require(numbers["lr"] > 0, f"{place}.lr", "above 0")
-    require(0 <= numbers["momentum"] < 1, f"{place}.momentum", "at least 0 and below 1")
-    outer = OuterStep(**numbers, nesterov=bool(nesterov), has_own_outer_params=outer_params == "per_worker")
-    require(outer.momentum > 0 or not nesterov, f"{place}.nesterov", "goes with a momentum")
-    require(not (outer.is_plain and outer.has_own_outer_params), f"{place}.outer_params", "plain averaging has none")
-    members |= {name: shortest(numbers[name]) for name in numbers}
-    _drop_defaults(members, OUTER)
-    if not members:
-        payload.pop("outer", None)
-    return outer
+def _of_way(schedule: Schedule, way: str) -> list[Table]:
+    return [table for table in schedule.tables if table.way == way]
 
 
-def _read_table(raw: object, num_workers: int, place: str) -> Table:
-    members = as_object(raw, place, ("parameter", "rows", "columns"), TABLE)
-    parameter = as_text(members["parameter"], f"{place}.parameter")
-    require(0 < len(parameter) <= 1000, f"{place}.parameter", "has 1 to 1000 characters")
-    rows = as_integer(members["rows"], f"{place}.rows", 1, LIMIT)
-    columns = as_integer(members["columns"], f"{place}.columns", 1, LIMIT)
-    way = members.get("way", "sharded")
-    as_choice(way, f"{place}.way", ("sharded", "gather", "dense"))
-    gradient = members.get("gradient", "dense")
-    as_choice(gradient, f"{place}.gradient", ("dense", "sparse"))
-    require(way != "dense" or gradient == "dense", f"{place}.gradient", "way dense has a dense gradient")
-    named = as_integers(members.get("hosts", []), f"{place}.hosts", 0, num_workers)
-    require(len(set(named)) == len(named), f"{place}.hosts", "names each worker once")
-    hosts: Sequence[int] = named or range(num_workers)  # a range: there may be 2**31 of them
-    partitions = len(hosts)
-    if members.get("partitions") is not None:
-        partitions = as_integer(members["partitions"], f"{place}.partitions", len(hosts), rows + 1)
-    is_plain = not members.get("hosts") and members.get("partitions") is None
-    require(way == "sharded" or is_plain, place, "only a sharded table has hosts and partitions")
-    codec = members.get("codec", "none")
-    as_choice(codec, f"{place}.codec", tuple(ELEMENT))
-    require(way != "dense" or codec == "none", f"{place}.codec", "way dense has the strategy's own codec")
-    _drop_defaults(members, TABLE)
-    return Table(parameter, rows, columns, str(way), hosts, partitions, str(codec))
+def _aggregates(schedule: Schedule) -> bool:
+    """Whether the workers of a node agree on rows first: where several nodes are, and several workers on one."""
+    sizes = list(map(len, schedule.nodes)) or [schedule.node_size]
+    return schedule.aggregates and 1 < max(sizes) < schedule.num_workers
 
 
-def _drop_defaults(members: dict[str, Any], defaults: dict[str, object]) -> None:
-    for name, default in defaults.items():
-        if name in members and members[name] == default:
-            del members[name]
+def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
+    """(of a lookup, of gradients) out of the busiest node's NICs."""
+    row, rows, n = table.row_bytes, table.rows, schedule.num_workers
+    num_nodes = len(schedule.nodes) or n // schedule.node_size
+    if num_nodes == 1:
+        return 0, 0
+    aggregates = _aggregates(schedule)
+    if table.way == "gather":
+        longest = -(-rows // min(map(len, schedule.nodes), default=schedule.node_size)) if aggregates else rows
+        return 0, _crossings(schedule) * (n - 1) * longest * (row + 4)
+    everyone = num_nodes if aggregates else n
+    lookups, gradients = [], []
+    for size, held in _nodes(schedule, table):
+        asking = 1 if aggregates else size
+        asked, given = asking * (rows - held), (everyone - asking) * held
+        lookups.append(4 * asked + row * given)
+        gradients.append((4 + row) * asked)
+    return max(lookups), max(gradients)
+
+
+def _crossings(schedule: Schedule) -> int:
+    """How many workers of one node have a successor elsewhere, at most; 1 where nodes hold neighboring ranks."""
+    most = 1
+    for node in schedule.nodes:
+        own = set(node)
+        most = max(most, sum((worker + 1) % schedule.num_workers not in own for worker in node))
+    return most
+
+
+def _nodes(schedule: Schedule, table: Table) -> list[tuple[int, int]]:
+    """(workers, rows of the table) of the nodes, or of some of them that show the most and the least rows.
+
+    Where all workers of equal nodes are hosts, rows do not grow from a host to the next, nor from a node to the next.
+    """
+    size, n = schedule.node_size, schedule.num_workers
+    if not schedule.nodes and isinstance(table.hosts, range):
+        ends = (0, n // size - 1)
+        return [(size, sum(table.rows_of(size * node + local) for local in range(size))) for node in ends]
+    node_of = {worker: number for number, node in enumerate(schedule.nodes) for worker in node}
+    held: Counter[int] = Counter()
+    for place, worker in enumerate(table.hosts):
+        held[node_of[worker] if node_of else worker // size] += table.rows_of(place)
+    if schedule.nodes:
+        return [(len(node), held[number]) for number, node in enumerate(schedule.nodes)]
+    return [(size, rows) for rows in held.values()] + [(size, 0)] * (len(held) < n // size)

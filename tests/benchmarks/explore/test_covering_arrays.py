@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from benchmarks.explore import generator_cases, hop_cases, pairing, partial_cases
+from benchmarks.explore import generator, hop, pairing, partial
 from benchmarks.explore.covering import Factors, Level, covering_rows
 from partreduce.topo.errors import InputError
 
@@ -24,12 +24,12 @@ def combinations_of(rows, strength):
 @pytest.mark.parametrize(
     ("factors", "strength"),
     [
-        (generator_cases.FACTORS, 2),
-        (generator_cases.FACTORS, 3),
-        (hop_cases.FACTORS, 2),
-        (hop_cases.FACTORS, 3),
+        (generator.FACTORS, 2),
+        (generator.FACTORS, 3),
+        (hop.FACTORS, 2),
+        (hop.FACTORS, 3),
         (pairing.FACTORS, 3),
-        (partial_cases.FACTORS, 2),
+        (partial.FACTORS, 2),
     ],
     ids=["generator 2", "generator 3", "Hop 2", "Hop 3", "pairing 3", "partial 2"],
 )

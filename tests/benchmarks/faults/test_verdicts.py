@@ -300,6 +300,40 @@ def test_who_joins_a_late_average_has_its_donors_start_also_where_that_has_just_
     assert np.allclose(replay.x[2:], [of_2 + own[2] + moved, of_3 + own[3] + moved])
 
 
+def test_a_donor_that_fails_in_the_round_of_the_join_took_its_own_steps_before():
+    """Worker 3 joins with the state of worker 0, which then fails: the others merge what they would have with 0."""
+    kind = KINDS["elastic merged late"]
+    joins, everybody, own = step_of(kind, 1), tuple(EVERYBODY[1]), np.eye(WORKERS)
+    without_3 = Replay(kind, [(-1, everybody), (1, (0, 1, 2))])
+    replay = Replay(kind, [*without_3.views, (1, (1, 2, 3))])
+    for step in range(joins):
+        without_3.step(step, {})
+        replay.step(step, {})
+    assert np.allclose(replay.x[0], without_3.x[0])
+    begun = without_3.x[0] + own[0]
+    without_3.step(joins, {})
+    replay.step(joins, {3: begun})
+    assert np.allclose(replay.x[1:3], without_3.x[1:3])
+    assert np.allclose(replay.x[3], without_3.x[0] + kind.kept * own[3])
+
+
+@pytest.mark.parametrize("amount", [0, 0.3])
+def test_who_joins_in_the_first_step_may_have_what_its_donor_did_in_it(judged, amount):
+    kind, views = KINDS["elastic late"], [EVERYBODY, [0, EVERYBODY[1]]]
+    replay, begun = Replay(kind, [(after, tuple(members)) for after, members in views]), np.eye(WORKERS)[0]
+    diaries = [[line("begins", 0, 0, np.zeros(WORKERS), 1)] for _ in range(WORKERS)]
+    diaries[3] += [line("enters", 0, 0, np.zeros(WORKERS)), line("begins", 1, 0, np.zeros(WORKERS), 7)]
+    for step in range(3):
+        before = replay.x.copy()
+        replay.step(step, {3: begun} if step == 0 else {})
+        for rank, lines in enumerate(diaries):
+            lines.append(line("enters", step, step, begun + amount if (rank, step) == (3, 0) else before[rank]))
+            lines.append(line("leaves", step, step, replay.x[rank], views))
+    violations = judged(verdicts.judge_values, diaries, "elastic late")
+    assert any("worker 3 joined step 0" in text for text in violations) == bool(amount), violations
+    assert amount or not violations
+
+
 @pytest.mark.parametrize("amount", [0, 0.3])
 def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judged, amount):
     found = gone_on(kind := "elastic outer", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))

@@ -1,8 +1,6 @@
 """eager-SGD's experiments: delays fall as the settings say, calls wait as the draws allow, rows say what cells say."""
 
 import json
-import threading
-import time
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -12,17 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import contestants, eager_name
-from benchmarks.lab.docstrings import MOST, Reader
-from benchmarks.lab.job import Job
-from benchmarks.lab.setting import Setting
-from benchmarks.lab.tasks import Samples
-from benchmarks.papers import eager_sgd, hop, latency, skew
-from benchmarks.papers.cells import Cells, Kept
-from benchmarks.papers.physics import step_seconds
+from benchmarks.lab.setting import Job, Setting
+from benchmarks.lab.tasks import Batches, Samples
+from benchmarks.lab.text import MOST
+from benchmarks.papers import eager_sgd, latency
+from benchmarks.papers.cells import Cells, Kept, step_seconds
+from benchmarks.papers.latency import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial
 from benchmarks.papers.rows import Results
-from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial
 from partreduce.topo.cluster import Cluster
 
 
@@ -39,16 +34,6 @@ def test_one_of_eight_is_delayed_in_every_step(delay):
     assert (late.sum(axis=1) == 1).all()
     assert late.any(axis=0).all(), "drawn anew: everybody's turn comes"
     assert seconds[late] == pytest.approx(seconds[~late].max() + delay / 3e3)
-
-
-def test_who_is_slow_or_shifted_is_so():
-    slow = seconds_of(eager_sgd.SLOW)
-    assert (slow[:, 6] / slow[:, 0]).tolist() == pytest.approx([5.0] * 64)
-    shifted = seconds_of(eager_sgd.SHIFTING)
-    held_up = np.sort(shifted, axis=1) - shifted.min() + 0.05 / 3
-    assert held_up[:, -1] * 3 == pytest.approx(0.4)
-    at_random = step_seconds(hop.setting_of("digits", hop.RANDOM), (4, 4), 200, 0)
-    assert (at_random / at_random.min() > 5.9).mean() == pytest.approx(1 / 16, abs=0.02)
 
 
 def docstrings(count=256):
@@ -77,14 +62,6 @@ def test_a_batch_of_docstrings_is_as_long_as_its_longest():
     assert [share for _, share in drawn[:5]] == [again.draw()[1] for _ in range(5)]
 
 
-def test_a_reader_does_not_see_padding_and_evaluates_in_parts():
-    samples, reader = docstrings(160), Reader().eval()
-    with torch.no_grad():
-        together = reader(samples.inputs)
-        alone = torch.cat([reader(samples.inputs[place : place + 1]) for place in range(0, 160, 16)])
-    assert torch.allclose(together[::16], alone, atol=1e-5)
-
-
 def test_every_cell_names_a_contestant_and_is_run_once():
     known = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
     wanted = [(made.setting.name, name) for made in eager_sgd.PAPER.experiments() for name in made.contestants]
@@ -99,8 +76,8 @@ def test_every_cell_names_a_contestant_and_is_run_once():
 
 def test_a_majoritys_seed_draws_evenly_and_its_limit_is_what_all_draws_give():
     trial = Trial(processes=16, size=64, skew=20.0, mode=MAJORITY, iterations=24)
-    seed, share = skew.even_seed(trial, 60)
-    drawn = list(islice(skew.draws(trial, seed), skew.WARM_UP, skew.WARM_UP + 24))
+    seed, share = latency.even_seed(trial, 60)
+    drawn = list(islice(latency.draws(trial, seed), latency.WARM_UP, latency.WARM_UP + 24))
     waits = [mean(max(0, initiator - rank) for rank in range(16)) for initiator in drawn]
     everybody = mean(mean(max(0, initiator - rank) for rank in range(16)) for initiator in range(16))
     assert mean(waits) / everybody == pytest.approx(share)
@@ -137,44 +114,20 @@ def test_figure_9s_rows_say_what_was_measured():
     assert made[latency.ACTIVE, f"{where}: majority"].measured == 17.0
     lower = [replace(each, trial=replace(each.trial, skew=5.0)) for each in listed]
     assert {curve.name for curve in latency.curves(kept([*listed, *lower]))} == {SOLO, MAJORITY, HALF}
-    again = [skew.FOUND.validate_json(json.dumps(asdict(each))) for each in listed]
+    again = [latency.FOUND.validate_json(json.dumps(asdict(each))) for each in listed]
     assert again == listed
 
 
 @pytest.mark.timeout(900)
 def test_skewed_calls_wait_for_all_or_for_nobody():
     plan = [Trial(processes=3, size=64, skew=400.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
-    measured, notes = skew.measure(plan, 800.0)
+    measured, notes = latency.measure(plan, 800.0)
     assert not notes
     together, solo = measured
     assert set(together.active) == {3.0}
     assert min(together.milliseconds) > 0.8 * 400.0, "the mean of 800, 400 and 0"
     assert min(solo.active) < 3.0
     assert min(solo.milliseconds) < min(together.milliseconds)
-
-
-def test_an_iteration_begins_after_the_last_has_come_to_it():
-    barrier, words, came, starts = threading.Barrier(3, timeout=60), [0.0] * 3, [0.0] * 3, [0.0] * 3
-
-    def work(rank):
-        def meet(word):
-            words[rank] = word
-            barrier.wait()
-            total = sum(words)
-            barrier.wait()
-            return total
-
-        time.sleep(0.05 * rank)
-        came[rank] = time.monotonic()
-        starts[rank] = skew.next_start(meet, rank)
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(starts)) == 1
-    assert starts[0] > max(came)
 
 
 def cells_of(runs):
@@ -187,7 +140,7 @@ def cells_of(runs):
                 "setting": where,
                 "contestant": name,
                 "measured": {
-                    "step_ms": ms, "nic_mb": 1.0, "shares": {}, "steps": [80] * 8, "rounds": rounds,
+                    "step_ms": ms, "nic_mb": 1.0, "steps": [80] * 8, "rounds": rounds,
                     "curve": [(k * 40, k * 40 * ms / 1e3, 0.6 - 0.3 * k) for k in (0, 1, 2)],
                     "accuracies": [(k * 40 * ms / 1e3, share * k / 2) for k in (0, 1, 2)], "own_accuracy": share - 0.1,
                 },

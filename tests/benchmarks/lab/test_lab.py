@@ -9,20 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compact
+from benchmarks import kit
 from benchmarks.lab import rehearse as rehearse_module
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.contestants import contestants
-from benchmarks.lab.job import Job
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import why_not
-from benchmarks.lab.predict import Point, predicted
-from benchmarks.lab.redraw import main as redraw
+from benchmarks.lab.plan import Point, predicted
 from benchmarks.lab.rehearse import known_rates, rates_key
-from benchmarks.lab.results import page, published
+from benchmarks.lab.results import Row, baseline, block, page, published
+from benchmarks.lab.results import main as redraw
 from benchmarks.lab.run import main as lab_main
-from benchmarks.lab.setting import MODEL_BYTES, Setting, settings
-from benchmarks.lab.table import Row, baseline, block
+from benchmarks.lab.setting import MODEL_BYTES, Job, Setting, settings
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
@@ -34,7 +32,7 @@ FOUR = Cluster.regular(4, 4)
 
 
 def measured(step_ms, curve=(), nic=1.0):
-    return Measured(step_ms=step_ms, nic_mb=nic, shares={}, curve=list(curve))
+    return Measured(step_ms=step_ms, nic_mb=nic, curve=list(curve))
 
 
 def test_nodes_may_hold_different_numbers_of_workers():
@@ -42,7 +40,7 @@ def test_nodes_may_hold_different_numbers_of_workers():
     assert (job.num_workers, [job.first_of(node) for node in range(3)]) == (8, [0, 4, 6])
     assert Job.of_line(job.to_line()) == job
     assert Job(num_nodes=2, workers_per_node=3).workers_of_nodes == (3, 3)
-    assert str(Experiment(settings=(), shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
+    assert str(Experiment(setting=PLAIN, shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
 
 
 def test_the_target_is_interpolated_between_evaluations():
@@ -98,9 +96,8 @@ def test_the_segments_of_a_task_are_its_model():
 def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
     import torch
 
-    from benchmarks.lab.gates import Clock
     from benchmarks.lab.setting import SEGMENTS
-    from benchmarks.lab.tasks import Samples, make_model
+    from benchmarks.lab.tasks import Clock, Samples, make_model
     from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
     from partreduce.runtime.averaging.layers import segments_of
 
@@ -134,7 +131,7 @@ def test_every_published_result_makes_its_tables_again():
 
 def test_what_is_published_makes_the_page_of_all_that_was_measured():
     curve = [(0, 0.0, 2.302585), (4, 1.0 / 3, 1.0 / 7), (8, 2.0 / 3, 1e-5)]
-    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16, busy_ms=1.5)
+    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16)
     everything = {
         "head": {"commit": "none"},
         "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
@@ -144,10 +141,10 @@ def test_what_is_published_makes_the_page_of_all_that_was_measured():
         "profiles": {"slow": [1.0] * 100},
         "prediction": None,
     }
-    text = compact.text(published(everything))
+    text = kit.compact(published(everything))
     assert page(json.loads(text)) == page(everything)
     assert "profiles" not in json.loads(text)
-    assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "shares", "curve"}
+    assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "curve"}
     assert sum("ring" in line and "curve" in line for line in text.splitlines()) == 1, "a cell is one line"
 
 
@@ -190,67 +187,19 @@ def test_a_setting_or_a_contestant_that_is_not_there_is_named(words, said, monke
     assert said in capsys.readouterr().err
 
 
-def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
-    import torch
-
-    from benchmarks.lab import paragraphs
-    from benchmarks.lab.gates import Clock
-    from benchmarks.lab.setting import MODEL_BYTES
-    from benchmarks.lab.tasks import Samples, make_model
-
-    inputs, labels = (torch.from_numpy(part) for part in paragraphs.samples(("scipy.signal", "sklearn.metrics")))
-    assert inputs.shape == (len(labels), paragraphs.MOST_FEATURES)
-    assert float(labels.float().mean()) == 0.5
-    assert 0 < int(inputs.max()) < paragraphs.FEATURES
-    model = make_model("svm", Samples(inputs, labels), Clock(), 0)
-    assert sum(4 * part.numel() for part in model.parameters()) == MODEL_BYTES["svm"]
-    few, sign = inputs[:64], 2 * labels[:64].float() - 1
-    weight = torch.randn(paragraphs.FEATURES, 1, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        model[0].weight.copy_(weight)
-    present = torch.zeros(64, paragraphs.FEATURES).scatter_(1, few.long(), 1.0)
-    present[:, 0] = 0.0
-    scores = ((present / present.norm(dim=1, keepdim=True)) @ weight)[:, 0]
-    loss = torch.nn.functional.cross_entropy(model(few), labels[:64])
-    assert loss.item() == pytest.approx(float(torch.log1p(torch.exp(-sign * scores)).mean()), rel=1e-4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9)
-    with torch.no_grad():
-        model[0].weight.zero_()
-    seen = 3 * len(labels) // 4
-    for _ in range(30):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs[:seen]), labels[:seen]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        unseen = float((model(inputs[seen:]).argmax(1) == labels[seen:]).float().mean())
-    assert unseen > 0.75, "chance is 0.5"
-
-
 def test_rates_are_those_of_the_schedule_and_not_of_its_name(tmp_path, monkeypatch):
     """A recommendation of yesterday under the same name says nothing of today's: it is rehearsed anew."""
     monkeypatch.setattr("benchmarks.lab.rehearse.RATES", tmp_path / "rates.json")
     monkeypatch.setitem(rehearse_module.CASES, "digits", 4)
     cluster, setting = Cluster.regular(1, 2), replace(PLAIN, steps=4)
-    campaign = Campaign(Experiment(settings=(setting,), shape=(1, 2), contestants=("node-then-all 3",)), None, 0.0)
+    campaign = Campaign(Experiment(setting=setting, shape=(1, 2), contestants=("node-then-all 3",)), None, 0.0)
     (contestant,) = campaign.contestants
-    campaign.fitting(setting)
+    campaign.fitting()
     (known,) = known_rates("digits, 2 workers")
     assert known == rates_key(contestant, contestant.make(cluster, setting))
     assert known != rates_key(contestant, build("node-then-all", cluster, node_rounds=4))
     assert known.startswith("node-then-all 3 ")
-    assert campaign._by_rate(setting, contestant) == known_rates("digits, 2 workers")[known] != {}
-
-
-def test_what_is_sent_in_another_form_takes_the_steps_of_the_same_mathematics():
-    campaign = Campaign(Experiment(settings=(PLAIN,), shape=(4, 4), everybody=True), None, 0.0)
-    by_name = {contestant.name: contestant for contestant in campaign.contestants}
-    steps = campaign._by_rate(PLAIN, by_name["flat ring"])
-    assert steps == campaign._by_rate(PLAIN, by_name["hierarchical"]) == campaign._by_rate(PLAIN, by_name["DDP"]) != {}
-
-
-def test_a_contestant_that_the_wire_makes_slow_meets_a_slow_worker_where_it_is_named():
-    experiment = Experiment(settings=(SLOW,), shape=(4, 4), contestants=("D-PSGD ring",), rate=0.1)
-    assert [contestant.name for contestant in Campaign(experiment, None, 0.0).fitting(SLOW)] == ["D-PSGD ring"]
+    assert campaign._by_rate(contestant) == known_rates("digits, 2 workers")[known] != {}
 
 
 @pytest.mark.lab
@@ -260,15 +209,15 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
 ):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
+    from benchmarks.lab.crew import standing
     from benchmarks.lab.measure import read_cell
-    from benchmarks.lab.standing import standing
     from benchmarks.lab.tasks import read_data, write_data
 
     data = tmp_path / "digits.npz"
     write_data("digits", data)
     setting = replace(PLAIN, compute=0.01, steps=4)
-    reachable = Experiment(settings=(setting,), shape=(2, 2), contestants=("flat ring",), rate=0.4, target=1.5)
-    endless = replace(reachable, settings=(replace(setting, steps=10_000),), target=0.0, limit=2.0)
+    reachable = Experiment(setting=setting, shape=(2, 2), contestants=("flat ring",), rate=0.4, target=1.5)
+    endless = replace(reachable, setting=replace(setting, steps=10_000), target=0.0, limit=2.0)
     with standing(2) as lab:
         lab.shape("200mbit")
         schedule = str(stored(build("allreduce", Cluster.regular(2, 2))))
@@ -280,8 +229,8 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
         reached, cut = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in (reachable, endless))
         for campaign in (reached, cut):
             campaign.prepare()
-            (contestant,) = campaign.fitting(campaign.experiment.setting)
-            campaign._cell(campaign.experiment.setting, contestant, 0)
+            (contestant,) = campaign.listed
+            campaign._cell(contestant, 0)
         names = [lab.network.namespace(0), lab.network.namespace(1), lab.network.switch]
     assert found.steps == [8] * 4
     assert [step for step, _, _ in found.curve] == [0.0, 4.0, 8.0]

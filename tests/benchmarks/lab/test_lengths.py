@@ -3,16 +3,13 @@
 import json
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.lab.board import Board
-from benchmarks.lab.job import Job
-from benchmarks.lab.lengths import Lengths, StepLengths
-from benchmarks.lab.setting import Setting, settings
+from benchmarks.lab.setting import Job, Lengths, Setting, StepLengths
 from benchmarks.lab.tasks import write_data
+from benchmarks.lab.worker import Board
 from helpers import children
 
 DELAYED = {"delayed": (2, 0.5)}
@@ -39,13 +36,6 @@ def test_shifting_delays_move_on_by_one_worker_from_step_to_step():
     assert all(np.allclose(seconds[step], np.roll(seconds[0], -step)) for step in range(8))
 
 
-def test_a_trace_replaces_everything_and_repeats(tmp_path):
-    (tmp_path / "trace.csv").write_text("0.1,0.2\n0.3,0.4\n0.5,0.6\n")
-    lengths = Lengths(compute=9.0, slow=((0, 5.0),), trace=str(tmp_path / "trace.csv"))
-    assert np.allclose(lengths_of(lengths, 2, 7)[6], [0.1, 0.2])
-    assert lengths.free_step(2) == pytest.approx(2 / (1 / 0.3 + 1 / 0.4))
-
-
 @pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
 def test_mean_steps_are_those_of_many_steps(disturbance):
     lengths = Lengths(compute=0.1, slow=((1, 3.0),), **disturbance)
@@ -53,7 +43,7 @@ def test_mean_steps_are_those_of_many_steps(disturbance):
     assert found == pytest.approx(lengths.mean_seconds(4), rel=0.12)
 
 
-@pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM, {"trace": "file.csv"}])
+@pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
 def test_a_job_and_a_setting_keep_their_lengths_on_their_way_through_json(disturbance):
     setting = Setting(name="one", slow=((2, 5.0),), **disturbance)
     assert Setting.of_json(json.loads(json.dumps({**setting.lengths(), "name": "one"}))) == setting
@@ -68,21 +58,11 @@ def test_two_disturbances_at_once_are_refused():
         Lengths(**DELAYED, **SHIFTING).compute_times()
 
 
-def test_every_rate_has_settings_with_delays():
-    known = settings(8, "file.csv")
-    for rate in ("40mbit", "200mbit"):
-        assert known[f"{rate} delayed"].delayed[0] == 1
-        assert known[f"{rate} shifting"].skew[1] == 5 * known[f"{rate} shifting"].compute
-        assert known[f"{rate} trace"].trace == "file.csv"
-    assert "200mbit trace" not in settings(8)
-
-
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
-    """Three cells of two workers through a forker of the lab, without its network, which these need not."""
+    """Two cells of two workers through a forker of the lab, without its network, which these need not."""
     write_data("digits", tmp_path / "digits.npz")
-    (tmp_path / "trace.csv").write_text("0.03,0.2\n0.25,0.03\n")
     plain = Job(
         name="", folder="", how="alone", num_nodes=1, workers_per_node=2, address="", port=0, compute=0.03, steps=6,
         data_file=str(tmp_path / "digits.npz"),
@@ -90,7 +70,6 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
     jobs = {
         "delayed": replace(plain, delayed=(1, 0.2)),
         "shifting": replace(plain, skew=(0.0, 0.2)),
-        "trace": replace(plain, trace=str(tmp_path / "trace.csv")),
     }
     lines = []
     for name, job in jobs.items():
@@ -102,7 +81,7 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
         [*children.module("benchmarks.lab.forker"), "0"], env=children.environment(), input="\n".join(lines) + "\n",
         stdout=subprocess.PIPE, text=True, timeout=280, check=True,
     )  # fmt: skip
-    assert done.stdout.split("\n")[:4] == ["ready", "done 0", "done 0", "done 0"]
+    assert done.stdout.split("\n")[:3] == ["ready", "done 0", "done 0"]
     for name, job in jobs.items():
         told = lengths_of(job, 2, 6)
         said = [json.loads((tmp_path / name / f"worker-{rank:03d}.json").read_text()) for rank in range(2)]
@@ -112,9 +91,3 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
         # Others' processes may make steps longer, but hardly each of those of which no delay was asked.
         assert slept[told < 0.1].min() < 0.15, name
         assert (told >= 0.2).sum() == 6, "in each of these steps one of the two is held up"
-
-
-def test_older_results_are_settings_too():
-    for path in (Path(__file__).resolve().parents[3] / "benchmarks/results").glob("lab-*.json"):
-        for fields in json.loads(path.read_text())["settings"]:
-            assert Setting.of_json(fields).free_step(16) > 0

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lab.prose import text
+from benchmarks.lab.text import text
 from benchmarks.papers import parallax
-from benchmarks.papers.tables import figures
-from benchmarks.papers.tables.baselines import Gathered, Servers
-from benchmarks.papers.tables.figures import rows
-from benchmarks.papers.tables.models import BATCH, WORDS, Language, LanguageData
-from benchmarks.papers.tables.sessions import (
+from benchmarks.papers.parallax import rows
+from benchmarks.papers.tables import (
     COMPOSED,
     COMPOSED_CODED,
     HYBRID,
@@ -22,9 +19,23 @@ from benchmarks.papers.tables.sessions import (
     PLANNED,
     Found,
     Turn,
+    ring_bytes,
+    routes_of,
+    server_bytes,
+    tables_bytes,
+    touched,
 )
-from benchmarks.papers.tables.ways import HOROVOD, TF_PS, TF_PS_IN_PAIRS
-from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
+from benchmarks.papers.tables_worker import (
+    BATCH,
+    HOROVOD,
+    TF_PS,
+    TF_PS_IN_PAIRS,
+    WORDS,
+    Gathered,
+    Language,
+    LanguageData,
+    Servers,
+)
 from helpers.thread_ranks import ThreadRanks
 from partreduce.topo.strategies.payload import Placement
 
@@ -122,26 +133,26 @@ def test_rows_say_what_sessions_left():
         COMPOSED_CODED: 0.4,
     }
     made = {row.key: row for row in rows(found_of(ladder, seconds))}
-    assert made[figures.SPEED, "language, 4x4: TF-PS"].measured == pytest.approx(16 * BATCH / 2.02)
-    assert made[figures.BYTES, "language, 4x4: hybrid"].measured == pytest.approx(4.0 / ladder.steps)
-    assert made[figures.OVER_PS, "language, 4x4: planner's choice"].measured == pytest.approx(2.0)
-    assert made[figures.OVER_MPI, "language, 4x4: planner's choice"].measured == pytest.approx(3.0)
-    assert made[figures.BETTER, "language, 4x4: hybrid"].measured == pytest.approx(1.25)
-    assert made[figures.FAIR, "language, 4x4: hybrid"].measured == pytest.approx(0.75)
-    assert made[figures.LOCAL, "language, 4x4: hybrid"].measured == pytest.approx(1.6)
-    assert made[figures.OWN, "language, 4x4: per step, over hybrid"].measured == pytest.approx(2.0)
-    assert made[figures.CODED, "language, 4x4: per step"].measured == pytest.approx(2.0)
-    assert made[figures.OWN, "language, 4x4: per step, rows in float16, over hybrid"].measured == pytest.approx(4.0)
-    assert made[figures.CHOICE, "language, 4x4"].measured == pytest.approx(1.0), "of the same mathematics"
-    assert made[figures.ROUTES, "language, 4x4"].measured == pytest.approx(1.0)
+    assert made[parallax.SPEED, "language, 4x4: TF-PS"].measured == pytest.approx(16 * BATCH / 2.02)
+    assert made[parallax.BYTES, "language, 4x4: hybrid"].measured == pytest.approx(4.0 / ladder.steps)
+    assert made[parallax.OVER_PS, "language, 4x4: planner's choice"].measured == pytest.approx(2.0)
+    assert made[parallax.OVER_MPI, "language, 4x4: planner's choice"].measured == pytest.approx(3.0)
+    assert made[parallax.BETTER, "language, 4x4: hybrid"].measured == pytest.approx(1.25)
+    assert made[parallax.FAIR, "language, 4x4: hybrid"].measured == pytest.approx(0.75)
+    assert made[parallax.LOCAL, "language, 4x4: hybrid"].measured == pytest.approx(1.6)
+    assert made[parallax.OWN, "language, 4x4: per step, over hybrid"].measured == pytest.approx(2.0)
+    assert made[parallax.CODED, "language, 4x4: per step"].measured == pytest.approx(2.0)
+    assert made[parallax.OWN, "language, 4x4: per step, rows in float16, over hybrid"].measured == pytest.approx(4.0)
+    assert made[parallax.CHOICE, "language, 4x4"].measured == pytest.approx(1.0), "of the same mathematics"
+    assert made[parallax.ROUTES, "language, 4x4"].measured == pytest.approx(1.0)
 
     loss = parallax.to_loss((4, 4))
     run = found_of(loss, {PLANNED: 1.0, COMPOSED: 0.8, HYBRID_CODED: 0.5, TF_PS: 2.0, HOROVOD: 3.0}, [8.0, 7.0, 6.0])
     run.turns[HOROVOD] = run.turns[HOROVOD][:2]  # the time was over
     made = {row.key: row for row in rows(run)}
-    assert made[figures.STEPS, "language, 4x4: TF-PS"].measured == pytest.approx(1.5 * loss.steps)
-    assert made[figures.LOSS_PS, "language, 4x4: planner's choice"].measured == pytest.approx(2.0)
-    slow = made[figures.SECONDS, "language, 4x4: Horovod"]
+    assert made[parallax.STEPS, "language, 4x4: TF-PS"].measured == pytest.approx(1.5 * loss.steps)
+    assert made[parallax.LOSS_PS, "language, 4x4: planner's choice"].measured == pytest.approx(2.0)
+    slow = made[parallax.SECONDS, "language, 4x4: Horovod"]
     assert slow.derived
     assert slow.measured == pytest.approx(1.5 * loss.steps * 3.015)
     assert parallax.FOUND.validate_python(json.loads(json.dumps(asdict(run)))) == run
@@ -150,7 +161,7 @@ def test_rows_say_what_sessions_left():
 def test_every_way_of_a_session_has_a_name_in_the_tables():
     listed = [make(shape) for make in parallax.PARTS.values() for shape in parallax.SHAPES]
     assert len({session.name for session in listed}) == len(listed)
-    assert set(figures.WAYS) >= {way for session in listed for way in session.ways}
+    assert set(parallax.WAYS) >= {way for session in listed for way in session.ways}
 
 
 def test_wire_counts_what_the_papers_count():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,16 +14,15 @@ from partreduce.commands.verify import in_plain_words
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import RefutedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, GroupPhases, Payload, StaticGroups, TablePlacement
+from partreduce.verify import checker
 from partreduce.verify.prove import prove
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FUNCTIONS = """
 def pairs(worker, step, cluster):
@@ -64,6 +63,26 @@ def test_a_function_without_period_says_what_it_needs(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads(tmp_path: Path) -> None:
+    phases = [[{"group": [3, 2], "relaxation": "2/4"}, {"group": [1, 0]}], [{"group": [0, 1, 2, 3]}]]
+    strategy = {"kind": "static", "sync": "synchronous", "steps_per_round": [2] * 4, "phases": phases}
+    cluster = {"num_nodes": 2, "workers_per_node": 2}
+    raw = {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+    by_hand, again, certificate = (tmp_path / f"{name}.json" for name in ("by_hand", "again", "certificate"))
+    by_hand.write_text(json.dumps(raw))
+    assert main(["verify", str(by_hand), "--certificate", str(certificate), "--export", str(again)]) == 0
+    assert load_schedule(again) != load_schedule(by_hand), "it carries its certificate"
+    assert schedule_sha256(load_schedule(again)) == schedule_sha256(load_schedule(by_hand))
+    folder = Path(checker.__file__).parent
+    for file, status in ((by_hand, 65), (again, 0)):
+        command = [sys.executable, "-I", str(folder), str(certificate), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == status, done.stdout
+        if status:
+            assert done.stdout.count("\n") == 1
+            assert "`partreduce verify FILE --export NEW` writes" in done.stdout
+
+
 def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path: Path) -> None:
     schedule = registry.build("prague-figure-10", Cluster.regular(2, 4))
     certificate = json.loads(json.dumps(dict(prove(schedule).certificate)))
@@ -87,7 +106,7 @@ def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does
     assert capsys.readouterr().err == ""
     assert main(["verify", str(bad)]) == 1
     out, err = capsys.readouterr()
-    assert "proved" in out, "of the schedule itself"
+    assert out.startswith("PROVED: "), "of the schedule itself"
     assert "the certificate is of another schedule; take the member" in err
 
 
@@ -97,7 +116,12 @@ def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together() ->
         Schedule("drawn", cluster, StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(4, one) for one in phases))))
         for phases in ([[(0, 1)], [(0, 2)]], [[(0, 1), (2, 3)], [(0, 2), (1, 3)]])
     )
-    assert in_plain_words(apart, prove(apart)) == "No conflict, no deadlock."
-    assert "nothing of the models' differences but rounding is left after every 2 steps" in in_plain_words(
-        pairs, prove(pairs)
+    assert in_plain_words(apart, prove(apart)) == "no conflict, no deadlock"
+    assert in_plain_words(pairs, prove(pairs)) == (
+        "no conflict, no deadlock, every 2 steps nothing but rounding is left of the differences that the models had"
+    )
+    sharded = Payload(tables=(TablePlacement(parameter="words", rows=9, columns=2),))
+    tables = Schedule("tables", cluster, AllReduce(payload=sharded))
+    assert in_plain_words(tables, prove(tables)).endswith(
+        "all workers hold the same model every step, but for rows of sharded tables"
     )

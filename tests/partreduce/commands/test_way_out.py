@@ -10,7 +10,7 @@ import pytest
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.planner.answer import Answer
-from partreduce.planner.left_out import not_reached
+from partreduce.report.kinds import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.document.schedule import load_schedule
@@ -100,7 +100,7 @@ def test_schedules_of_two_shapes_are_not_compared_and_the_line_says_what_can_be(
 
 
 def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_that_decide(capsys):
-    assert main(["design", "4", "--effort", "0.2"]) == 0
+    assert main(["design", "4", "--effort", "0.2", "--all"]) == 0
     said = capsys.readouterr()
     assert said.err == ""
     first, second, *rest = said.out.splitlines()
@@ -128,7 +128,21 @@ def test_what_was_not_reached_is_counted_with_the_way_out_and_that_another_run_m
     assert said == f"{ended} with {left}, and another run may differ; raise --time-limit"
 
 
-SLOW = ["design", "1x8", "--model-bytes", "37MB", "--set", "compute=160ms", "--set", "slow=5:3", "--effort", "2"]
+SLOW = [
+    "design",
+    "1x8",
+    "--model-bytes",
+    "37MB",
+    "--set",
+    "compute=160ms",
+    "--set",
+    "slow=5:3",
+    "--effort",
+    "8",
+    "--optimizer",
+    "any",
+    "--explain",
+]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +174,7 @@ def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(fol
     assert ("write the training loop as `for batch in optimizer.batches(loader)`" in said) == (
         len(set(worker_steps)) > 1
     )
-    assert ("worker 5 takes 1, so that nobody waits" in said) == name.startswith("paced ")
+    assert ("worker 5 takes 1, so that no worker waits" in said) == name.startswith("paced ")
     assert main(["verify", "taken.json"]) in {0, 3}, "nothing is refuted"
 
 
@@ -187,36 +201,44 @@ def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(
     assert main(["design", "2x4", "--build", "node-then-all", "-o", "static.json"]) == 0
     assert main(["verify", "static.json"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "strategy static: proved No conflict, no deadlock, all workers hold the same model every 4 steps." in said
-    assert "consensus-distance proved ≤ 0.1876" in said
-    assert "Assumed for deadlock-free, staleness, end, equal-replicas: the program obeys" in said
+    assert "PROVED: no conflict, no deadlock, all workers hold the same model every 4 steps. node-then" in said
+    assert " Proved membership consensus contraction ≤ 0 consensus-distance ≤ 0.1876 " in said
+    assert " Computed from the file conflict-free doubly-stochastic memory sent-bytes " in said
+    assert "Holds if the program follows its protocol deadlock-free staleness end equal-replicas Assumed for " in said
+    assert "Assumed for sent-bytes: sums go around one ring in the order of ranks, and small messages" in said
+    assert "Metrics" not in said
     assert "Not claimed: how fast a step is, that the loss falls, or where SGD converges to." in said
     write_schedule("pairs.json", Schedule("pairs", Cluster.regular(1, 8), Pairwise(active=(0, 1, 2, 3))))
     assert main(["verify", "pairs.json"]) == 0
-    first = " ".join(capsys.readouterr().out.partition("Claims")[0].split())
-    assert ": follows from the rules: nothing" in first
-    assert first.endswith("nothing is refuted; what is claimed holds if the program obeys its protocol (assumed) No "
-                          "deadlock, the models are drawn together.")  # fmt: skip
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL: no deadlock, the models are drawn together."
+    assert main(["verify", "static.json", "--metrics"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "Metrics, rounded; exact: by a formula, not by sampling" in said
+    assert any(line.split() == ["period", "4", "exact"] for line in said)
+
+
+FOLLOWS = "follows from the rules"
 
 
 @pytest.mark.parametrize(
     ("strategy", "verdict", "code"),
     [
         (AllReduce(), "proved", 0),
-        (Pairwise(active=(0, 1)), "follows from the rules", 0),
-        (Server(), "follows from the rules", 0),
-        (AllReduce(sync=PartialAllReduce(quorum=2)), "follows from the rules", 0),
+        (Pairwise(active=(0, 1)), FOLLOWS, 0),
+        (Server(), FOLLOWS, 0),
+        (AllReduce(sync=PartialAllReduce(quorum=2)), FOLLOWS, 0),
         (DynamicGroups(), "not proved", 3),
         (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),))), "refuted", 1),
     ],
 )
 @pytest.mark.usefixtures("folder")
-def test_the_verdict_is_one_word_in_json_in_text_and_in_python(strategy, verdict, code, capsys):
+def test_the_verdict_is_the_same_in_json_in_text_and_in_python(strategy, verdict, code, capsys):
     schedule = Schedule("it", Cluster.regular(1, 4), strategy)
     write_schedule("it.json", schedule)
     assert prove(schedule).verdict == verdict
     assert main(["verify", "it.json", "--json"]) == code
     assert json.loads(capsys.readouterr().out)["verdict"] == verdict
     assert main(["verify", "it.json"]) == code
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"strategy {strategy.kind}: {verdict}" in said
+    words = "HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL" if verdict == FOLLOWS else verdict.upper()
+    assert capsys.readouterr().out.startswith(f"{words}: ")

@@ -10,8 +10,8 @@ import pytest
 
 from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.__main__ import main
-from partreduce.planner.axes import Axes
-from partreduce.planner.competitors import competitors
+from partreduce.planner.axes import Axes, Setting
+from partreduce.planner.candidates import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import decisive_time
 from partreduce.planner.measuring import Label, measure
@@ -105,3 +105,16 @@ def test_command_line_says_which_algorithm_and_sync_may_be(capsys: pytest.Captur
     assert json.loads(capsys.readouterr().out)["recommendation"]["sync"] == "delay"
     assert main([*asked, "--sync", "early"]) == 2
     assert "'any', 'synchronous', 'delay'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(SLOW, node_nic=())])
+@pytest.mark.parametrize("name", ["allreduce", "node-then-all", "pairs-pairs-all", "node-digits"])
+def test_no_setting_takes_less_than_the_bound_by_which_settings_are_ordered(hardware, name):
+    asked = job("4x4", hardware)
+    axes = Axes.of(registry.build(name, asked.cluster), asked)
+    for timing in axes.timings:
+        for delay in (Delay.SYNCHRONOUS, Delay.LATE):
+            for steps in (1, 2, 5, 17):
+                setting = Setting(delay, steps)
+                least, seconds = timing.least_step(setting), timing.seconds(setting).step
+                assert 0.9 * seconds < least <= seconds * (1 + 1e-9), "and it is close, so that few are timed"

@@ -18,12 +18,13 @@ from partreduce.planner.calibration import (
     steps_model,
     steps_ratio_between,
 )
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import reasons, recommend
+from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import FITTED
+from partreduce.report.reasons import explained, reasons
 from partreduce.runtime.pilot.job import Curve, probes, reference, ring_pairs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -300,7 +301,8 @@ def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_s
 
 
 def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
-    planned, model = plan(job(pilot=replace(PRICED, num_workers=4))), steps_model(PRICED)
+    asked, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
+    planned = explained(plan(asked), asked)
     for option in planned.options:
         spread = option.consensus_distance.value
         if spread is not None:

@@ -8,10 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from partreduce.commands import build_app
-from partreduce.planner.hybrid import plan_hybrid
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.model_tables import ModelFacts, measure_touched, read_model, tables_of
-from partreduce.planner.table_prices import Table
+from partreduce.planner.tables import ModelFacts, Table, measure_touched, plan_hybrid, read_model, tables_of
 from partreduce.runtime.sharding.touched import OtherUses
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
@@ -71,6 +69,22 @@ def endless():
 def outside():
     return Words(), [(torch.tensor([[ROWS]]),)] * 4
 
+def with_optimizer(name="AdamW", **settings):
+    model = Words()
+    return model, getattr(torch.optim, name)(model.parameters(), lr=0.1, **settings)
+
+def with_both():
+    return *with_optimizer("SGD", momentum=0.9), batches(9)
+
+def with_plain():
+    return with_optimizer("SGD")
+
+def with_another():
+    return with_optimizer("RMSprop")
+
+def with_too_much():
+    return *with_both(), 7
+
 def number():
     return 5
 
@@ -97,6 +111,25 @@ def place(tmp_path):
 
 def shares(touched):
     return [touched.worker, touched.node, touched.everyone]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("with_optimizer", "adam"),
+        ("with_both", "momentum"),
+        ("with_plain", "sgd"),
+        ("with_another", None),
+        ("alone", None),
+    ],
+)
+def test_an_optimizer_behind_the_model_says_which_one_it_is(place, name, kind):
+    facts = read_model(place + name, CLUSTER)
+    assert facts.optimizer == kind
+    assert bool(facts.num_steps) == (name == "with_both")
+    command = ["design", "2x2", "--model", place + name, "--json"]
+    printed = json.loads(CliRunner().invoke(build_app(), command).stdout)
+    assert printed["assumed"].get("--optimizer") == (None if kind else "adam")
 
 
 def test_tables_sizes_and_touched_rows_are_those_of_the_model(place):
@@ -139,6 +172,7 @@ def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(pla
     ("name", "words"),
     [
         ("number", "returned what is no model (int)"),
+        ("with_too_much", "returned what is no model (tuple)"),
         ("fails", "raised ValueError: no data here"),
         ("exits", "raised SystemExit: 3"),
         ("no_batches", "gave batches that are no iterable (int)"),
@@ -224,7 +258,7 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
     asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
     done = CliRunner().invoke(build_app(), [*asked, "--set", "touched=words:1%:2%:4%"])
     plain, hybrid = json.loads(done.stdout)["schedules"]
-    assert hybrid["runs"] == "1 sharded"
+    assert hybrid["runs"] == "All-Reduce of gradients in every step, tables 1 sharded (Parallax)"
     assert plain["nic_bytes_per_step"] == pytest.approx(1.5 * (10**6 + 50_000 * 64 * 4))
     asked_for = 1_000 * (256 + 2 * 4) * 0.5 + 1_000 * 256 * 0.5
     assert hybrid["nic_bytes_per_step"] == pytest.approx(1.5 * 10**6 + asked_for)

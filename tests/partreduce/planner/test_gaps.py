@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, PlanRequest, load_schedule
+from partreduce import Data, PlanRequest, describe, load_schedule
 from partreduce.__main__ import main
+from partreduce.planner.candidates import KINDS
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE, simplicity
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.slowdown import Slowdown
-from partreduce.planner.trials.gaps import Gaps
-from partreduce.planner.trials.kit import Trials
+from partreduce.planner.trials import try_all
+from partreduce.planner.work import payer
+from partreduce.report.kinds import WORDS
+from partreduce.report.reasons import explained
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 LONG_STEPS = RandomSlowdown(6.0)
+SAID = WORDS["iteration_gap"]
 
 
 def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
@@ -42,8 +46,9 @@ def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) 
 
 
 def measured(asked: PlanRequest, effort: float = 1.5) -> tuple[list[CandidateSchedule], list[str]]:
-    trials = Trials(asked, Clock(seconds=1e3, effort=effort), effort)
-    return Gaps().options(trials) if Gaps().weighs(asked) else [], trials.left_out
+    kind, pay = KINDS["iteration_gap"], payer(Clock(seconds=1e3, effort=effort), effort)
+    candidates = kind.candidates(asked, pay) if kind.weighs(asked) else ()
+    return try_all(candidates, asked, pay, in_any_case=bool(asked.gap))
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +156,19 @@ def test_the_answer_says_what_a_gap_answers_and_costs(
 ) -> None:
     asked = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
-    said = " ".join(Gaps().reasons(stale, long_steps, asked))
+    said = " ".join(SAID.reasons(stale, long_steps, asked))
     assert "answers steps that take up to 6 times as long now and then: updates up to 5 steps old serve" in said
     assert "without that a step would take" in said
     assert "of a worker's memory" in said
-    assert "not proved" in " ".join(Gaps().cautions(stale, asked))
+    assert "not proved" in " ".join(SAID.cautions(stale, asked))
     slowed = job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), data=Data.PER_WORKER)
     skipping = next(option for option in slow_worker if "skip" in option.name)
-    said = " ".join([*Gaps().reasons(skipping, slow_worker, slowed), *Gaps().cautions(skipping, slowed)])
+    said = " ".join(
+        [
+            *SAID.reasons(skipping, slow_worker, slowed),
+            *SAID.cautions(skipping, slowed),
+        ]
+    )
     assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
     assert "of all steps are skipped" in said
     assert "optimizer.batches(loader)" in said
@@ -170,7 +180,7 @@ def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks() -> None:
     assert measured(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
     options, _ = measured(job(gap=True))
     assert {option.gap.words for option in options if option.gap} == {"standard"}
-    assert "there is nothing that a gap could answer" in Gaps().reasons(options[0], options, job(gap=True))[0]
+    assert "there is nothing that a gap could answer" in SAID.reasons(options[0], options, job(gap=True))[0]
 
 
 def test_the_effort_bounds_what_is_run_and_the_rest_is_named() -> None:
@@ -204,14 +214,15 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
     assert isinstance(gap, IterationGap)
     assert main(["simulate", str(path), str(path), "--model-bytes", "1MB", "--json"]) == 0
     row, _ = json.loads(capsys.readouterr().out)["schedules"]
-    assert (row["sync"], row["runs"]) == ("iteration_gap", gap.in_words)
+    assert (row["sync"], row["runs"]) == ("iteration_gap", describe(load_schedule(path)))
     assert row["memory_bytes"] == answer["recommendation"]["iteration_gap"]["memory_bytes"]
     assert main([*asked, "--effort", "0.5", "--max", "queues=1kB"]) == 3
     assert "max-queues" in capsys.readouterr().err
 
 
 def test_a_job_without_the_wish_still_hears_of_gaps() -> None:
-    planned = plan(replace(job("2x3", disturbance=LONG_STEPS), effort=3.0))
+    asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
+    planned = explained(plan(asked), asked)
     assert any(option.gap for option in planned.options)
     assert any("gap" in sentence for sentence in planned.reasons)
     assert all(math.isfinite(option.time) for option in planned.front)

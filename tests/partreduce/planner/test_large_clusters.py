@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from partreduce import PlanRequest
-from partreduce.planner.left_out import not_weighed
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import PER_OPTION, work_of
+from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.choices import choices_of
 from partreduce.topo.cluster import Cluster

@@ -13,18 +13,18 @@ import pytest
 
 from partreduce import Objective, PlanRequest, load_schedule
 from partreduce.__main__ import main
-from partreduce.planner.axes import Axes
-from partreduce.planner.competitors import competitors
+from partreduce.planner.axes import Axes, Setting
+from partreduce.planner.candidates import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.front import baselines
 from partreduce.planner.gain import best_plain
 from partreduce.planner.measuring import Label, measure
-from partreduce.planner.payoff import late_and_small
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import reasons, recommend
+from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import FITTED
-from partreduce.planner.timings import Setting
 from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_transports, timed, transports_of, traveling
+from partreduce.report.payoff import late_and_small
+from partreduce.report.reasons import reasons
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError

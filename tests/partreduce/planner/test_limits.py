@@ -13,14 +13,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.planner.brute_force import all_schedules
-from benchmarks.planner.random_checks import run
-from benchmarks.planner.random_jobs import draw_job
+from benchmarks.planner.random_checks import all_schedules, run
+from benchmarks.planner.random_clusters import draw_job
 from helpers.synthesis import synthesize
 from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.__main__ import main
 from partreduce.planner.delay import Delay
 from partreduce.planner.plan import plan
+from partreduce.planner.steps_model import Optimizer
+from partreduce.report.reasons import explained
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo import metrics
@@ -69,7 +70,9 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
     slowed = replace(HARDWARE, slowdown=((1, 2.0),))
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # half a second passes from look to look
-    quiet = plan(job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, data=Data.PER_WORKER))
+    told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
+    asked = job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, **told)
+    quiet = explained(plan(asked), asked)
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
     assert document["answer"]["capped"] is False
@@ -77,7 +80,7 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
         "--set nic": "5GB/s",
         "--set inside": "10GB/s",
         "--set compute": "50ms",
-        "--optimizer": "any",
+        "--optimizer": "adam",
     }
     assert json.dumps(document) == json.dumps(quiet.to_json())
 
@@ -87,7 +90,8 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
     """A clock on which every look takes a second: ten looks and the time is over, whatever is being done."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
-    answer = plan(job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE))
+    asked = job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE)
+    answer = explained(plan(asked), asked)
     assert answer.answer.capped
     assert "its time limit of 10 s" in answer.answer.ended
     assert len(answer.options) < 12
@@ -236,7 +240,8 @@ def test_what_is_taken_by_name_need_not_keep_limits_that_nothing_keeps():
 
 def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
-    answer = plan(job("300x2", hardware=hardware, effort=0.3))
+    asked = job("300x2", hardware=hardware, effort=0.3)
+    answer = explained(plan(asked), asked)
     assert answer.recommendation.status == "catalogue"
     not_weighed = (
         "weighted graphs, unequal steps per round, neighbors that keep a gap and quorums are weighed for at most 256"

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from partreduce import PlanRequest
+from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import WORTH, decisive_time
-from partreduce.planner.left_out import not_weighed
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.trials.kinds import KINDS
-from partreduce.planner.trials.kit import Trials
-from partreduce.planner.trials.on_request import ON_REQUEST, PAIRS_AT_WORST
+from partreduce.planner.trials import PAIRS_AT_WORST, try_all
+from partreduce.planner.work import payer
+from partreduce.report.kinds import not_weighed
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.cluster import Cluster
@@ -51,8 +51,9 @@ def kind_of(option):
 
 
 def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(planned):
-    clock = Clock(seconds=3600.0, effort=50.0)
-    found = [option for kind in ON_REQUEST for option in kind.options(Trials(job(), clock, 50.0))]
+    pay = payer(Clock(seconds=3600.0, effort=50.0), 50.0)
+    tried = [KINDS[word].candidates(job(), pay) for word in ("dynamic_groups", "pairwise", "server")]
+    found = [option for each in tried for option in try_all(each, job(), pay, in_any_case=False).options]
     assert {kind_of(option) for option in found} == {"dynamic_groups", "pairwise", "server"}
     for option in found:
         timeline = simulate(
@@ -68,8 +69,8 @@ def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(planned):
             assert option.steps_ratio > 1.0, "what does not average over all in every step pays for it"
     shown = {kind_of(option) for option in planned.options}
     (left_out,) = (said for said in planned.cautions if said.startswith("left out, because a longer run"))
-    for kind in KINDS:
-        assert not kind.weighs(job()) or kind.word in shown or f"{kind.word}: " in left_out
+    for word, kind in KINDS.items():
+        assert not kind.weighs(job()) or word in shown or f"{word}: " in left_out
 
 
 def test_what_is_not_calibrated_decides_by_a_pessimistic_price(planned):

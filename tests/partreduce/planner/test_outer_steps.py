@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from partreduce import Limits, PlanRequest
+from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import counted, regrets, times_by_case
 from partreduce.planner.job import Data
-from partreduce.planner.left_out import not_weighed
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import cautions, recommend
+from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
-from partreduce.planner.trials import outer_steps
-from partreduce.planner.trials.outer_steps import OuterSteps
+from partreduce.report.kinds import WORDS, not_weighed
+from partreduce.report.reasons import cautions, explained
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.compute import ComputeTimes
@@ -43,8 +43,9 @@ def job(cluster="4x2", hardware=THIN, **options):
 @pytest.fixture(scope="module")
 def planned():
     """With one of them taken by its name, which changes no option."""
-    (taken, *_) = outer_steps._schedules(MEASURED[Optimizer.ADAM][0], job())
-    return plan(job(take=taken.name))
+    (taken, *_) = KINDS["outer"].candidates(job(), lambda _: True)
+    asked = job(take=taken.name)
+    return explained(plan(asked), asked)
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_more_fragments_than_were_measured_are_said_to_be_a_guess(outer):
         count = option.schedule.strategy.payload.num_fragments
         assert option.extrapolated == (count > FRAGMENTS)
         guessed = [sentence for sentence in cautions(option, job()) if "a guess" in sentence]
-        told = f"its model is cut into {count} fragments, and no more than {FRAGMENTS} were measured"
+        told = f"its model is cut into {count} fragments and at most {FRAGMENTS} were measured"
         assert [sentence.startswith(told) for sentence in guessed] == [True] * option.extrapolated
     assert any(option.extrapolated for option in outer)
 
@@ -155,7 +156,7 @@ def test_they_are_weighed_under_every_optimizer_and_say_which_learning_rate_they
     options = [one for one in plan(asked).options if one.facts and one.facts.kind == "outer"]
     assert options
     for option in options:
-        _, said = OuterSteps().reasons(option, [option], asked)
+        _, said = WORDS["outer"].reasons(option, [option], asked)
         words = f"with {option.facts.rate:g} times the learning rate that was best for All-Reduce"
         assert (words in said) == (option.facts.rate != 1)
         assert option.to_json()["outer"]["learning_rate"] == option.facts.rate
@@ -177,12 +178,12 @@ def test_what_is_recommended_is_proved_and_said(planned, outer):
 )
 def test_outer_steps_without_a_price_are_named_and_not_weighed(changes, why):
     asked = job(**changes)
-    assert not OuterSteps().weighs(asked)
+    assert not KINDS["outer"].weighs(asked)
     (said,) = (line for line in not_weighed(asked) if line.startswith("outer steps"))
     assert why in said
 
 
 def test_over_links_that_are_faster_than_computing_nobody_speaks_of_outer_steps():
     fast = job(hardware=replace(THIN, nic=Link.of_bandwidth(1e9)))
-    assert not OuterSteps().weighs(fast)
+    assert not KINDS["outer"].weighs(fast)
     assert not any("outer steps" in line for line in not_weighed(replace(fast, optimizer=None)))

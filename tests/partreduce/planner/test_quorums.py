@@ -9,12 +9,14 @@ import pytest
 
 from partreduce import PlanRequest, load_schedule
 from partreduce.__main__ import main
+from partreduce.planner.candidates import all_reduce, quorum_settings
 from partreduce.planner.delay import Delay
-from partreduce.planner.left_out import not_weighed
 from partreduce.planner.plan import plan
 from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
-from partreduce.planner.trials import quorum_runs, quorums
+from partreduce.planner.trials import price_of
+from partreduce.report.kinds import not_weighed
+from partreduce.report.reasons import explained
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster
@@ -22,6 +24,7 @@ from partreduce.topo.errors import InputError, UndecidedError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies import AllReduce, PartialAllReduce
 from partreduce.topo.strategies.axes import Pipeline
+from partreduce.topo.timing.quorum import sampled
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
@@ -34,7 +37,8 @@ def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) 
 
 @pytest.fixture(scope="module")
 def planned():
-    return plan(job(hardware=ONE_SLOW, effort=3.0))
+    asked = job(hardware=ONE_SLOW, effort=3.0)
+    return explained(plan(asked), asked)
 
 
 def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
@@ -74,35 +78,36 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
 
 
 def test_equal_workers_need_no_quorum():
-    found = plan(job(effort=2.0))
+    asked = job(effort=2.0)
+    found = explained(plan(asked), asked)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
 
 
 def test_queues_suit_the_longest_step_and_the_memory():
     asked = job(hardware=ONE_SLOW)
-    seconds = quorums.sampled(asked.compute_times(), 8)
-    base = quorums.all_reduce(asked)
-    late = {one.quorum: one.staleness for one in quorums.settings(base, asked, seconds)}
+    seconds = sampled(asked.compute_times(), 8)
+    base = all_reduce(asked)
+    late = {one.quorum: one.staleness for one in quorum_settings(base, asked, seconds)}
     assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"
     tight = replace(asked, max_queues=8e6)
-    made = quorums.settings(base, tight, seconds)
+    made = quorum_settings(base, tight, seconds)
     assert {one.staleness for one in made} == {3}, "two arrays for each result, and two besides"
     with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
         plan(replace(asked, max_queues=1e6, effort=2.0))
     pair = job("2x1")
-    two = [one.quorum for one in quorums.settings(quorums.all_reduce(pair), pair, seconds[:, :2])]
+    two = [one.quorum for one in quorum_settings(all_reduce(pair), pair, seconds[:, :2])]
     assert two == ["majority", "solo"]
 
 
 def test_the_price_of_delay_is_a_pipelines_in_proportion():
     asked = job()
     delay = asked.steps_model.delay
-    assert quorum_runs.price_of(0.0, asked) == 0
-    assert quorum_runs.price_of(0.25, asked) == pytest.approx(delay / 4)
-    assert quorum_runs.price_of(2.5, asked) == pytest.approx(2.5 * delay)
+    assert price_of(0.0, asked) == 0
+    assert price_of(0.25, asked) == pytest.approx(delay / 4)
+    assert price_of(2.5, asked) == pytest.approx(2.5 * delay)
     sharp = replace(asked, curvature=1.5)
-    assert quorum_runs.price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
+    assert price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
 
 
 def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
@@ -149,7 +154,7 @@ def test_long_steps_by_command_line(tmp_path, capsys):
     path = tmp_path / "quorum.json"
     main(
         ["design", "3x1", "--sync", "partial", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
-         "-o", str(path)]
+         "--explain", "-o", str(path)]
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().out.split())
     assert "recommended:" in shown

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from partreduce import Data, Limits, Objective, PlanRequest
-from partreduce.planner.competitors import competitors
+from partreduce.planner.candidates import competitors
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer

@@ -8,8 +8,7 @@ import pytest
 
 from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
-from partreduce.planner.routes import choose_routes
-from partreduce.planner.table_prices import Pricing, Table
+from partreduce.planner.tables import Pricing, Table, choose_routes
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware, Link
@@ -63,10 +62,11 @@ def draw(rng, num_tables):
 def least(tables, schedule, hardware, dense, applying):
     """Every combination of ways and both settings of local aggregation."""
     pricing = Pricing(tables=tuple(tables), schedule=schedule, hardware=hardware, dense_bytes=dense, applying=applying)
+    both = [replace(pricing, local_aggregation=flag, _own={}) for flag in (True, False)]
     allowed = [
         [way for way in Placement if table.gradient != "sparse" or way is not Placement.DENSE] for table in tables
     ]
-    return min(pricing.seconds(ways, local_aggregation=flag) for ways in product(*allowed) for flag in (True, False))
+    return min(one.cost(ways).seconds for ways in product(*allowed) for one in both)
 
 
 @pytest.mark.parametrize("num_tables", [0, 1, 3, 8])

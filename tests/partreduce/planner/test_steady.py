@@ -9,12 +9,13 @@ from functools import cache
 import pytest
 
 from partreduce import PlanRequest
+from partreduce.planner.candidates import KINDS
+from partreduce.planner.gain import decisive_time
+from partreduce.planner.measuring import measure
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import plan
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.trials.gaps import Gaps
-from partreduce.planner.trials.kit import Trials
-from partreduce.planner.trials.steady import SteadyCheck, is_steady
+from partreduce.planner.trials import SteadyCheck, is_steady, try_all
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
@@ -49,14 +50,15 @@ def distance_after(schedule: Schedule, asked: PlanRequest, num_rounds: int) -> f
     case = Case(
         schedule, asked.hardware, times, num_rounds, asked.seed, model_bytes=None, algorithm=AllReduceAlgorithm.RING
     )
-    run_gaps(case, listeners=(replay,))
+    run_gaps(replace(case, listeners=(replay,)))
     return replay.replayed(asked.cluster.node_of()).consensus_distance
 
 
 @cache
 def gaps_at(bandwidth: float) -> dict[str, CandidateSchedule]:
-    trials = Trials(nearly(bandwidth), Clock(seconds=1e4, effort=1e3), 1e3)
-    return {option.name: option for option in Gaps().options(trials)}
+    asked, kind = nearly(bandwidth), KINDS["iteration_gap"]
+    tried = try_all(kind.candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
+    return {option.name: option for option in tried.options}
 
 
 def checked(
@@ -160,3 +162,25 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
             assert distance_after(option.schedule, asked, rounds // 2) == pytest.approx(
                 float(option.consensus_distance), rel=0.15
             )
+
+
+def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
+    fast = Hardware(
+        inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e9), model_bytes=1_000_000, compute=0.05,
+        slowdown=((5, 4.0),),
+    )  # fmt: skip
+    asked = job("2x4", fast, effort=20.0)
+    tried = try_all(KINDS["iteration_gap"].candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
+    chosen = next(option for option in tried.options if "skip" in option.name)
+    plain = measure(registry.build("allreduce", asked.cluster), asked)
+    check = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 1e3)
+    just_behind = replace(plain, steps_ratio=1.05 * decisive_time(chosen, asked) / plain.step_seconds)
+    said = check.lost(chosen, [chosen, just_behind])
+    assert said.startswith(f"{chosen.name} (if they were half as slow, it would take 1.")
+    assert said.endswith(f"times as long as {plain.name})")
+    assert not check.lost(chosen, [chosen, replace(just_behind, steps_ratio=5 * just_behind.steps_ratio)])
+    assert not check.lost(just_behind, [chosen, just_behind]), "what has common rounds answers no slow worker"
+    for other in (replace(asked, gap=True), replace(asked, take=chosen.name)):
+        assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "it is asked for"
+    late = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 0.0)
+    assert "there was no time to run it with less slow workers" in late.lost(chosen, [chosen, just_behind])

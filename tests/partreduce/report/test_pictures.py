@@ -2,6 +2,7 @@
 
 from itertools import combinations, pairwise
 from pathlib import Path
+from textwrap import fill
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,13 @@ from partreduce.planner.job import PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.report import palette
 from partreduce.report.axes import logarithmic
-from partreduce.report.front import draw_front
+from partreduce.report.front import NAME, draw_front
 from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule, new_figure
 from partreduce.report.terminal import terminal_tables
 from partreduce.report.timeline import draw_timeline
+from partreduce.topo.describe import describe
 
 ROOT = Path(partreduce.__file__).parent.parent
 
@@ -141,7 +143,7 @@ def test_every_axis_has_a_label_and_what_is_measured_has_a_unit():
 def test_series_and_colors_have_a_legend():
     made = pictures()
     assert [text.get_text() for text in made["curves"].legends[0].get_texts()] == ["run", "target: loss 1"]
-    timeline = made["timeline"].axes[0].get_legend().get_texts()
+    timeline = made["timeline"].legends[0].get_texts()
     assert [text.get_text() for text in timeline] == ["compute", "group operation", "wait"]
     graph = draw_rounds(partreduce.design("4x2", build="ring"))
     assert [text.get_text() for text in graph.legends[0].get_texts()] == [f"node {node}" for node in range(4)]
@@ -169,7 +171,7 @@ def test_a_name_in_the_picture_of_the_front_covers_no_point_and_no_other_name():
     figure.canvas.draw()
     axis = figure.axes[0]
     names = {text.get_text(): text.get_window_extent() for text in axis.texts if text.get_text()}
-    assert planned.recommendation.name in names
+    assert fill(describe(planned.recommendation.schedule), NAME) in names
     assert len(names) >= 3
     assert not any(one.overlaps(other) for one, other in combinations(names.values(), 2))
     points = np.concatenate([axis.transData.transform(line.get_xydata()) for line in axis.lines])

@@ -209,7 +209,7 @@ def test_json_stays_json_in_every_encoding(figure_10):
 def test_a_schedule_comes_from_standard_input_and_its_certificate_goes_to_standard_output(figure_10, tmp_path):
     done = run("verify", "-", "--certificate", "-", stdin=figure_10.read_text())
     assert json.loads(done.stdout)["claims"]
-    assert "proved" in done.stderr
+    assert "PROVED: " in done.stderr
     assert done.stderr.rstrip().endswith("checker CERTIFICATE SCHEDULE"), "the checker itself reads no pipe"
     certificate = tmp_path / "certificate.json"
     certificate.write_text(done.stdout)

@@ -29,7 +29,8 @@ def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
         for number, loss in enumerate(losses):
             noted = {"name": "log", "cat": "log", "ph": "C", "ts": 1e6 * (100 + number * step), "pid": rank, "tid": 1}
             events.append(noted | {"args": {"loss": loss + rank}})
-        about = {"droppedEvents": 0, "run": {"schedule": schedule, "node_of": [0, 1]}}
+        run = {"schedule": schedule, "words": f"what {schedule} does", "node_of": [0, 1]}
+        about = {"droppedEvents": 0, "run": run}
         (folder / f"trace-{rank:05d}.json").write_text(json.dumps({"traceEvents": events, "otherData": about}))
     return folder
 
@@ -71,6 +72,9 @@ def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys)
     assert said["loss"] == pytest.approx(1.5)
     (line,) = said["verdicts"]
     assert line.startswith("B takes 0.50 to 0.60 of A's seconds a step")
+    assert main(["report", *map(str, folders)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [lines.count(f"{name}: what {name} does") for name in "AB"] == [1, 1]
     assert main(["report", str(folders[0]), "--loss", "1.5"]) == 0
     assert "name a run of another one, too, for a verdict" in capsys.readouterr().out
 

@@ -121,3 +121,18 @@ def test_when_one_thread_fails_the_other_learns_it(ranks):
 
     assert ranks.run(N, work) == [2] * N
     ranks.fresh()
+
+
+def test_only_a_wait_that_took_the_timeout_is_reported_with_its_length(ranks):
+    """A cut link ends earlier, by the kernel's own limit, which has nearly the same words."""
+
+    def work(world):
+        prepared(world, [EVERYONE])
+        reducer = reducer_of(world)
+        reducer.wait(reduction := reducer.begin("average", 0, 0, EVERYONE))
+        errors = ("Read error [10.0.0.2]:4000: Connection timed out", "Timed out waiting 60000ms for recv operation")
+        return [reducer._why(reduction.operation, RuntimeError(error)) for error in errors]
+
+    for kernels, ours in ranks.run(N, work):
+        assert "for more than" not in kernels
+        assert "for more than 60 s (Timed out" in ours

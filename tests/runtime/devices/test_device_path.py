@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu import cells
-from benchmarks.gpu.cells import (
+from helpers.delays import shows_by_delay
+from helpers.device import cells
+from helpers.device.cells import (
     CELLS,
     Cell,
     compare,
@@ -24,9 +25,8 @@ from benchmarks.gpu.cells import (
     run_cell,
     step,
 )
-from benchmarks.gpu.devices import _PretendedStreams
-from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedBackend, run_ranks
-from helpers.delays import shows_by_delay
+from helpers.device.pretended import _PretendedStreams
+from helpers.device.ranks import Fault, Launch, Shared, SimulatedBackend, run_ranks
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import partreduce
-from benchmarks.gpu import table_cells
-from benchmarks.gpu.cells import RANKS, run_cell
-from benchmarks.gpu.simulated import Fault, Shared, run_ranks
-from benchmarks.gpu.table_cells import TABLE_CELLS, compare, prepare
 from helpers.delays import shows_by_delay
+from helpers.device import table_cells
+from helpers.device.cells import RANKS, run_cell
+from helpers.device.ranks import Fault, Shared, run_ranks
+from helpers.device.table_cells import TABLE_CELLS, compare, prepare
 from partreduce.runtime.sharding import placement, table, tables
 from partreduce.runtime.sharding.table import Part, Staging, Table
 from partreduce.runtime.transport.streams import streams_of

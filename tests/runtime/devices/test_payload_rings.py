@@ -10,7 +10,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.gpu.devices import PretendedDevice
+from helpers.device.pretended import PretendedDevice
 from partreduce.runtime.transport.arrays import frame_of
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.updates import (

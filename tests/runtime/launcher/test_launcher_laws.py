@@ -62,7 +62,7 @@ class Machine:
     def __init__(self, monkeypatch, count=4, most=None, *, patient=False):
         self.now, self.sent = 100.0, []
         self.workers = [Child(rank, 1000 + rank, -1) for rank in range(count)]
-        outlet = LogMultiplexer()
+        self.outlet = outlet = LogMultiplexer()
         if most is None:
             self.rule = FailureRule(self.workers, outlet, patient=patient)
         else:
@@ -75,7 +75,7 @@ class Machine:
         self.sent.clear()
         for _ in range(round(seconds * 10)):
             self.now += 0.1
-            shutdown.escalate(self.workers)
+            shutdown.escalate(self.workers, self.outlet)
         return list(self.sent)
 
     def ends(self, shutdown, rank, code):
@@ -89,7 +89,7 @@ def to_all(number, ranks):
     return [(rank, number) for rank in ranks]
 
 
-def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_then_ended(monkeypatch):
+def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_then_ended(monkeypatch, capfd):
     machine, shutdown = Machine(monkeypatch), Shutdown()
     machine.ends(shutdown, 2, 0)
     assert machine.after(10 * GRACE, shutdown) == []
@@ -98,11 +98,15 @@ def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_t
     machine.ends(shutdown, 3, 9)  # later ones neither change the code nor give more time
     assert shutdown.code == 7
     assert not shutdown.has_signalled
+    assert capfd.readouterr().err == ""
     assert machine.after(1.0, shutdown) == to_all(signal.SIGTERM, [0]), "only who still runs"
+    ends = "partreduce: worker 1 ended with exit code 7, so the run ends: SIGTERM to worker 0\n"
+    assert capfd.readouterr().err == ends
     assert shutdown.has_signalled
     assert machine.after(1.5, shutdown) == []
     assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [0])
     assert machine.after(60.0, shutdown) == []
+    assert capfd.readouterr().err == ""
 
 
 def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monkeypatch):

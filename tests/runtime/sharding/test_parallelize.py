@@ -10,7 +10,7 @@ from torch import nn
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
 from partreduce.planner import parallelize
-from partreduce.planner.table_prices import APPLYING
+from partreduce.planner.tables import APPLYING
 from partreduce.runtime.sharding.touched import gather_texts
 from partreduce.topo.errors import PartreduceError, PeerFailedError
 from partreduce.topo.strategies.partial import PartialAllReduce

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.explore.generator_cases import SMALL, divided, random, smart
+from benchmarks.explore.generator import SMALL, divided, random, smart
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore.explorer import Network
-from benchmarks.explore.generator_cases import SMALL, divided, generator, meeting, random, smart
+from benchmarks.explore.generator import SMALL, divided, generator, meeting, random, smart
 from benchmarks.explore.reductions import GroupSystem
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Note, Send

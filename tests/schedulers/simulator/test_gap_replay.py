@@ -33,7 +33,7 @@ def replayed(schedule: Schedule, compute: ComputeTimes, num_rounds: int = 90) ->
     assert isinstance(gap, IterationGap)
     replay = Replay(schedule.strategy.graphs[0], gap)
     case = Case(schedule, Hardware(), compute, num_rounds, seed=1, model_bytes=1, algorithm=AllReduceAlgorithm.RING)
-    run_gaps(case, listeners=(replay,))
+    run_gaps(replace(case, listeners=(replay,)))
     return replay.replayed(schedule.cluster.node_of())
 
 

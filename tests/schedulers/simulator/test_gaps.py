@@ -25,8 +25,8 @@ from partreduce.topo.strategies import DelayedAveraging, NeighborAveraging, Roun
 from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
 from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 from partreduce.topo.timing.cost import round_seconds
+from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.gap_bounds import exact_bounds
-from partreduce.verify.stated import Stated
 
 FOUR_NODES = Cluster.regular(4, 4)
 SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))
@@ -168,7 +168,7 @@ def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
     bound = exact_bounds(graph, schedule.strategy.sync)
     edges = max(max(bound[u][v], bound[v][u]) for u, v in graph.edges)
     pairs = max(bound[i][j] for i, j in itertools.permutations(range(8), 2))
-    stated = Stated(schedule)
+    stated = ScheduleFacts(schedule)
     assert [stated.numbers(name)["bound"] for name in ("gap", "gap-of-pairs")] == [edges, pairs]
     assert 0 < record.largest_over_edges() <= edges
     assert record.largest_over_edges() <= record.largest_over_pairs() <= pairs

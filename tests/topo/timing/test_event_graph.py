@@ -1,6 +1,6 @@
 """The exact cycle time against the virtual-time engine, closed forms, and one-node symmetry."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -253,3 +253,25 @@ def test_ties_between_cycles_of_equal_mean_settle():
     means, critical = event_graph._howard(stages, np.full(6, 0.05), DelayedAveraging())
     assert means == pytest.approx([0.2734] * 6, abs=1e-12)
     assert critical == (1, 4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases() | gradients())
+def test_merging_workers_changes_no_speed(case):
+    schedule, hardware, times = case
+    period = event_graph.TimedPeriod.of(schedule, hardware, times)
+    assert period.merged().cycle().per_round == pytest.approx(period.cycle().per_round, rel=1e-12)
+
+
+@pytest.mark.parametrize(("slowdown", "kinds"), [(((3, 4.0),), 3), (((0, 2.0), (5, 2.0)), 3)], ids=str)
+def test_workers_that_arrive_together_are_timed_as_one(slowdown, kinds):
+    """The slow ones, those of their nodes, and all others."""
+    phases = ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),))
+    schedule = Schedule("s", Cluster.regular(4, 4), StaticGroups(phases=RulePhases((4,), phases)))
+    hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=10**6)
+    period = event_graph.TimedPeriod.of(schedule, hardware, ComputeTimes(base=0.01, slowdown=slowdown))
+    merged = period.merged()
+    assert len(merged.steps) == kinds
+    for steps, sync in product((1, 3, 20), (Synchronous(), DelayedAveraging())):
+        every, fewer = (one.cycle(steps_per_round=steps, sync=sync) for one in (period, merged))
+        assert fewer.per_round == pytest.approx(every.per_round, rel=1e-12)

@@ -8,19 +8,22 @@ import random
 
 import pytest
 
-from benchmarks.forgery.attempt import (
+from benchmarks.forgery.campaign import (
     certified,
+    donors,
     entries_by_kind,
-    fresh,
     moved_to,
+    mutate_entry,
+    mutate_schedule,
     objection,
     refusal,
     reread,
     single_claims,
 )
-from benchmarks.forgery.corruptions import aimed_entry, aimed_payload, aimed_schedule, blind
+from benchmarks.forgery.mutations import fresh, mutate
 from benchmarks.forgery.oracle import Truth, is_true
 from benchmarks.forgery.schedules import SCHEDULES
+from helpers.readings import agree
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import InputError
@@ -53,10 +56,7 @@ def test_corrupted_certificates_are_refused_or_still_true(kind):
         raw, certificate = (fresh(part) for part in cases[number % len(cases)])
         index = len(certificate["claims"]) - 1
         before = fresh(certificate)
-        if number % 2:
-            aimed_entry(draw, certificate["claims"][index])
-        else:
-            blind(draw, certificate["claims"][index])
+        mutate_entry(draw, certificate["claims"][index])
         if certificate == before and repr(certificate) == repr(before):
             continue
         changed += 1
@@ -76,14 +76,11 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
     raw, certificate = certified(SCHEDULES[name])
     count = COUNT // 4 if name in PAYLOADS or name.startswith("gap-") else COUNT
     changed = accepted = 0
-    for number in range(10 * COUNT):
+    for _ in range(20 * COUNT):
         if changed == count:
             break
         other = fresh(raw)
-        try:
-            aimed_schedule(draw, other) if number % 2 else blind(draw, other["strategy"])
-        except (TypeError, ValueError, AttributeError, KeyError):
-            continue
+        mutate_schedule(draw, other)
         read = reread(other)
         if read is None or other == raw:
             continue
@@ -179,8 +176,7 @@ def test_of_when_and_how_the_checker_reads_and_refuses_what_the_documents_do(nam
     for axes in AXES:
         raw = dump_schedule(SCHEDULES[name])
         raw["strategy"] |= axes
-        expected, found = load(raw), reread(raw)
-        assert (None if expected is None else schedule_sha256(expected)) == (found and found.sha256), axes
+        agree(raw)
 
 
 def test_the_checker_reads_the_same_hash_from_random_axes_and_steps_per_round():
@@ -191,13 +187,12 @@ def test_the_checker_reads_the_same_hash_from_random_axes_and_steps_per_round():
         raw = dump_schedule(draw.choice([SCHEDULES[name] for name in ("allreduce", "pipeline", "coded", "coded-rule")]))
         n = load(raw).num_workers
         for _ in range(draw.randrange(1, 4)):
-            aimed_payload(draw, raw["strategy"])
+            mutate(draw, raw["strategy"], donors(), "strategy")
         if draw.random() < 0.3:
             raw["strategy"]["steps_per_round"] = [draw.choice([1, 1, 1, 2])] * n
-        expected, found = load(raw), reread(raw)
-        assert (expected is None) == (found is None), raw
-        if expected is not None:
-            assert schedule_sha256(expected) == found.sha256, raw
+        if agree(raw):
+            expected = load(raw)
+            found = checker.read_schedule(dump_schedule(expected))
             assert expected.strategy.averages_gradients == found.averages_gradients, raw
             assert expected.strategy.sync.lag == found.lag
             read += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.edges import document, graph, groups
 from helpers.warm_checker import run_checker
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
@@ -21,26 +22,6 @@ from partreduce.verify import checker, prove
 
 GIGABYTE, SECONDS = 2**30, 30
 PROGRAM = Path(checker.__file__).parent
-
-
-def document(nodes, size, **strategy):
-    cluster = {"num_nodes": nodes, "workers_per_node": size}
-    return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
-
-
-def groups(n, *phases):
-    """A static schedule; a member list, or (member list, relaxation)."""
-    listed = [
-        [{"group": g} if isinstance(g, list) else {"group": g[0], "relaxation": g[1]} for g in phase]
-        for phase in phases
-    ]
-    return document(n, 1, kind="static", phases=listed)
-
-
-def graph(n, *rounds):
-    """A weighted graph; each round a list of (source, target, weight)."""
-    listed = [{"edges": [[s, t] for s, t, _ in r], "weights": [w for _, _, w in r]} for r in rounds]
-    return document(n, 1, kind="neighbor", rounds=listed)
 
 
 def certificate(raw, *claims):

@@ -10,11 +10,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.forgery.attempt import fresh
 from benchmarks.forgery.oracle import Truth
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule, with_tables
 from helpers.edges import document, graph, groups, rule
 from helpers.read_edges import gap
+from helpers.readings import read
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.verify import checker, prove
@@ -27,8 +27,7 @@ STATED = {Status.FACT, Status.FOLLOWS}
 
 def computed(raw):
     """Of a document, every fact that the checker states, as name → (whether it follows from rules, its numbers)."""
-    read = checker.read_schedule(fresh(raw))
-    return {fact.name: (fact.follows, fact.numbers) for fact in checker.facts(read)}
+    return {fact.name: (fact.follows, fact.numbers) for fact in checker.facts(read(raw))}
 
 
 def stated(schedule):
@@ -460,12 +459,12 @@ def test_workers_agree_without_some_neighbors_unless_two_sets_of_them_can_do_wit
 
 def test_numbers_of_other_alphabets_and_what_neighbors_do_not_send_are_refused():
     for raw, refusal in (
-        (groups(2, [([0, 1], "١/٢")]), "strategy.phases[0]: must be an integer or a fraction"),
+        (groups(2, [([0, 1], "١/٢")]), "strategy.phases[0][0].relaxation: must be an integer or a fraction"),
         (
             graph(2, [(0, 1, "1/2")], transport={"codec": "int8"}),
-            "strategy.transport: parameters go to neighbors as they are",
+            "strategy.transport.codec: parameters are rounded where a round of the period averages over all",
         ),
-        (groups(2, [[0, 1]], sync={"pipeline": {"width": 1}}), "strategy.sync.pipeline.width: must be an integer 2.."),
+        (groups(2, [[0, 1]], sync={"pipeline": {"width": 0}}), "strategy.sync.pipeline.width: must be an integer 1.."),
     ):
         with pytest.raises(checker.Refusal) as refused:
             checker.read_schedule(raw)

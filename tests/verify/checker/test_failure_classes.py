@@ -19,7 +19,7 @@ from partreduce.verify import checker
 from partreduce.verify.checker import failure_classes
 from partreduce.verify.checker.failure_classes import Symmetries
 from partreduce.verify.checker.refusal import TooLarge, Work
-from partreduce.verify.survives import planned_classes
+from partreduce.verify.failure_plans import planned_classes
 
 
 def _random_groups(seed: int, cluster: Cluster, period: int) -> Schedule:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.hop_cases import diamond, ring
+from benchmarks.explore.hop import diamond, ring
 from helpers.gap_bounds import attained, named
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore import generator_cases as generator
-from benchmarks.explore import hop_cases, pairing
-from benchmarks.explore.generator_cases import OVERTAKING
+from benchmarks.explore import generator, hop, pairing
+from benchmarks.explore.generator import OVERTAKING
 from benchmarks.explore.reductions import Pairing
 from partreduce.schedulers.protocols.adpsgd import Choose
 from partreduce.schedulers.protocols.base import Send
@@ -27,11 +26,11 @@ def test_the_generator_survives_every_pair_of_circumstances(configuration):
     assert configuration.run().require().holds
 
 
-@pytest.mark.parametrize("configuration", hop_cases.FACTORS.pairs(), ids=lambda c: c.name)
+@pytest.mark.parametrize("configuration", hop.FACTORS.pairs(), ids=lambda c: c.name)
 def test_hop_survives_every_pair_of_settings(configuration):
     found = configuration.run().require()
     assert found.holds
-    assert configuration.network.suspicions or hop_cases.is_tight(configuration, found)
+    assert configuration.network.suspicions or hop.is_tight(configuration, found)
 
 
 @pytest.mark.parametrize("configuration", pairing.FACTORS.triples(), ids=lambda c: c.name)

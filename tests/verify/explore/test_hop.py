@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
-from benchmarks.explore.hop_cases import LARGE, SMALL, both_ways, is_tight, ring
+from benchmarks.explore.hop import LARGE, SMALL, both_ways, is_tight, ring
 from benchmarks.explore.reductions import Hop
 from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
 from partreduce.verify.gap_bounds import exact_bounds

@@ -7,18 +7,15 @@ from itertools import combinations
 
 import pytest
 
-from benchmarks.explore import hop_cases, pairing
-from benchmarks.explore.explorer import Network
-from benchmarks.explore.fail_stop import FailStop
-from benchmarks.explore.hop_cases import both_ways
+from benchmarks.explore import hop, pairing
+from benchmarks.explore.explorer import FailStop, Network
+from benchmarks.explore.hop import both_ways
 from benchmarks.explore.reductions import Hop, automorphisms
 from helpers.orbits import fold_problem, renamings
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
-HOP = [
-    hop_cases.FACTORS.configuration(row) for row in hop_cases.FACTORS.rows(2) if hop_cases.FACTORS.growth(row) <= 2000
-]
+HOP = [hop.FACTORS.configuration(row) for row in hop.FACTORS.rows(2) if hop.FACTORS.growth(row) <= 2000]
 PAIRING = [pairing.FACTORS.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]
 UNEVEN = IterationGap(backup=(1, 0, 1), max_ig=1)
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from benchmarks.explore.partial_cases import FACTORS, LARGE, SMALL
+from benchmarks.explore.partial import FACTORS, LARGE, SMALL
 from helpers.seeded import Bugs, hears, put, sends
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.partial import Partial

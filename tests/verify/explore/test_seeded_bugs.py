@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.hop_cases import SMALL
+from benchmarks.explore.hop import SMALL
 from benchmarks.explore.reductions import Hop
 from helpers.seeded import Bugs, hears, sends
 from partreduce.schedulers.protocols.base import Send

@@ -7,7 +7,7 @@ import itertools
 import networkx as nx
 import pytest
 
-from benchmarks.explore.hop_cases import both_ways, diamond, ring
+from benchmarks.explore.hop import both_ways, diamond, ring
 from helpers.gap_bounds import attained, named, path_lengths, published
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.strategies.iteration_gap import IterationGap

@@ -1,0 +1,525 @@
+"""The properties of the group generator and its workers, each stated for the explorer from Prague's text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.explorer import AT_ONCE, USUAL, Configuration, Explored, Network
+from benchmarks.explore.reductions import GroupSystem
+from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property, View
+from partreduce.schedulers.protocols.base import Crashed, Received, Send
+from partreduce.schedulers.protocols.group_generator.draw import PATIENCE, GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.service import (
+    ACTIVE,
+    DEAD,
+    LEFT,
+    Ask,
+    Bye,
+    Evicted,
+    GeneratorState,
+    Grant,
+    Void,
+)
+from partreduce.schedulers.protocols.group_generator.worker import (
+    ASKED,
+    ENDED,
+    EVICTED,
+    GRANTED,
+    MEETING,
+    Broke,
+    Retry,
+    WorkerState,
+)
+from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+
+
+def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[Property, ...]:
+    """All properties that apply to a system; `lossy` says that messages may be lost, and be said again."""
+    n = system.setting.num_workers
+    listed: list[Property] = [
+        _of_service(n, "no worker in two running groups", _one_running_group),
+        _of_service(n, "lock vector is the union of the running groups", _locks_are_running),
+        _of_service(n, "one total order in all buffers", _one_order),
+        _of_service(n, "groups have two members or more, all taking part", _living_groups),
+        _of_service(n, "nothing waits that could start", _eager),
+        _of_service(n, "who waits, waits for an older group", _waits_for_older),
+        _of_service(n, "every request is answered once, or waits", _answered_or_waiting),
+        _grants_are_known(n, lossy=lossy),
+        _agreed_members(n),
+        _requests_in_step(n, system),
+        PerPair("costs are known", _pairs_with_service(n), lambda pair: _known_cost(system, pair), messages=False),
+        _ended_properly(n),
+    ]
+    if system.collective:
+        listed.append(_met_by_all(n))
+    if not system.breakers:  # else groups that were drawn in time may still be dissolved
+        listed.append(_of_service(n, "no worker goes long without a group", _patient))
+    if system.rounds is not None:
+        listed.append(PerPair("rounds are counted", _pairs_with_service(n), _counted, messages=False))
+    if system.rounds is None:
+        listed += [_progress(worker) for worker in range(n)]
+    elif system.timeouts:
+        listed.append(PerState("after a halt, asking again leads to the end", lambda view: _recovers(system, view)))
+    else:
+        listed.append(NoDeadlock())
+    return tuple(listed)
+
+
+def _of_service(n: int, name: str, check: Callable[[GeneratorState], str | None]) -> PerProcess:
+    return PerProcess(name, lambda process, state: check(state[0]) if process == n else None)
+
+
+def _one_running_group(state: GeneratorState) -> str | None:
+    seen: dict[int, int] = {}
+    for group in state.buffers.groups:
+        for worker in group.active:
+            if worker in seen:
+                return f"worker {worker} is in the running groups {seen[worker]} and {group.seq}"
+            seen[worker] = group.seq
+    return None
+
+
+def _locks_are_running(state: GeneratorState) -> str | None:
+    running = {worker for group in state.buffers.groups for worker in group.active}
+    locked = {worker for worker, bit in enumerate(state.buffers.locks) if bit}
+    return None if running == locked else f"bits {sorted(locked)} are set; running are {sorted(running)}"
+
+
+def _one_order(state: GeneratorState) -> str | None:
+    seqs = [group.seq for group in state.buffers.groups]
+    if seqs != sorted(set(seqs)) or any(seq >= state.buffers.next_seq for seq in seqs):
+        return f"outstanding groups are {seqs}, the next is {state.buffers.next_seq}"
+    for worker, buffer in enumerate(state.buffers.buffers):
+        right = tuple(g.seq for g in state.buffers.groups if not g.running and worker in g.members)
+        if buffer != right:
+            return f"the buffer of worker {worker} is {buffer}; its groups are {right}"
+        running = [g.seq for g in state.buffers.groups if worker in g.active]
+        if buffer and running and buffer[0] < running[0]:
+            return f"worker {worker} runs group {running[0]} before group {buffer[0]}"
+    return None
+
+
+def _living_groups(state: GeneratorState) -> str | None:
+    for group in state.buffers.groups:
+        if len(set(group.members)) < 2:
+            return f"group {group.seq} has the members {group.members}"
+        for worker in group.active or group.members:
+            status = state.status[worker]
+            if status == DEAD or (status == LEFT and not group.running):
+                return f"worker {worker} has {status}, and group {group.seq} still counts on it"
+    return None
+
+
+def _eager(state: GeneratorState) -> str | None:
+    busy: set[int] = set()
+    for group in state.buffers.groups:
+        if not group.running and busy.isdisjoint(group.members):
+            return f"group {group.seq} {group.members} could run"
+        busy.update(group.active or group.members)
+    return None
+
+
+def _waits_for_older(state: GeneratorState) -> str | None:
+    """A waiting worker's group waits for a running group, or for an older one that waits in turn."""
+    for worker in state.waiting:
+        buffer = state.buffers.buffers[worker]
+        if not buffer or state.buffers.locks[worker]:
+            return f"worker {worker} waits although nothing holds it back"
+        head = next(group for group in state.buffers.groups if group.seq == buffer[0])
+        ahead = [s for member in head.members for s in state.buffers.buffers[member] if s < head.seq]
+        if not ahead and not any(state.buffers.locks[member] for member in head.members):
+            return f"worker {worker} waits for group {head.seq}, which waits for nothing"
+    return None
+
+
+def _answered_or_waiting(state: GeneratorState) -> str | None:
+    for worker, request in enumerate(state.requests):
+        answer, waits = state.answers[worker], state.waiting.count(worker)
+        if state.status[worker] == DEAD:
+            if waits:
+                return f"worker {worker} is given up and still waits"
+        elif waits != (request >= 0 and answer is None):
+            return f"worker {worker} stands {waits} times in the queue; the answer to request {request} is {answer}"
+        if answer is not None and answer.request != request:
+            return f"the answer to request {request} of worker {worker} is kept as {answer}"
+        if isinstance(answer, Bye) and (state.buffers.locks[worker] or state.buffers.buffers[worker]):
+            return f"worker {worker} was let go while groups wait for it"
+    return None
+
+
+def _patient(state: GeneratorState) -> str | None:
+    """A worker that continues to ask is in a group at least once in PATIENCE + 1 requests, while others take part."""
+    taking_part = sum(status == ACTIVE for status in state.status)
+    for worker, alone in enumerate(state.alone):
+        if alone > PATIENCE and taking_part == len(state.status):
+            return f"worker {worker} was left alone {alone} times in a row"
+    return None
+
+
+def _counted(pair: Pair) -> str | None:
+    """Every round counts once, however often it is asked for."""
+    worker, mine, _, (state, _), _, _ = pair
+    if state.requests[worker] != mine.request or state.counts[worker] == mine.rounds + 1:
+        return None
+    return f"worker {worker} is in round {mine.rounds}; the generator has counted {state.counts[worker]} rounds"
+
+
+def _known_cost(system: GroupSystem, pair: Pair) -> str | None:
+    """With every request the generator learns what the worker's rounds cost now."""
+    worker, mine, _, (state, _), _, _ = pair
+    cost = system.cost_of(worker, max(mine.rounds - (not mine.ask.computed), 0))
+    if state.requests[worker] != mine.request or state.costs[worker] == cost:
+        return None
+    return f"a round of worker {worker} costs {cost}; the generator takes it to cost {state.costs[worker]}"
+
+
+def _pairs_with_service(n: int) -> tuple[tuple[int, int], ...]:
+    return tuple((worker, n) for worker in range(n))
+
+
+def _grants_are_known(n: int, *, lossy: bool) -> PerPair:
+    """A worker is in no group that the generator does not hold to be running, unless word of its end is on its way.
+
+    Word that was lost may come again: a repeated request takes the group away.
+    """
+
+    def check(pair: Pair) -> str | None:
+        worker, mine, _, (state, _), _, back = pair
+        told = [
+            m for m in back if isinstance(m, Grant) and m.generation >= mine.generation and m.request == mine.request
+        ]
+        offered = [(m.seq, m.members) for m in told] if mine.stage == ASKED else []
+        held = [(mine.seq, mine.members)] if mine.stage in (GRANTED, MEETING) else []
+        for seq, members in held + offered:
+            if seq <= mine.met:
+                return f"worker {worker} is given group {seq} after it met group {mine.met}"
+            if worker not in members:
+                return f"worker {worker} is given group {seq} {members}, to which it does not belong"
+            ending = any(isinstance(m, Void) and m.seq == seq for m in back)
+            group = next((g for g in state.buffers.groups if g.seq == seq and worker in g.active), None)
+            gone = state.status[worker] == DEAD or any(isinstance(m, Evicted) for m in back)
+            if group is None and not ending and not gone and not (lossy and _retracted(state, worker)):
+                return f"worker {worker} is in group {seq}, which the generator does not hold to be running"
+            if group is not None and group.members != members:
+                return f"worker {worker} takes group {seq} to be {members}; it is {group.members}"
+        return None
+
+    return PerPair("groups that workers are in are running", _pairs_with_service(n), check)
+
+
+def _retracted(state: GeneratorState, worker: int) -> bool:
+    """Whether a repeated request would take the group away, where word of its end was lost."""
+    answer = state.answers[worker]
+    return answer is not None and not isinstance(answer, Grant)
+
+
+def _agreed_members(n: int) -> PerPair:
+    def check(pair: Pair) -> str | None:
+        u, a, v, b, _, _ = pair
+        both = a.stage in (GRANTED, MEETING) and b.stage in (GRANTED, MEETING)
+        if both and a.seq == b.seq and a.members != b.members:
+            return f"workers {u} and {v} take group {a.seq} to be {a.members} and {b.members}"
+        return None
+
+    pairs = tuple((u, v) for u in range(n) for v in range(u + 1, n))
+    return PerPair("members agree on their group", pairs, check, messages=False)
+
+
+def _met_by_all(n: int) -> PerPair:
+    """A group is over for one member only after every other one has entered it."""
+
+    def check(pair: Pair) -> str | None:
+        u, a, v, b, _, _ = pair
+        if b.stage == GRANTED and a.met == b.seq and u in b.members:
+            return f"worker {u} is out of group {b.seq}, which worker {v} has not entered"
+        return None
+
+    pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
+    return PerPair("a group ends when all have entered it", pairs, check, messages=False)
+
+
+def _requests_in_step(n: int, system: GroupSystem) -> PerPair:
+    """The generator has received the worker's present request or, while that is on its way, the one before it."""
+
+    def check(pair: Pair) -> str | None:
+        worker, mine, _, (state, _), _, _ = pair
+        last = state.requests[worker]
+        known = last == mine.request
+        if not known and system.generator.following(last) != mine.request:
+            return f"worker {worker} is at request {mine.request}; the generator has received {last}"
+        if not known and mine.stage not in (ASKED, EVICTED):
+            return f"worker {worker} is {mine.stage} on request {mine.request}, which the generator has not received"
+        return None
+
+    return PerPair("requests are received once, in order", _pairs_with_service(n), check, messages=False)
+
+
+def _ended_properly(n: int) -> PerState:
+    """When all workers have ended, no group was lost: every one that started was finished or declared void."""
+
+    def check(view: View) -> str | None:
+        workers: tuple[WorkerState | None, ...] = view.processes[:n]
+        service: Any = view.processes[n]
+        if service is None or any(w is not None and w.stage not in (ENDED, EVICTED) for w in workers):
+            return None
+        state: GeneratorState = service[0]
+        if any(isinstance(m, Ask) or type(m).__name__ == "Crashed" for box in view.in_flight.values() for m in box):
+            return None
+        left = [g.seq for g in state.buffers.groups if any(workers[w] is not None for w in g.members)]
+        if any(worker is None for worker in workers):
+            left = [seq for seq in left if state.buffers.group(seq).active == ()]
+        return f"all workers have ended and the groups {left} are outstanding" if left else None
+
+    return PerState("no group is lost", check)
+
+
+def _progress(worker: int) -> Progress:
+    """In a fair endless run every worker is granted a group again and again."""
+
+    def goal(label: Any) -> bool:  # noqa: ANN401 - a transition of any machine
+        return label.process == worker and any(note[0] == "executed" for note in label.notes)
+
+    return Progress(f"worker {worker} averages again and again", goal)
+
+
+def _recovers(system: GroupSystem, view: View) -> str | None:
+    """Where nothing moves and workers wait, one timeout of each after the other brings everybody to the end."""
+    n = system.setting.num_workers
+    states = list(view.processes)
+    if any(view.in_flight.values()) or any(_moves(system, s) for w, s in enumerate(states[:n])) or states[n] is None:
+        return None
+    for _ in range(2 * n + 2 * (system.rounds or 0)):
+        for worker in range(n):
+            state = states[worker]
+            if state is None:  # the failure detector speaks again as well
+                _send(system, states, [(worker, Send(n, Crashed()))])
+            if state is not None and state.stage in (ASKED, MEETING):
+                _run(system, states, worker, Retry(), replace(state, retries=1))
+        if all(state is None or state.stage in (ENDED, EVICTED) for state in states[:n]):
+            return None
+    stuck = [w for w in range(n) if states[w] is not None and states[w].stage not in (ENDED, EVICTED)]
+    return f"asking again never leads workers {stuck} to the end"
+
+
+def _moves(system: GroupSystem, state: WorkerState | None) -> bool:
+    return state is not None and bool([k for k in system.worker.ready(state) if k not in (Retry, Broke)])
+
+
+def _run(system: GroupSystem, states: list[Any], worker: int, event: object, before: WorkerState) -> None:
+    """Let one event happen and everything that follows, messages first, in order of sending."""
+    states[worker], actions = system.step(worker, before, event)
+    _send(system, states, [(worker, a) for a in actions if isinstance(a, Send)])
+
+
+def _send(system: GroupSystem, states: list[Any], queue: list[tuple[int, Send]]) -> None:
+    """Deliver messages and let happen what they cause, until nothing moves."""
+    n = system.setting.num_workers
+    while True:
+        for source, send in queue:
+            if states[send.to] is not None:
+                states[send.to], more = system.step(send.to, states[send.to], Received(source, send.message))
+                queue.extend((send.to, a) for a in more if isinstance(a, Send))
+        queue = []
+        for other in range(n):
+            if _moves(system, states[other]):
+                event = next(e for e in system.ready(other, states[other]) if not isinstance(e, Retry | Broke))
+                states[other], actions = system.step(other, states[other], event)
+                queue += [(other, a) for a in actions if isinstance(a, Send)]
+        if not queue:
+            return
+
+
+def explored(system: GroupSystem, network: Network) -> Explored:
+    return Explored(system, generator_properties(system, lossy=network.losses > 0))
+
+
+def generator(name: str, system: GroupSystem, network: Network = USUAL) -> Configuration:
+    return Configuration(name, system, explored, network)
+
+
+def random(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
+    """Random groups."""
+    return GeneratorSetting(nodes=nodes, group_size=size, division=GroupSplit.RANDOM, slow_threshold=threshold)
+
+
+def divided(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
+    """Global division."""
+    return GeneratorSetting(nodes=nodes, group_size=size, division=GroupSplit.GLOBAL, slow_threshold=threshold)
+
+
+def smart(
+    nodes: tuple[int, ...],
+    threshold: int | None = 1,
+    *,
+    rule: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY,
+    max_known: int | None = None,
+) -> GeneratorSetting:
+    """Inter and intra phases with the filter."""
+    return GeneratorSetting(
+        nodes=nodes, group_size=2, slow_threshold=threshold, slow_worker_policy=rule, max_known=max_known
+    )
+
+
+def meeting(
+    nodes: tuple[int, ...],
+    threshold: int | None = None,
+    *,
+    all_every: int = 1,
+    slow_worker_policy: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY,
+) -> GeneratorSetting:
+    """Groups of nodes, and now and then of all."""
+    return GeneratorSetting(
+        nodes=nodes,
+        group_size=2,
+        division=GroupSplit.NODE_THEN_ALL,
+        slow_threshold=threshold,
+        all_every=all_every,
+        slow_worker_policy=slow_worker_policy,
+    )
+
+
+DETECTED = Network(crashes=1, detect=True)
+ONE_NODE, TWO_NODES = (0, 0, 0), (0, 0, 1)
+SLOW_FIRST, SLOW_LAST = (10, 1, 1), (1, 1, 10)
+LATE = smart(TWO_NODES, rule=SlowWorkerPolicy.DEFER)
+
+SMALL = (
+    generator("random pairs of 2, endless", GroupSystem(random((0, 0)), rounds=None)),
+    generator("random pairs of 3, 2 rounds, both draws", GroupSystem(random(ONE_NODE), ways=2)),
+    generator("one group of 3, 2 rounds", GroupSystem(divided(ONE_NODE, 3))),
+    generator("random pairs of 2, one message lost", GroupSystem(random((0, 0)), timeouts=True), Network(losses=1)),
+    generator("divided 3, one message lost", GroupSystem(divided(ONE_NODE), timeouts=True), Network(losses=1)),
+    generator("random pairs of 3, one message doubled", GroupSystem(random(ONE_NODE)), Network(duplicates=1)),
+    generator("random pairs of 2, reordered, one retry", GroupSystem(random((0, 0)), retries=1), Network(reorder=True)),
+    generator("divided 3, generator restarted once", GroupSystem(divided(ONE_NODE), restarts=1)),
+    generator("divided 3, one crash", GroupSystem(divided(ONE_NODE)), DETECTED),
+    generator("divided 4 on 2 nodes, 1 round", GroupSystem(divided((0, 0, 1, 1)), rounds=1, ways=2)),
+    generator("inter/intra 4 on 2 nodes, 3 rounds, at once", GroupSystem(smart((0, 0, 1, 1)), rounds=3, ways=2),
+              AT_ONCE),
+    generator("divided 4, 3 rounds, 3 draws, at once", GroupSystem(divided((0, 0, 1, 1)), rounds=3, ways=3), AT_ONCE),
+    generator("node-then-all 3, meeting every 2 rounds, endless",
+              GroupSystem(meeting(ONE_NODE, all_every=2), rounds=None)),
+    generator("node-then-all 4 on 2 nodes, 1 round", GroupSystem(meeting((0, 0, 1, 1)), rounds=1)),
+    generator("node-then-all 3, a straggler late",
+              GroupSystem(meeting(ONE_NODE, 1, slow_worker_policy=SlowWorkerPolicy.DEFER), costs=SLOW_LAST)),
+    generator("node-then-all 3, 1 round, one crash", GroupSystem(meeting(ONE_NODE), rounds=1), DETECTED),
+    generator("one group of 3, 1 round, broken once", GroupSystem(divided(ONE_NODE, 3), rounds=1, breakers=(0,))),
+    generator("divided 3, broken once", GroupSystem(divided(ONE_NODE), breakers=(0,))),
+    generator("random pairs of 2, broken by both, one message lost",
+              GroupSystem(random((0, 0)), breakers=(0, 1), timeouts=True), Network(losses=1)),
+    generator("random pairs of 2, broken once, one loss and one crash",
+              GroupSystem(random((0, 0)), breakers=(0,), timeouts=True), Network(losses=1, crashes=1, detect=True)),
+    generator("random pairs of 3, 1 round, reordered", GroupSystem(random(ONE_NODE), rounds=1), Network(reorder=True)),
+    generator("random pairs of 2, reordered, one message doubled", GroupSystem(random((0, 0))),
+              Network(reorder=True, duplicates=1)),
+    generator("random pairs of 3, filter at 1, both draws", GroupSystem(random(ONE_NODE, threshold=1), ways=2)),
+    generator("divided 3, 1 round, every draw", GroupSystem(divided(ONE_NODE), rounds=1, ways=6)),
+    generator("divided 3, every draw, at once", GroupSystem(divided(ONE_NODE), ways=6), AT_ONCE),
+    generator("inter/intra 3, stragglers late, 3 rounds", GroupSystem(LATE, rounds=3, costs=SLOW_LAST)),
+    generator("inter/intra 3, stragglers late, one message doubled", GroupSystem(LATE, costs=SLOW_LAST),
+              Network(duplicates=1)),
+    generator("inter/intra 3, stragglers late, 1 round, one crash", GroupSystem(LATE, rounds=1, costs=SLOW_FIRST),
+              DETECTED),
+    generator("random pairs of 2, loss, doubling, crash and restart",
+              GroupSystem(random((0, 0)), timeouts=True, restarts=1),
+              Network(losses=1, duplicates=1, crashes=1, detect=True)),
+    generator("inter/intra 3, 1 round, one crash", GroupSystem(smart(TWO_NODES), rounds=1), DETECTED),
+)  # fmt: skip
+
+LOSSY, OVERTAKING, DOUBLED = "a message lost", "reordered", "a message doubled"
+
+
+def _possible(chosen: dict[str, Any]) -> bool:
+    """A node of one worker has no groups of its own under node-then-all."""
+    return bool(chosen["division"] != GroupSplit.NODE_THEN_ALL or chosen["nodes"] != (0, 0, 1))
+
+
+def _make(words: str, chosen: dict[str, Any]) -> Configuration:
+    """The configuration that a row stands for.
+
+    Asking again (`timeouts`) belongs to a lost message, and to a group that ends while messages overtake: word that it
+    is void may come before word that it runs.
+    """
+    slow, nodes, wire = chosen["slow"], chosen["nodes"], chosen["wire"]
+    ends_groups = chosen["breakers"] or chosen["crashes"] or chosen["suspicions"]
+    setting = GeneratorSetting(
+        nodes=nodes,
+        group_size=2,
+        division=chosen["division"],
+        slow_worker_policy=slow or SlowWorkerPolicy.PAIR_LOCALLY,
+        slow_threshold=None if slow is None else 1,
+        all_every=1,
+        max_known=chosen["max_known"],
+    )
+    system = GroupSystem(
+        setting,
+        rounds=chosen["rounds"],
+        ways=chosen["ways"],
+        breakers=chosen["breakers"],
+        restarts=chosen["restarts"],
+        timeouts=wire == LOSSY or bool(wire == OVERTAKING and ends_groups),
+        costs=(*(1,) * (len(nodes) - 1), (10, 1)) if slow == SlowWorkerPolicy.DEFER else (),
+    )
+    network = Network(
+        reorder=wire == OVERTAKING,
+        losses=int(wire == LOSSY),
+        duplicates=int(wire == DOUBLED),
+        crashes=chosen["crashes"],
+        suspicions=chosen["suspicions"],
+        detect=True,
+    )
+    return generator(words, system, network)
+
+
+FACTORS = Factors(
+    {
+        "nodes": [Level((0, 0), "2", 14), Level((0, 0, 0), "3", 400), Level((0, 0, 1), "3 on 2 nodes", 400)],
+        "division": [
+            Level(GroupSplit.RANDOM, "random pairs"),
+            Level(GroupSplit.GLOBAL, "divided", 1.5),
+            Level(GroupSplit.INTER_INTRA, "inter/intra"),
+            Level(GroupSplit.NODE_THEN_ALL, "node-then-all", 1.7),
+        ],
+        "rounds": [Level(1, "1 round"), Level(2, "2 rounds", 4.2)],
+        "ways": [Level(1, "1 draw"), Level(2, "2 draws", 3.6)],
+        "max_known": [Level(None), Level(1, "known groups only", 1.1)],
+        "slow": [
+            Level(None),
+            Level(SlowWorkerPolicy.PAPER, "filter of the paper", 2.2),
+            Level(SlowWorkerPolicy.PAIR_LOCALLY, "stragglers local", 2.1),
+            Level(SlowWorkerPolicy.DEFER, "stragglers late", 1.1),
+        ],
+        "breakers": [Level(()), Level((1,), "broken once", 7.8)],
+        "crashes": [Level(0), Level(1, "one crash", 15)],
+        "suspicions": [Level(0), Level(1, "one taken for dead", 27)],
+        "wire": [Level(""), Level(OVERTAKING, OVERTAKING, 1.3), Level(DOUBLED, DOUBLED, 11), Level(LOSSY, LOSSY, 3.5)],
+        "restarts": [Level(0), Level(1, "generator restarted", 5)],
+    },
+    _make,
+    _possible,
+)
+"""What is varied; the growths fit the logarithms of the numbers of states of 304 rows, by least squares."""
+
+TWO_VOIDS = FACTORS.configuration(FACTORS.row(nodes=(0, 0, 0), breakers=(1,), suspicions=1, wire=OVERTAKING))
+"""Four circumstances: two groups are void, and messages of two generations overtake each other: 190,426 states."""
+
+LARGE = (
+    generator("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),
+    generator("random pairs of 4, 1 round, every draw", GroupSystem(random((0, 0, 1, 1)), rounds=1, ways=3)),
+    generator("random pairs of 3, 3 rounds, both draws", GroupSystem(random(TWO_NODES), rounds=3, ways=2)),
+    generator("inter/intra 3 on 2 nodes, both draws", GroupSystem(smart(TWO_NODES), ways=2)),
+    generator("inter/intra 3, known groups only", GroupSystem(smart(TWO_NODES, max_known=1), ways=2)),
+    generator("inter/intra 3, doubled and restarted",
+              GroupSystem(smart(TWO_NODES), rounds=1, timeouts=True, restarts=1), Network(duplicates=1)),
+    generator("random groups of 3, one crash", GroupSystem(random(TWO_NODES, 3)), DETECTED),
+    generator("random groups of 3, 3 rounds, one crash", GroupSystem(random(TWO_NODES, 3), rounds=3), DETECTED),
+    generator("divided 3, every draw", GroupSystem(divided(ONE_NODE), ways=6)),
+    generator("inter/intra 3, stragglers late, one crash", GroupSystem(LATE, costs=SLOW_LAST), DETECTED),
+    generator("inter/intra 3, one crash", GroupSystem(smart(TWO_NODES)), DETECTED),
+    generator("inter/intra 3, the paper's initiator, one crash",
+              GroupSystem(smart(TWO_NODES, rule=SlowWorkerPolicy.PAPER)), DETECTED),
+    TWO_VOIDS,
+)  # fmt: skip

@@ -1,0 +1,545 @@
+"""Breadth-first search over every reachable state: properties checked on the distinct pieces of states, and traces.
+
+Under weak fairness an endless run without progress is a reachable fair cycle, so liveness looks for one.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.explore.system import Label, Network, State, Stopped, Symmetry, System
+from partreduce.schedulers.protocols.base import Note, Received, Send
+
+
+class View:
+    """The processes' states (None where a process has crashed) and, decoded when asked for, the messages in flight.
+
+    Most properties are settled by the processes alone, and millions of states are looked at; so `decoded` says whether
+    messages were asked for.
+    """
+
+    __slots__ = ("_state", "_system", "decoded", "processes")
+
+    def __init__(self, system: System, state: State) -> None:
+        self._system, self._state, self.decoded = system, state, False
+        values, stopped = system.locals.values, system.stopped
+        self.processes: tuple[Any, ...] = tuple(
+            [None if number == stopped else values[number] for number in state[: system.size]]
+        )
+
+    @property
+    def cut_off(self) -> frozenset[int]:
+        """The processes that run on the other side of a cut."""
+        system, state = self._system, self._state
+        if not system.network.cuts:
+            return frozenset()
+        self.decoded = True
+        running = [one for one, value in enumerate(self.processes) if value is not None]
+        return frozenset(one for one in running if system.is_cut_off(state, one))
+
+    @property
+    def in_flight(self) -> Mapping[tuple[int, int], tuple[Any, ...]]:
+        """The messages on their way per (source, destination), oldest first."""
+        self.decoded = True
+        return {(u, v): messages for u, v, messages in self._system.in_flight(self._state)}
+
+
+@dataclass(frozen=True, slots=True)
+class PerProcess:
+    """Holds of every process by itself. `check(process, state)` returns None or says what is wrong."""
+
+    name: str
+    check: Callable[[int, Any], str | None]
+
+
+class Pair(NamedTuple):
+    """Two processes, their states, and the messages on their way from the first to the second and back."""
+
+    first: int
+    first_state: Any
+    second: int
+    second_state: Any
+    there: tuple[Any, ...]
+    back: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PerPair:
+    """Holds of every ordered pair in `pairs`. `check(pair)` returns None or says what is wrong.
+
+    Without `messages` the pair comes without them, and far fewer distinct pieces are to be checked.
+    """
+
+    name: str
+    pairs: tuple[tuple[int, int], ...]
+    check: Callable[[Pair], str | None]
+    messages: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PerState:
+    """Holds of every whole state; the slowest kind. `check(view)` returns None or says what is wrong."""
+
+    name: str
+    check: Callable[[View], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NoDeadlock:
+    """Every state in which nothing more can happen is a proper end."""
+
+    name: str = "no deadlock"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """No fair endless run without what is asked for: the lasso search of `liveness`.
+
+    `goal(label)` says whether a transition is the progress that is waited for. Fair means: an event that stays
+    possible for a process, and a message that waits, does not wait for ever. Mishaps are never owed.
+    """
+
+    name: str
+    goal: Callable[[Any], bool]
+
+
+Property = PerProcess | PerPair | PerState | NoDeadlock | Progress
+
+
+def through(prop: Property, inner: Callable[[Any], Any]) -> Property:
+    """The same asked of the states inside of others, where there are some: `inner` says None where there is none."""
+    match prop:
+        case PerProcess(name, check):
+
+            def of_one(process: int, state: Any) -> str | None:  # noqa: ANN401 - of any machine
+                held = inner(state)
+                return None if held is None else check(process, held)
+
+            return PerProcess(name, of_one)
+        case PerPair(name, pairs, of_pair, messages):
+
+            def of_two(pair: Pair) -> str | None:
+                first, second = inner(pair.first_state), inner(pair.second_state)
+                if first is None or second is None:
+                    return None
+                return of_pair(pair._replace(first_state=first, second_state=second))
+
+            return PerPair(name, pairs, of_two, messages)
+    return prop
+
+
+CHUNK = 1 << 15
+"""Properties are checked on so many new states at once; at first on fewer, so that what fails soon is soon found."""
+FIRST_CHUNK = 1 << 8
+NO_ERROR = "no error in a transition"
+"""The name of the finding that is added when the protocol itself raises."""
+
+
+class Breadth:
+    """One search. After `run`: `states`, `parents`, `violations` (property name → (state index, what is wrong))."""
+
+    def __init__(
+        self,
+        machine: Any,  # noqa: ANN401 - any Machine, of any state type
+        network: Network,
+        *,
+        properties: Sequence[Property],
+        max_states: int,
+        symmetry: bool,
+        within: Callable[[View], bool] | None,
+        max_gap: int | None,
+    ) -> None:
+        self.system = System(machine, network)
+        self.properties, self.max_states, self.within, self.max_gap = properties, max_states, within, max_gap
+        self.shift = self.system.shiftable is not None
+        folding = Symmetry(self.system) if symmetry else None
+        self.folding = folding if folding is not None and folding.permutations else None
+        self.states: list[State] = []
+        self.parents = array("q")
+        self.violations: dict[str, tuple[int, str]] = {}
+        self.transitions = self.seconds = 0.0
+        self.depth, self.complete = 0, False
+        self.gaps: npt.NDArray[np.int64] | None = None
+        self._seen: list[set[tuple[Any, ...]]] = [set() for _ in properties]
+        self._settled: dict[State, int] = {}
+        """By the processes of a state, the bits of the properties that hold of them whatever is on its way."""
+        self._inside: dict[State, bool] = {}
+
+    def normal(self, state: State) -> State:
+        """The state that stands for this one: step numbers from the slowest process, least renaming."""
+        if self.shift:
+            state = self.system.lowered(state)
+        return state if self.folding is None else self.folding.canonical(state)
+
+    def run(self) -> None:
+        """Search until all states are known, a property fails, or `max_states` are stored."""
+        collecting = gc.isenabled()
+        gc.disable()  # millions of small live tuples and no cycles: collections would only cost time
+        try:
+            self._run()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _run(self) -> None:
+        began = time.perf_counter()
+        start = self.normal(self.system.start())
+        known: set[State] = {start}
+        self.states.append(start)
+        self.parents.append(-1)
+        successors, fold = self.system.successors, self.folding
+        limited = self.within is not None or self.max_gap is not None
+        watch_deadlock = any(isinstance(p, NoDeadlock) for p in self.properties)
+        index, checked, level_end, transitions = 0, 0, 1, 0
+        states, parents = self.states, self.parents
+        cut = False
+        while index < len(states) and not cut:
+            state = states[index]
+            try:
+                found = successors(state, lower=self.shift)
+            except Exception as error:  # noqa: BLE001 - whatever a protocol raises is a finding, with its trace
+                self._violated(NO_ERROR, index, f"{type(error).__name__}: {error}")
+                break
+            transitions += len(found)
+            if not found and watch_deadlock and not self.system.finished(state):
+                self._violated("no deadlock", index, "nothing more can happen")
+                break
+            for _, after in found:
+                target = after if fold is None else fold.canonical(after)
+                if target not in known:
+                    if limited and not self._keeps(target):
+                        continue
+                    if len(states) >= self.max_states:
+                        cut = True
+                        break
+                    known.add(target)
+                    states.append(target)
+                    parents.append(index)
+            index += 1
+            if index == level_end:
+                self.depth += index < len(states)
+                level_end = len(states)
+            if len(states) - checked >= min(CHUNK, checked or FIRST_CHUNK):
+                self._check(checked, len(states))
+                checked = len(states)
+                if self.violations:
+                    break
+        self._check(checked, len(states))
+        self.complete = index == len(states) and not cut
+        self.transitions, self.seconds = transitions, time.perf_counter() - began
+
+    def _keeps(self, state: State) -> bool:
+        """Whether a state is inside the stated limits of the exploration; asked once per tuple of local states."""
+        key = state[: self.system.size]
+        if self.max_gap is not None and max(clock or 0 for clock in map(self.system.clock, key)) > self.max_gap:
+            return False
+        if self.within is None:
+            return True
+        known = self._inside.get(key)
+        if known is None:
+            known = self._inside[key] = self.within(View(self.system, state))
+        return known
+
+    def _violated(self, name: str, index: int, problem: str) -> None:
+        if name not in self.violations or index < self.violations[name][0]:
+            self.violations[name] = (index, problem)
+
+    def _check(self, first: int, last: int) -> None:
+        if first == last:
+            return
+        rows = np.array(self.states[first:last], dtype=np.int64)
+        self._measure_gaps(rows)
+        self._check_states(first, last)
+        distinct: dict[tuple[int, ...], list[tuple[int, State]]] = {}
+        for number, prop in enumerate(self.properties):
+            for columns in self._columns_of(prop):
+                if columns not in distinct:
+                    distinct[columns] = _first_pieces(rows, columns)
+                for offset, piece in distinct[columns]:
+                    if (columns, piece) not in self._seen[number]:
+                        self._seen[number].add((columns, piece))
+                        if problem := self._problem(prop, columns, piece):
+                            self._violated(prop.name, first + offset, problem)
+                            break
+
+    def _check_states(self, first: int, last: int) -> None:
+        """Check whole states; only once where the processes alone gave the answer, which then is that of all such."""
+        asked = [(1 << number, prop) for number, prop in enumerate(self.properties) if isinstance(prop, PerState)]
+        size, settled, everything = self.system.size, self._settled, sum(bit for bit, _ in asked)
+        for index in range(first, last) if asked else ():
+            state = self.states[index]
+            processes = state[:size]
+            answered = settled.get(processes, 0)
+            if answered == everything:
+                continue
+            view = View(self.system, state)
+            for bit, prop in asked:
+                if answered & bit:
+                    continue
+                view.decoded = False
+                if problem := prop.check(view):
+                    self._violated(prop.name, index, problem)
+                elif not view.decoded:
+                    answered |= bit
+            settled[processes] = answered
+
+    def _columns_of(self, prop: Property) -> list[tuple[int, ...]]:
+        """The parts of a state that a property looks at, once for each process or pair that it speaks of."""
+        size = self.system.size
+        if isinstance(prop, PerProcess):
+            return [(process,) for process in range(size)]
+        if not isinstance(prop, PerPair):
+            return []
+        places = {pair: size + index for index, pair in enumerate(self.system.channels)}
+        if not prop.messages:
+            return [(u, v) for u, v in prop.pairs]
+        return [(u, v, places.get((u, v), -1), places.get((v, u), -1)) for u, v in prop.pairs]
+
+    def _problem(self, prop: Property, columns: tuple[int, ...], piece: tuple[int, ...]) -> str | None:
+        values = self.system.locals.values
+        if isinstance(prop, PerProcess):
+            state = values[piece[0]]
+            return None if isinstance(state, Stopped) else prop.check(columns[0], state)
+        assert isinstance(prop, PerPair)
+        u, v = values[piece[0]], values[piece[1]]
+        if isinstance(u, Stopped) or isinstance(v, Stopped):
+            return None
+        there, back = (self.system.content(p) for p in piece[2:]) if prop.messages else ((), ())
+        return prop.check(Pair(columns[0], u, columns[1], v, there, back))
+
+    def _measure_gaps(self, rows: npt.NDArray[np.int64]) -> None:
+        """The largest clock difference of every ordered pair, over states and their renamings."""
+        size = self.system.size
+        self.system.clock(0)
+        clocks = [self.system.clock(number) for number in range(len(self.system.locals.values))]
+        if not self.shift or any(clock is None for clock in clocks[1:]):
+            return
+        steps = np.array([0, *clocks[1:]], dtype=np.int64)[rows[:, :size]]
+        best = np.array([[int((steps[:, i] - steps[:, j]).max()) for j in range(size)] for i in range(size)])
+        for p in self.folding.permutations if self.folding else ():
+            image = np.zeros_like(best)
+            image[np.ix_(p, p)] = best
+            best = np.maximum(best, image)
+        self.gaps = best if self.gaps is None else np.maximum(self.gaps, best)
+
+
+def _first_pieces(rows: npt.NDArray[np.int64], columns: tuple[int, ...]) -> list[tuple[int, State]]:
+    """The first row of each distinct content of some columns, ascending, with the content.
+
+    −1 stands for a column that is not there; its content is 0.
+    """
+    key = np.zeros(len(rows), dtype=np.int64)
+    span = 1
+    for column in (c for c in columns if c >= 0):
+        size = int(rows[:, column].max()) + 1
+        if span * size >= 2**62:  # renumber before the keys run out of bits
+            _, key = np.unique(key, return_inverse=True)
+            span = len(rows)
+        key = key * size + rows[:, column]
+        span *= size
+    _, where = np.unique(key, return_index=True)
+    where.sort()
+    pieces = np.zeros((len(where), len(columns)), dtype=np.int64)
+    for number, column in enumerate(columns):
+        if column >= 0:
+            pieces[:, number] = rows[where, column]
+    return list(zip(where.tolist(), map(tuple, pieces.tolist()), strict=True))
+
+
+MISHAPS = ("lose", "repeat", "crash", "cut")
+Edge = tuple[int, "Label"]
+
+
+def starving_loop(search: Breadth, goal: Progress) -> tuple[int, list[Label]] | None:
+    """A stored state and the labels of a fair cycle through it on which the goal never happens, or None.
+
+    Builds the graph of all transitions that are not the goal, takes its strongly connected components and keeps those
+    that are fair: every process event and every channel that can move in *all* states of the component also moves on
+    an edge inside it. O(states + transitions). Needs a search without symmetry, in which names do not change.
+    """
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    assert search.folding is None, "fairness is per process: explore without symmetry"
+    index_of = {state: number for number, state in enumerate(search.states)}
+    edges: list[list[Edge]] = []
+    owed: list[frozenset[object]] = []
+    for state in search.states:
+        moves = search.system.successors(state)
+        owed.append(frozenset(_action(label) for label, _ in moves if label.verb not in MISHAPS))
+        targets = ((index_of.get(search.normal(after)), label) for label, after in moves if not goal.goal(label))
+        edges.append([(t, label) for t, label in targets if t is not None])
+    rows = np.repeat(np.arange(len(edges)), [len(e) for e in edges])
+    columns = np.array([t for e in edges for t, _ in e], dtype=np.int64)
+    graph = coo_matrix((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(len(edges), len(edges)))
+    _, component = connected_components(graph, directed=True, connection="strong")
+    members: dict[int, list[int]] = {}
+    for number, name in enumerate(component.tolist()):
+        members.setdefault(name, []).append(number)
+    for name, inside in members.items():
+        kept = {s: [(t, label) for t, label in edges[s] if component[t] == name] for s in inside}
+        taken = {_action(label) for out in kept.values() for _, label in out}
+        if taken and frozenset.intersection(*(owed[s] for s in inside)) <= taken:
+            return _fair_cycle(kept, frozenset.intersection(*(owed[s] for s in inside)), owed)
+    return None
+
+
+def _action(label: Label) -> object:
+    """What fairness counts: the events of one process, and the deliveries of one channel."""
+    return ("channel", label.channel) if label.channel >= 0 else ("process", label.process)
+
+
+def _fair_cycle(
+    kept: dict[int, list[Edge]], everywhere: frozenset[object], owed: list[frozenset[object]]
+) -> tuple[int, list[Label]]:
+    """Walk through the component: take every action owed everywhere, pass a state for each other one, and return."""
+    start = min(kept)
+    labels: list[Label] = []
+    here = start
+
+    def walk(accept: object, *, to: int | None = None) -> None:
+        nonlocal here
+        queue: list[int] = [here]
+        came: dict[int, tuple[int, Label]] = {}
+        for state in queue:
+            for target, label in kept[state]:
+                hit = (to is None and _action(label) == accept) or (to is not None and target == to)
+                if hit or (target not in came and target != here):
+                    if hit:
+                        path, at = [label], state
+                        while at != here:
+                            at, step = came[at]
+                            path.append(step)
+                        labels.extend(reversed(path))
+                        here = target
+                        return
+                    came[target] = (state, label)
+                    queue.append(target)
+
+    for action in sorted(everywhere, key=str):
+        walk(action)
+    others = frozenset.union(*(owed[s] for s in kept)) - everywhere
+    for action in sorted(others, key=str):
+        resting = next(s for s in kept if action not in owed[s])
+        if resting != here:
+            walk(None, to=resting)
+    if here != start or not labels:
+        walk(None, to=start)
+    return start, labels
+
+
+def replay_loop(search: Breadth, start: State, labels: list[Label]) -> tuple[list[Label], list[State]]:
+    """The true labels and states along a cycle of labels from a true state."""
+    taken, states = [], [start]
+    for label in labels:
+        key = (label.verb, label.process, label.channel)
+        found, after = next(
+            (found, after)
+            for found, after in search.system.successors(states[-1])
+            if (found.verb, found.process, found.channel) == key and (key[2] >= 0 or found.event == label.event)
+        )
+        taken.append(found)
+        states.append(after)
+    return taken, states
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStep:
+    """One thing that happens: `verb` is step, deliver, lose, repeat, crash, suspect or cut.
+
+    `source` is −1 unless a message moves.
+    """
+
+    verb: str
+    process: int
+    source: int
+    text: str
+    sends: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A shortest run from the start to a violation, and the state it ends in.
+
+    `loop` is the index of the step at which the run begins to repeat for ever, None for a finite run.
+    """
+
+    num_processes: int
+    steps: tuple[TraceStep, ...]
+    end: View
+    loop: int | None = None
+
+    def __str__(self) -> str:
+        lines = []
+        for number, step in enumerate(self.steps, start=1):
+            if self.loop == number - 1:
+                lines.append("   -- from here on the run repeats --")
+            sends = "; ".join(f"sends {text} to {to}" for to, text in step.sends)
+            lines.append(f"{number:3d}. {step.text}" + (f", {sends}" if sends else ""))
+        lines.append("end: " + "; ".join(f"{p}: {state}" for p, state in enumerate(self.end.processes)))
+        for (u, v), messages in self.end.in_flight.items():
+            lines.append(f"     in flight {u} → {v}: " + ", ".join(map(str, messages)))
+        return "\n".join(lines)
+
+
+def path_to(search: Breadth, index: int) -> tuple[list[Label], list[State]]:
+    """The transitions from the start to a stored state, and the states with true step numbers and names on the way.
+
+    Stored states stand for many (shifted, renamed) ones, so the run is replayed: from each true state the successor is
+    taken whose normal form is the next stored one.
+    """
+    chain = [index]
+    while search.parents[chain[-1]] >= 0:
+        chain.append(search.parents[chain[-1]])
+    labels: list[Label] = []
+    states = [search.system.start()]
+    for target in reversed(chain[:-1]):
+        label, state = next(
+            (label, state)
+            for label, state in search.system.successors(states[-1])
+            if search.normal(state) == search.states[target]
+        )
+        labels.append(label)
+        states.append(state)
+    return labels, states
+
+
+def trace_of(system: System, labels: list[Label], states: list[State], loop: int | None = None) -> Trace:
+    """Word a run."""
+    steps = tuple(_worded(system, label, states[number]) for number, label in enumerate(labels))
+    return Trace(system.size, steps, View(system, states[-1]), loop)
+
+
+def _worded(system: System, label: Label, before: State) -> TraceStep:
+    machine = system.machine
+    event, process = label.event, label.process
+    if label.verb == "crash":
+        return TraceStep("crash", process, -1, f"{process} crashes")
+    if label.verb == "cut":
+        return TraceStep("cut", process, -1, f"{process} is cut off")
+    sends: tuple[tuple[int, str], ...] = ()
+    notes = "".join(f" ({_note(n)})" for n in label.notes)
+    if label.verb != "lose" and system.is_running(before, process):
+        _, actions = machine.step(process, system.locals.values[before[process]], event)
+        sends = tuple((a.to, str(a.message)) for a in actions if isinstance(a, Send))
+        notes = "".join(f" ({_note(a.what)})" for a in actions if isinstance(a, Note))
+    if label.verb == "suspect":
+        return TraceStep("suspect", process, -1, f"{process} takes {event.source} for dead{notes}", sends)
+    if isinstance(event, Received):
+        what = str(event.message)
+        verbs = {"deliver": "arrives", "lose": "is lost", "repeat": "arrives and will arrive again"}
+        text = f"{event.source} → {process}: {what} {verbs[label.verb]}{notes}"
+        return TraceStep(label.verb, process, event.source, text, sends)
+    return TraceStep(label.verb, process, -1, f"{process}: {event}{notes}", sends)
+
+
+def _note(what: Any) -> str:  # noqa: ANN401 - any machine's notes
+    return " ".join(map(str, what)) if isinstance(what, tuple) else str(what)

@@ -1,1 +1,0 @@
-"""The parts of the explorer: how processes and a network make one system, and how its states are searched."""

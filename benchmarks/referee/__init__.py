@@ -1,1 +1,0 @@
-"""What the tool does, recorded as small files, and compared with what a later checkout does."""

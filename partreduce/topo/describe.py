@@ -1,0 +1,468 @@
+"""What a schedule does, as one line in the field's words: `describe(schedule)`.
+
+Each kind of strategy has a function that gives the parts of the line, the most important first. A part may have a
+shorter form; the line takes long forms as far as they fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from partreduce.topo.argument_types import check_arguments
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.graphs import classic, directed, hop
+from partreduce.topo.graphs.base import Graph
+from partreduce.topo.phase import ONE, Phase
+from partreduce.topo.round import Round
+from partreduce.topo.rule import RulePhase, RuleView
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import (
+    CodecScope,
+    DelayedAveraging,
+    GradientBuckets,
+    GradientReduction,
+    Pipeline,
+    Transport,
+)
+from partreduce.topo.strategies.base import Averaging, Strategy
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, UpdateOrder
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllReduce, QuorumStart
+from partreduce.topo.strategies.server import Server
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
+
+LONGEST = 100
+"""Characters of a line at most."""
+SHORT = 44
+"""Characters of the groups of a schedule that has other settings, too, at most."""
+PUBLISHED_RATE = 0.7
+"""DiLoCo's outer learning rate, which is not said."""
+MOST_LEVELS = 3
+"""Kinds of groups that are named one by one."""
+
+Part = str | tuple[str, ...]
+"""A clause, or a clause and shorter forms of it."""
+
+
+@check_arguments
+def describe(schedule: Schedule) -> str:
+    """Say what a schedule averages and when, in one line of at most 100 characters.
+
+    The failure plan and how sums travel (but for a codec) are left out: they change no average.
+    """
+    strategy = schedule.strategy
+    found = [*KINDS[strategy.kind](schedule, strategy), *_delays(schedule, strategy), *_sent(strategy)]
+    parts = [(part,) if isinstance(part, str) else part for part in found]
+    forms = [0] * len(parts)
+    for form in range(max(map(len, parts))):
+        for place in (0, *range(len(parts) - 1, 0, -1)):
+            forms[place] = min(form, len(parts[place]) - 1)
+            line = ", ".join(part[number] for part, number in zip(parts, forms, strict=True))
+            if len(line) <= LONGEST:
+                return line
+    return f"{line[: LONGEST - 1]}…"
+
+
+def _all_reduce(schedule: Schedule, strategy: AllReduce) -> Iterator[Part]:
+    sync, every = strategy.sync, _every(schedule)
+    if isinstance(sync, PartialAllReduce):
+        yield from _partial(sync, schedule.num_workers)
+    elif strategy.averages_gradients:
+        yield "All-Reduce of gradients in every step" + " (Pipe-SGD)" * isinstance(sync, Pipeline)
+    elif not strategy.payload.outer.is_plain:
+        yield f"DiLoCo: {every}"
+    else:
+        yield f"average all workers {every}" + " (local SGD)" * (not strategy.steps_once), f"all workers {every}"
+
+
+def _partial(sync: PartialAllReduce, num_workers: int) -> Iterator[Part]:
+    who, name = f"{sync.quorum} of {num_workers} workers are ready", "eager-SGD"
+    if isinstance(sync.quorum, QuorumStart):
+        first = "the first" if sync.quorum is QuorumStart.SOLO else "a random"
+        who, name = f"{first} worker is ready", f"eager-SGD {sync.quorum}"
+    yield f"All-Reduce of gradients once {who} ({name})", f"All-Reduce once {who} ({name})", f"All-Reduce once {who}"
+    if sync.keeps_equal:
+        yield f"others up to {sync.staleness} rounds late", f"≤ {sync.staleness} late"
+    else:
+        every = sync.synchronize_every
+        yield "newest result only" + (f", equalized every {every}" if every else "")
+    if sync.count is LateGradientPolicy.CALL:
+        yield "one result a call"
+    if sync.grace:
+        yield f"grace {sync.grace} us"
+
+
+def _static(schedule: Schedule, strategy: StaticGroups) -> Iterator[Part]:
+    outer, found = strategy.payload.outer, levels(schedule)
+    names = {level.what for level in found}
+    together = _together(schedule, found)
+    line = _in_turn(schedule, found) if len(found) <= MOST_LEVELS else together
+    short = line if len(line) <= SHORT else together
+    if not outer.is_plain:
+        name = "NoLoCo" if outer.has_own_outer_params else "DiLoCo"
+        yield f"{name}: {line}", f"{name}: {line}", f"{name}: {short}"
+    else:
+        named = ""
+        if names == {EVERYONE}:
+            named = " (local SGD)" * (not line.endswith(" step"))
+        elif names == {IN_NODES, EVERYONE} and strategy.phases.are_plain():
+            named = " (hierarchical local SGD)"
+        yield f"average {line}{named}", f"average {line}", f"average {short}"
+    if strategy.prologue:
+        yield f"first {strategy.prologue} over all workers", f"first {strategy.prologue} over all"
+    if factors := _relaxation_factors(strategy):
+        yield f"relaxation {', '.join(factors)}" if len(factors) < 3 else f"{len(factors)} relaxations"
+
+
+EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some nodes"
+
+
+class Level(NamedTuple):
+    """Groups of one sort: in which rounds of the period they average, and in how many different ways."""
+
+    what: str
+    least: int
+    size: int
+    rounds: tuple[int, ...]
+    ways: int
+
+
+def levels(schedule: Schedule) -> list[Level]:
+    """The sorts of rounds of one period, small groups first; rounds in which nobody averages are left out."""
+    strategy, cluster = schedule.strategy, schedule.cluster
+    assert isinstance(strategy, StaticGroups), "only static groups have levels"
+    rounds: dict[tuple[str, int, int], list[int]] = {}
+    ways: dict[tuple[str, int, int], set[object]] = {}
+    known: dict[object, tuple[str, int, int]] = {}
+    phases: Sequence[Phase | RulePhase] = strategy.phases.phases
+    view = strategy.phases.view(cluster)
+    for index, phase in enumerate(phases):
+        key = _key(phase)
+        if key not in known:
+            known[key] = _sort_of(_shapes(phase, cluster, view), cluster)
+        if known[key][0]:
+            rounds.setdefault(known[key], []).append(index)
+            ways.setdefault(known[key], set()).add(key)
+    found = [Level(*sort, tuple(at), len(ways[sort])) for sort, at in rounds.items()]
+    return sorted(found, key=lambda level: (level.size, level.rounds))
+
+
+def _key(phase: Phase | RulePhase) -> object:
+    if isinstance(phase, Phase):
+        return phase.members.tobytes(), phase.offsets.tobytes()
+    return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
+
+
+class _Shape(NamedTuple):
+    """Groups of one shape: workers and nodes of each, whether these have no other workers, and members of all."""
+
+    workers: int
+    nodes: int
+    whole: bool
+    members: int
+
+
+def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -> list[_Shape]:
+    """Of the groups of one round; O(members log members) for explicit ones."""
+    if not isinstance(phase, Phase):
+        assert view is not None, "phases that are no explicit groups are rules"
+        of = [(block, len(block.local), view.span(block)) for block in phase if block.makes_groups]
+        return [
+            _Shape(local * span, span, local == view.workers_per_node, local * view.num_nodes) for _, local, span in of
+        ]
+    sizes, node_sizes = phase.sizes, cluster.node_sizes()
+    group = np.repeat(np.arange(len(phase)), sizes)
+    pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # of a group and a node of it
+    group, node = np.divmod(pairs, cluster.num_nodes)
+    nodes, all_of_them = np.bincount(group), np.bincount(group, node_sizes[node])
+    rows, counts = np.unique(np.stack([sizes, nodes, all_of_them == sizes], axis=1), axis=0, return_counts=True)
+    return [
+        _Shape(size, across, bool(whole), size * count)
+        for (size, across, whole), count in zip(rows.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int, int]:
+    """What a round averages, and the sizes of its smallest and largest groups; 0 where nobody averages."""
+    if not shapes:
+        return "", 0, 0
+    n, sizes = cluster.num_workers, cluster.node_sizes()
+    flat = cluster.num_nodes == 1 or int(sizes.max()) == 1
+    places: dict[str, list[_Shape]] = {}
+    for shape in shapes:
+        places.setdefault(_place(shape, cluster, flat=flat), []).append(shape)
+    words = []
+    for place, here in sorted(places.items(), key=lambda one: max(shape.workers for shape in one[1])):
+        if place == EVERYONE:
+            words.append(EVERYONE)
+        elif place == IN_NODES:
+            lonely = int((sizes == 1).sum())
+            everywhere = sum(shape.members for shape in here) == n - lonely or len(places) > 1
+            words.append(IN_NODES if everywhere else SOME_NODES)
+        else:
+            counts = [shape.nodes if place == "of nodes" else shape.workers for shape in here]
+            words.append(" ".join(filter(None, ("in", _groups(min(counts), max(counts)), place))))
+    idle = n - sum(shape.members for shape in shapes)
+    skip = f" ({idle} skip)" if idle and words not in ([IN_NODES], [SOME_NODES]) else ""
+    workers = [shape.workers for shape in shapes]
+    return " and ".join(words) + skip, min(workers), max(workers)
+
+
+def _place(shape: _Shape, cluster: Cluster, *, flat: bool) -> str:
+    if shape.workers == cluster.num_workers:
+        return EVERYONE
+    if flat:
+        return ""
+    if shape.nodes == 1:
+        return IN_NODES if shape.whole else "inside nodes"
+    return "of nodes" if shape.whole else "across nodes"
+
+
+def _groups(least: int, most: int) -> str:
+    if least == most:
+        return "pairs" if least == 2 else f"groups of {least}"
+    return f"groups of {least} to {most}"
+
+
+def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
+    """Each sort of groups with how often it averages, the unit said once; or all of them as one, if they are many."""
+    assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
+    period = schedule.strategy.period
+    if not levels:
+        return "no workers"
+    words, is_said = [], False
+    for level in levels:
+        rounds = set(level.rounds)
+        for other in levels:  # the average of all is one of each group, too, and that of whole nodes one of each node
+            if other.what == EVERYONE or (level.what == IN_NODES and other.what.endswith("of nodes")):
+                rounds |= set(other.rounds)
+        gap = spacing(rounds, period)
+        steps = schedule.largest_steps_per_round
+        often = _every(schedule, gap) if gap else f"{len(rounds)} times in {_count(period * steps, 'step')}"
+        if is_said and gap * steps > 1:
+            often = often.rpartition(" ")[0]
+        is_said = is_said or not often.endswith("step")
+        words.append(f"{level.what} {often}" + (f" ({level.ways} in turn)" if level.ways > 1 else ""))
+    return ", ".join(words)
+
+
+def spacing(rounds: Collection[int], period: int) -> int:
+    """Rounds from each of these to the next, where that is always the same; else 0."""
+    gap, rest = divmod(period, len(rounds))
+    return 0 if rest or any((index + gap) % period not in rounds for index in rounds) else gap
+
+
+def _together(schedule: Schedule, levels: Sequence[Level]) -> str:
+    """All sorts of groups as one, where they are many."""
+    assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
+    if not levels:
+        return "no workers"
+    groups = _groups(min(level.least for level in levels), max(level.size for level in levels))
+    return f"in {groups}, {_count(schedule.strategy.period, 'round')} in turn, {_every(schedule)}"
+
+
+def _relaxation_factors(strategy: StaticGroups) -> list[str]:
+    """The relaxations of its groups, where one is none of a plain mean."""
+    if strategy.phases.are_plain():
+        return []
+    if isinstance(strategy.phases, RulePhases):
+        factors = {block.relaxation for phase in strategy.phases.phases for block in phase}
+    else:
+        assert isinstance(strategy.phases, GroupPhases), "rules, or groups"
+        factors = {factor for phase in strategy.phases.phases for factor in phase.relaxation or (ONE,)}
+    return [f"{float(factor):.4g}" for factor in sorted(factors)]
+
+
+def _neighbor(schedule: Schedule, strategy: NeighborAveraging) -> Iterator[Part]:
+    names = list(dict.fromkeys(map(graph_of, dict.fromkeys(strategy.rounds))))
+    graph, every, count = names[0] if len(names) == 1 else "graphs", _every(schedule), len(strategy.rounds)
+    if isinstance(strategy.sync, IterationGap):
+        yield f"neighbor averaging on {graph} {every} (Hop)", f"Hop on {graph} {every}"
+        yield from _gap(strategy.sync)
+    elif count == 1:
+        yield f"neighbor averaging on {graph} (D-PSGD) {every}", f"{graph} {every}"
+    else:
+        yield f"neighbor averaging on {graph} {every}, {count} graphs in turn", f"{graph} {every}, {count} in turn"
+
+
+def _gap(sync: IterationGap) -> Iterator[Part]:
+    if sync.max_ig is not None:
+        yield f"gap up to {sync.max_ig}", f"gap {sync.max_ig}"
+    if sync.staleness:
+        yield f"staleness up to {sync.staleness}", f"stale {sync.staleness}"
+    if sync.has_backup:
+        yield f"backup {sync.backup if isinstance(sync.backup, int) else f'{min(sync.backup)}-{max(sync.backup)}'}"
+    if sync.skip is not None:
+        when = f" from {sync.skip.behind} behind" if sync.skip.behind > 2 else ""
+        when += f", {sync.skip.trigger} at least" if sync.skip.trigger > 2 else ""
+        yield f"skips up to {sync.skip.limit}{when}", f"skip {sync.skip.limit}{when}"
+    if sync.notify_ack:
+        yield "notify-ack"
+    if sync.update_order is UpdateOrder.DPSGD:
+        yield "combine, then adapt", "combine first"
+    if sync.weights is not EdgeWeighting.GRAPH:
+        yield f"{sync.weights} weights"
+
+
+def graph_of(edges: Round) -> str:
+    """What a graph is called, with its article; else how many neighbors a worker has."""
+    n, count = edges.num_workers, len(edges)
+    if not count:
+        return "no edges"
+    shifts, degrees = np.unique((edges.targets - edges.sources) % n), np.bincount(edges.targets, minlength=n)
+    ends = edges.sources.tobytes(), edges.targets.tobytes()
+    if count == n * (n - 1):
+        name = "a complete graph"
+    elif len(shifts) == 1 and count == n:
+        name = "a directed ring" + (f" (shift {shifts[0]})" if shifts[0] > 1 else "")
+    else:
+        low, high = int(degrees.min()), int(degrees.max())
+        kind = "" if Graph(n, edges.sources, edges.targets).is_undirected else "directed "
+        named = (
+            known
+            for known, builds in GRAPHS.items()
+            if any((graph.sources.tobytes(), graph.targets.tobytes()) == ends for graph in builds(n))
+        )
+        name = next(named, f"a {kind}graph of {low if low == high else f'{low} to {high}'} neighbors")
+    usual = 1 / (1 + np.maximum(degrees[edges.targets], degrees[edges.sources]))  # Metropolis weights
+    if np.allclose(edges.edge_weights(), usual, rtol=1e-6):
+        return name
+    if len(edges.weights) == 1:
+        return f"{name}, weight {float(edges.weights[0]):.4g}"
+    return f"{name}, {len(edges.weights)} weights"
+
+
+def _grids(of: Callable[[int, int], Graph], least: int) -> Callable[[int], list[Graph]]:
+    return lambda n: [of(rows, n // rows) for rows in range(least, n // least + 1) if n % rows == 0]
+
+
+GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
+    "a ring": lambda n: [classic.ring(n)],
+    "a star": lambda n: [classic.star(n)],
+    "a ring with opposite workers": lambda n: [hop.ring_based(n)] if n % 2 == 0 and n >= 4 else [],
+    "a double ring": lambda n: [hop.double_ring(n)] if n % 4 == 0 and n >= 8 else [],
+    "a hypercube": lambda n: [classic.hypercube(n.bit_length() - 1)] if n & (n - 1) == 0 else [],
+    "an exponential graph": lambda n: [directed.exponential(n)],
+    "a torus": _grids(classic.torus, 3),
+    "a grid": _grids(classic.grid, 2),
+}
+"""Graphs with a name, and how they are built for so many workers."""
+
+
+def _dynamic(schedule: Schedule, strategy: DynamicGroups) -> Iterator[Part]:
+    groups, every, late = _groups(strategy.group_size, strategy.group_size), _every(schedule), strategy.slow_threshold
+    what = {
+        GroupSplit.RANDOM: f"random {groups} on request",
+        GroupSplit.GLOBAL: f"{groups} of all idle workers on request",
+        GroupSplit.INTER_INTRA: f"{groups} on request, across nodes, then inside",
+        GroupSplit.NODE_THEN_ALL: f"idle workers of a node on request, all every {strategy.all_every} rounds",
+    }[strategy.division]
+    yield f"{what} {every} (Prague)", f"{what} {every}"
+    if late is not None:
+        yield f"without workers {late} rounds behind", f"slow: {late}"
+    if strategy.slow_worker_policy is not SlowWorkerPolicy.PAIR_LOCALLY:
+        yield f"slow workers: {str(strategy.slow_worker_policy).replace('_', ' ')}"
+    if strategy.max_known is None:
+        yield "any number of groups"
+    elif strategy.max_known != DynamicGroups().max_known:
+        yield f"at most {strategy.max_known} groups each"
+
+
+def _pairwise(schedule: Schedule, strategy: Pairwise) -> Iterator[Part]:
+    every = _every(schedule)
+    yield f"random pairs average {every} (AD-PSGD)", f"AD-PSGD {every}"
+    edges = "" if strategy.edges is None else f" along {len(strategy.edges)} edges"
+    yield f"{len(strategy.active)} of {schedule.num_workers} workers ask{edges}"
+
+
+def _server(schedule: Schedule, strategy: Server) -> Iterator[Part]:
+    hosts = f"worker {strategy.hosts[0]}" if len(strategy.hosts) == 1 else f"{len(strategy.hosts)} workers"
+    every, what = _every(schedule), "gradients" if strategy.averages_gradients else "parameters"
+    if strategy.synchronous:
+        yield f"synchronous parameter server on {hosts}, mean of {what} {every}", f"server on {hosts}, {what} {every}"
+    else:
+        yield f"asynchronous parameter server on {hosts}, {every}", f"asynchronous server on {hosts}, {every}"
+    if strategy.staleness is not None:
+        yield f"workers at most {strategy.staleness} rounds apart", f"≤ {strategy.staleness} apart"
+
+
+KINDS: dict[str, Callable[..., Iterator[Part]]] = {
+    AllReduce.kind: _all_reduce,
+    StaticGroups.kind: _static,
+    NeighborAveraging.kind: _neighbor,
+    DynamicGroups.kind: _dynamic,
+    Pairwise.kind: _pairwise,
+    Server.kind: _server,
+}
+"""By kind of strategy, the parts of the line that are its own."""
+
+
+def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
+    """What every kind may have: unequal steps, delay, outer steps and what is merged later."""
+    sync, payload, outer = strategy.sync, strategy.payload, strategy.payload.outer
+    if not schedule.has_one_steps_per_round:
+        yield _unequal_steps(schedule)
+    if isinstance(sync, DelayedAveraging):
+        yield "applied one round late", "one round late"
+    if isinstance(sync, Pipeline):
+        yield f"applied {_count(sync.lag, 'step')} late"
+        if sync.warm_up:
+            yield f"first {sync.warm_up} synchronous"
+        if sync.total is GradientReduction.SUM:
+            yield "summed"
+    if not outer.is_plain and float(outer.lr) != PUBLISHED_RATE:
+        yield f"lr {float(outer.lr):g}"
+    if outer.momentum:
+        yield f"{'Nesterov' if outer.nesterov else 'momentum'} {float(outer.momentum):g}"
+    if payload.num_fragments > 1:
+        yield f"{payload.num_fragments} fragments in turn", f"{payload.num_fragments} fragments"
+    if sync.late_steps:
+        yield f"merged {_count(sync.late_steps, 'step')} late", f"{sync.late_steps} late"
+    if sync.kept:
+        yield f"keeps {float(sync.kept):g} of its own", f"keeps {float(sync.kept):g}"
+
+
+def _sent(strategy: Strategy) -> Iterator[Part]:
+    """How sums are coded, and what goes its own way."""
+    transport, payload = strategy.transport, strategy.payload
+    if transport.codec.rounds:
+        yield f"{transport.codec}" + " between nodes" * (transport.where is CodecScope.ACROSS_NODES)
+    if transport.block != Transport().block:
+        yield f"blocks of {transport.block}"
+    if transport.error_feedback:
+        yield "error feedback"
+    if transport.gradient_buckets is GradientBuckets.PER_LAYER:
+        yield "sent layer by layer", "by layer"
+    if payload.apart:
+        yield f"tables {payload.in_words} (Parallax)", f"tables {payload.in_words}"
+    if not payload.average:
+        yield "tables summed"
+    if not payload.average_dense:
+        yield "summed"
+    if strategy.averaging is Averaging.STEP_NORMALIZED:
+        yield "progress per step", "normalized"
+
+
+def _unequal_steps(schedule: Schedule) -> Part:
+    steps, most = schedule.worker_steps(), schedule.largest_steps_per_round
+    slow = np.flatnonzero(steps < most).tolist()
+    if len(slow) == 1:
+        return f"worker {slow[0]} takes {steps[slow[0]]} of {most}", f"worker {slow[0]}: {steps[slow[0]]} of {most}"
+    least, more = int(steps.min()), int(steps[slow].max())
+    takes = f"{least}" if least == more else f"{least} to {more}"
+    return f"{len(slow)} slower workers take {takes} of {most}", f"{len(slow)} slower: {takes} of {most}"
+
+
+def _every(schedule: Schedule, rounds: int = 1) -> str:
+    steps = rounds * schedule.largest_steps_per_round
+    return "every step" if steps == 1 else f"every {steps} steps"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

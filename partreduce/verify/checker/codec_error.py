@@ -1,0 +1,146 @@
+"""Fact `codec-error`: how far what all members of a group take may be from the exact mean of what they gave.
+
+*Statement.* Let x_i be what member i of a group gives: a gradient, or of parameters their difference to the reference
+that all share; with error feedback also what earlier roundings left over. Let A be the mean over the members of |x_i|
+for the codecs of 16 bits, and for int8, or int4, the mean of each member's largest |x_i| in the block of numbers that
+share a scale. Then each decoded number is off the exact mean of the x_i by at most
+
+    `relative` · A + `absolute`,
+
+in every group of the schedule, or it is not finite (an overflow stays visible to the end: infinity or not a number). A
+is at most the largest |x_i|. Where gradients are summed and not averaged, read "sum" for "mean" everywhere.
+
+*One rounding.* A codec writes a number x as one off by at most e·m + t, where m is |x|, or for int8 the largest of its
+block: e = 2⁻¹¹, t = 2⁻²⁵ (float16); 2⁻⁸, 2⁻¹³⁴ (bfloat16): half a unit of the last digit, and of the last digit that
+there is near 0. int8 writes q·s with s = m/127 and q the whole number nearest to x·127/m, at most half of s off; scale,
+product and decoding are float32, u = 2⁻²⁴, which costs at most 127·(4u + 2u²) steps s more, so e = 1/254 + 2⁻²¹; and
+blocks with m < 2⁻¹¹⁹ become zeros: t = 2⁻¹¹⁹. int4 is the same with 7 for 127: e = 1/14 + 2⁻²¹. Below "int8" stands for
+both.
+
+*One sum.* Let n numbers of a format be added in any order, partial sums to partial sums included, each addition rounded
+to the nearest; u is the format's e. *Lemma (Rump 2012):* the result is off by at most (n − 1)·u·Σ|x_i|. *Proof* by
+induction over the last addition, of results r₁ and r₂ that stand for n₁ and n₂ numbers with absolute sums S₁ ≥ S₂. What
+it rounds off is at most u·|r₁ + r₂|, and at most |r₂|, because r₁ is a number of the format too. Where S₂ ≤ u·S₁, that
+is |r₂| ≤ S₂ + (n₂ − 1)·u·S₂ ≤ u·S₁ + (n₂ − 1)·u·S₁, and with the errors of r₁ and r₂ it comes to at most
+(n₁ − 1 + n₂)·u·S₁ + (n₂ − 1)·u·S₂. Else u·S₁ < S₂ and u·S₂ ≤ S₁, so it is at most
+u·(S₁ + S₂ + (n₁ − 1)·u·S₁ + (n₂ − 1)·u·S₂) ≤ u·(S₁ + S₂ + (n₁ − 1)·S₂ + (n₂ − 1)·S₁), and with the errors of r₁ and r₂
+it comes to (n₁ + n₂ − 1)·u·(S₁ + S₂). (Additions do not underflow: below the normal numbers they are exact.)
+
+*All stages.* Follow a bound E = p·A + q of the error so far. The absolute values of the terms that there are (for int8
+their m) sum up to A + E at most. So rounding n terms adds e·(A + E) + n·t to E, and adding them up, n at a time, adds
+(n − 1)·u·(A + E). Members first round three times in float32 (a difference to the reference, the division by k, the
+conversion of double precision), then:
+
+* ring, 16 bits: round k terms; add k in 16 bits.  Ring, int8: round k; add k in float32; round 1.
+* hierarchical, l members on each of h nodes (k = l·h), `where` all: round k; add l in float32; round h; add h in
+  float32; round 1.
+* hierarchical, `where` across-nodes: add l in float32; round h; add h in float32; round 1.
+* A group that does not have the same number l ≥ 2 on each of h ≥ 2 nodes goes as a ring, and with `where` across-nodes
+  a group inside one node as it is: add k in float32.
+
+The largest p and q over all groups, the prologue's included, are rounded up: `relative` is a multiple of 2⁻³², and
+`absolute` a power of 2. `roundings` is the most by codecs that a number goes through, 16-bit additions counted.
+
+*Assumed of the arithmetic:* parameters are float32 or float64, a backend's ring rounds each 16-bit addition once and to
+the nearest, and float32 keeps subnormal numbers. Parameters besides are rounded once more in float32 where the
+reference is added again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from itertools import chain, count
+from math import ceil
+from typing import Any
+
+from .refusal import Work
+from .schedule import BLOCKS, Numbers, Schedule
+
+SINGLE, SMALLEST_SINGLE = Fraction(1, 2**24), Fraction(1, 2**150)
+"""e and t of a float32."""
+
+FIRST_ROUNDINGS = 3
+"""In float32, of what a member gives: a difference, a division, a conversion."""
+
+ROUNDING = {
+    "float16": (Fraction(1, 2**11), Fraction(1, 2**25)),
+    "bfloat16": (Fraction(1, 2**8), Fraction(1, 2**134)),
+    "int8": (Fraction(1, 254) + Fraction(1, 2**21), Fraction(1, 2**119)),
+    "int4": (Fraction(1, 14) + Fraction(1, 2**21), Fraction(1, 2**119)),
+}
+"""e and t of every codec."""
+
+
+def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
+    """`relative`, `absolute`, `roundings`."""
+    if schedule.transport["codec"] == "none":
+        return None
+    sums = [coded_sum(schedule.transport, *shape) for shape in set(_shapes(schedule))]
+    relative, absolute = rounded_up(*sums)
+    return {"relative": relative, "absolute": absolute, "roundings": max(one.roundings for one in sums)}
+
+
+class FollowedSum:
+    """p and q of E on the way of a sum, and how often the codec rounds."""
+
+    def __init__(self) -> None:
+        self.relative = self.absolute = Fraction(0)
+        self.roundings = 0
+
+    def round(self, count: int, relative: Fraction, absolute: Fraction) -> None:
+        """Each of `count` terms is rounded."""
+        self.relative += relative * (1 + self.relative)
+        self.absolute += relative * self.absolute + count * absolute
+
+    def add(self, count: int, relative: Fraction) -> None:
+        """Terms are added, `count` at a time."""
+        self.round(0, (count - 1) * relative, Fraction(0))
+
+
+def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
+    """The largest p as a multiple of 2⁻³² and the largest q as a power of 2, no smaller, as texts."""
+    relative = Fraction(ceil(max(one.relative for one in sums) * 2**32), 2**32)
+    largest = max(one.absolute for one in sums)
+    absolute = next(power for power in (Fraction(2) ** j for j in count(-160)) if power >= largest)
+    return str(relative), str(absolute)
+
+
+def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
+    """The stages of a group of `inside` members on each of `nodes` nodes; 1 inside where it goes as a ring."""
+    codec, size = transport["codec"], inside * nodes
+    relative, absolute = ROUNDING[codec]
+    result = FollowedSum()
+    for _ in range(FIRST_ROUNDINGS):
+        result.round(size, SINGLE, SMALLEST_SINGLE)
+    if nodes == 1:
+        result.add(size, SINGLE)
+        return result
+    if inside == 1 and codec not in BLOCKS:
+        result.round(size, relative, absolute)
+        result.add(size, relative)
+        result.roundings = size
+        return result
+    stages = [inside, nodes] if inside > 1 else [nodes]
+    if transport["where"] == "across-nodes" and inside > 1:
+        result.add(inside, SINGLE)
+        stages, size = [nodes], nodes
+    for added in stages:
+        result.round(size, relative, absolute)
+        result.add(added, SINGLE)
+        size //= added
+    result.round(1, relative, absolute)
+    result.roundings = len(stages) + 1
+    return result
+
+
+def _shapes(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """(l, h) of all groups: (1, k) of one that goes as a ring, (k, 1) of one that goes as it is."""
+    for average in chain.from_iterable(schedule.phases):  # one is of all, as where a prologue ends
+        inside, nodes = schedule.on_nodes(average)
+        if schedule.transport["where"] == "across-nodes" and nodes == 1:
+            yield inside, 1
+        elif schedule.transport["algorithm"] == "hierarchical" and nodes > 1:
+            yield inside, nodes
+        else:
+            yield 1, inside * max(nodes, 1)

@@ -1,0 +1,172 @@
+"""Claim `consensus`: averaging alone, repeated period after period, brings all workers to one common value.
+
+It is the mean where `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is
+connected and doubly stochastic, and never converges. There are three ways to prove it
+(and a fact, `gaps.py`, where workers do without some of their in-neighbors).
+
+**Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
+of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
+on its members by (1 − t)·d. So no group lengthens a vector, and one with 0 < t < 2 keeps its length only if d = 0 on
+the group, and then changes nothing. A period that keeps the length of a vector therefore finds it constant on each of
+those groups, one after the other, hence along the tree, hence everywhere: off the mean it is 0. In finitely many
+dimensions "every vector gets strictly shorter" is a factor below 1. A pair with t = 2 swaps its values, which breaks
+the argument.
+
+For rules the same is asked on the classes of characters (period.py). On the class of the empty set a tree joins all
+local ranks. On another class a block acts as the mean, or, where it reaches across a digit of the class, as 0: that
+ties its local ranks to one more vertex, the value 0, and a tree joins all local ranks *and* 0, so that a vector which
+keeps its length is 0. A tree for every single digit is enough: on a class of more digits more blocks act as 0, and a
+witness "these two are equal" becomes "both are 0", which leaves everything tied to 0.
+
+**Method `graph`, for weighted graphs.** *Theorem:* rows that sum to 1 (the format makes them), no negative weight, a
+positive weight on oneself in every round, and a root from which edges of positive weight lead to everyone. Then a
+power of P has a positive column: own weights are positive, so what was reached stays reached, and each period follows
+at least one more edge of the tree. Such a power shrinks max − min by a factor below 1.
+
+*Under staleness* (`sync.iteration_gap`) the updates that a reduce averages are of different steps, and in some steps
+none of an in-neighbor is. *Theorem:* the same tree suffices. A reduce of step k needs of every in-neighbor u an update
+of step k − s or later. The newest that it holds has been averaged, in this reduce or in an earlier one since it came,
+with a positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many
+steps as staleness, gap and longest skip are together each edge of the tree is followed at least once, with a delay
+bounded likewise, and own weights stay positive. That gap is finite, since the reader refuses a graph with an edge over
+which it is not. The weights are one of finitely many: those of the file and what is left of them, 1/(number taken + 1),
+or quotients of ages, which gap and staleness bound. Write the values of the last so many steps of all workers into one
+vector: a stretch is a row-stochastic matrix of finitely many, and n successive ones have a positive column, that of the
+root, so max − min of the vector shrinks by a factor below 1 (with delays: Cao, Morse and Anderson, Agreeing
+asynchronously, IEEE Transactions on Automatic Control 53, 2008). Not the mean, but one common value.
+
+**Method `power`.** *Theorem:* if M = Pᵏ − J has ‖M‖₂ < 1 for some k, then P contracts everything off the mean. Rows of
+P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q·x = Q·M·Q·x, because Q·J = 0: k periods shrink
+‖Q·x‖ by the factor ‖M‖₂ or more.
+
+*The checks are sound because* each witness is looked up in the schedule itself, and the counting of a tree (one edge
+for each vertex but one, each joining two parts that were apart) leaves nothing out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from .period import averages_on_class, confirm_norm
+from .refusal import confirm
+from .schedule import Schedule, keeps_something
+from .strict_json import as_integer, as_integers
+
+ZERO = -1
+"""The vertex of a tree that stands for the value 0."""
+
+MAX_PERIODS = 1000
+
+
+def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`trees`: for explicit groups one; for rules one for the class of the empty set, and one for each digit."""
+    confirm(
+        schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
+    )
+    listed_classes: list[list[int]] = [[], *([digit] for digit in range(len(schedule.radices)))]
+    trees = entry["trees"]
+    as_many = isinstance(trees, list) and len(trees) == len(listed_classes)
+    confirm(as_many, place, "trees", f"{len(listed_classes)} trees")
+    for number, (digits, tree) in enumerate(zip(listed_classes, trees, strict=True)):
+        _confirm_tree(schedule, digits, tree, f"{place}.trees[{number}]")
+
+
+def lengthens_nothing(schedule: Schedule) -> bool:
+    """Whether no group lengthens a vector."""
+    return all(0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes)
+
+
+def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], place: str) -> None:
+    """A spanning tree of witnesses [phase, first worker of a contracting group, another of its workers], in order.
+
+    In a group that acts as 0 the first is ZERO.
+    """
+    num_edges = schedule.width - (0 if digits else 1)
+    as_long = isinstance(tree, list) and len(tree) == num_edges
+    confirm(as_long, place, "…", f"{num_edges} witnesses")
+    components = Components(schedule.width)
+    previous: list[int] = []
+    first_of_group = lru_cache(1)(lambda t: _first_of_group(schedule, t, digits))
+    for number, edge in enumerate(tree):
+        at = f"{place}[{number}]"
+        is_later = (
+            isinstance(edge, list)
+            and list(map(type, edge)) == [int, int, int]
+            and previous < edge
+            and 0 <= edge[0] < schedule.period
+        )
+        confirm(is_later, at, edge, "a later [phase, worker, worker]")
+        t, first, other = edge
+        together = first != other and first_of_group(t).get(other) == first
+        confirm(together, at, edge, f"workers of one contracting group of phase {t}")
+        confirm(components.join(first, other), at, edge, "workers that no earlier witness joins")
+        previous = edge
+
+
+def _first_of_group(schedule: Schedule, t: int, digits: Sequence[int]) -> dict[int, int]:
+    """For every worker of a contracting group of phase t the group's first worker, or ZERO if the group acts as 0."""
+    result: dict[int, int] = {}
+    for members, vanishes, relaxation in averages_on_class(schedule.phases[t], digits):
+        if relaxation:  # and below 2, as was confirmed
+            first = ZERO if vanishes else members[0]
+            for worker in members:
+                result[worker] = first
+    return result
+
+
+class Components:
+    """Which of ZERO and the workers the witnesses have joined so far (union-find; paths are halved on the way)."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._parent = {vertex: vertex for vertex in range(ZERO, num_workers)}
+
+    def join(self, one: int, other: int) -> bool:
+        """Join the components of two vertices; False if they are one already."""
+        root, other_root = self._root(one), self._root(other)
+        self._parent[other_root] = root
+        return root != other_root
+
+    def _root(self, vertex: int) -> int:
+        parent = self._parent
+        while parent[vertex] != vertex:
+            parent[vertex] = vertex = parent[parent[vertex]]
+        return vertex
+
+
+def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`root`, and `tree`: n − 1 edges [round, source, target], each from a reached worker to a new one."""
+    confirm(schedule.form == "graph", place, "graph", "trees")
+    needs_all = schedule.gap is None or not schedule.gap.has_backup
+    confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")
+    counts_weights = schedule.gap is None or schedule.gap.weights == "graph"
+    are_positive = not counts_weights or all(map(keeps_something, schedule.rounds))
+    confirm(are_positive, "schedule", "a weight", "positive weights on oneself, and none negative")
+    positive = [
+        {(source, target) for target, source, weight in edges if weight > 0 or not counts_weights}
+        for edges in schedule.rounds
+    ]
+    reached = {as_integer(entry["root"], f"{place}.root", 0, schedule.num_workers)}
+    tree = entry["tree"]
+    as_long = isinstance(tree, list) and len(tree) == schedule.num_workers - 1
+    confirm(as_long, place, "tree", "n - 1 edges")
+    for number, edge in enumerate(tree):
+        at = f"{place}.tree[{number}]"
+        numbers = as_integers(edge, at, 0, schedule.num_workers + schedule.period)
+        leads_on = (
+            len(numbers) == 3
+            and numbers[0] < schedule.period
+            and (numbers[1], numbers[2]) in positive[numbers[0]]
+            and numbers[1] in reached
+            and numbers[2] not in reached
+        )
+        confirm(leads_on, at, edge, "an edge of positive weight from a reached worker to a new one")
+        reached.add(numbers[2])
+
+
+def check_by_power(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`periods` (k), `squared` (a bound on ‖Pᵏ − J‖₂², below 1)."""
+    num_periods = as_integer(entry["periods"], f"{place}.periods", 1, MAX_PERIODS + 1)
+    squared = confirm_norm(schedule, entry, num_periods, place)
+    confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")

@@ -1,0 +1,242 @@
+"""What workers add between two averagings, how far that keeps them apart: the ground of consensus distance.
+
+**The model.** A round of worker i has `steps_per_round` steps. With P the largest steps_per_round a round has P equal
+instants: at instant s < P worker i has made ⌊s·steps_per_round/P⌋ of its steps and nothing is averaged yet; at instant
+P it has made all, and W acts. Late averages come in before the steps of their round instead: x ← W·x + (steps), and
+otherwise x ← W·(x + steps). With step-normalized averages what is averaged of the steps is multiplied by (mean
+steps_per_round of the group)/steps_per_round before. A metric is the mean over all instants of a period of ‖x −
+mean‖²/n, in the steady state.
+
+**Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
+for each worker, have unit variance on every character, and what is the same on a whole node is the vector of ones
+there. The squared distance to the mean is the sum over all characters but that of the mean, so the sum over classes,
+each times its number of characters.
+
+**Without the mean.** Let Q = I − J on the class that holds the mean, and Q = I on others. Rows of W sum to 1, so
+Q·W = Q·W·Q: what is off the mean after a round depends on what was off the mean before. So the mean may be left in
+while a period is computed, and taken out at its end.
+
+**No phase lengthens.** Groups with 0 ≤ relaxation ≤ 2 have the eigenvalues 1 and 1 − relaxation. A matrix without
+negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase, and
+everything below rests on it.
+
+Claim `consensus-distance`: at most so much, in the steady state.
+
+Each step adds noise of unit variance to its worker, independent of all other noise. The consensus distance is the mean
+squared distance to the mean under this noise (`steady_state.py` says when it is looked at, and what classes are).
+
+Let Σ be the covariance of the workers off the mean at the start of a period. A phase makes it W·(Σ + D)·Wᵀ, or, late,
+W·Σ·Wᵀ + D, with the variances of its steps on the diagonal of D. Write F(Σ) for what a whole period makes of it, off
+the mean.
+
+*Theorem.* Let X be symmetric with X ≻ F(X), and let no phase lengthen a vector. Then workers that start equal, Σ = 0,
+have Σ ⪯ X at the start of every period, and Σ converges, to a steady state that is ⪯ X too. So the sum over a period
+of the traces that X leads to bounds the sum of the traces of Σ, in the steady state and in every period before.
+
+*Proof.* Let M be the period off the mean, so F(X) = M·X·Mᵀ + (what is not negative), and ‖M‖₂ ≤ 1. First, X ⪰ 0: were
+its smallest eigenvalue μ negative, with v of length 1, then μ = vᵀXv > vᵀM·X·Mᵀv ≥ μ·‖Mᵀv‖² ≥ μ. Next, F is monotone
+(A ⪯ B gives F(A) ⪯ F(B)), so from 0 ⪯ X all that follows stays ⪯ F(X) ⪯ X. It grows from F(0) ⪰ 0 on, so it
+converges. As X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from wherever workers start they come to that steady state.
+
+**X ≻ F(X)** is seen by rows: on the diagonal of X − F(X) there stands more than the sum of the absolute values beside
+it. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That changes a matrix of g rows by a symmetric
+matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant; D is rounded
+upwards. Everything above holds for such larger matrices, since F is monotone.
+
+*The check is sound because* it computes the period itself, in integers; X may come from anywhere. A prologue changes no
+steady state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Any, NamedTuple
+
+from .failure_classes import cells_of
+from .groups import weights_of_round
+from .linear_algebra import IntegerMatrix
+from .period import after_phase, classes_with_counts, growth_bits
+from .refusal import Work, confirm, require
+from .schedule import Average, Schedule
+from .strict_json import as_fraction, as_integer, as_integers, as_list
+
+GUARD = 16
+"""Bits that are kept below those of the certificate's own numbers while a period is computed."""
+
+MAX_BITS = 64
+MAX_ROWS = 1024
+MAX_MATRIX_BITS = 2**30
+"""The integers of one matrix may have so many bits together."""
+
+
+class Steps(NamedTuple):
+    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the most per round.
+
+    Round t averages the variance `noise[t]`: the steps per round, or with step-normalized averages steps_per_round·f²,
+    where f is the mean steps_per_round of the place's group divided by its own.
+    """
+
+    worker_steps: list[int]
+    instants: int
+    noise: list[list[Fraction]]
+
+    def made(self, s: int) -> list[int]:
+        """The steps that every place has made at instant s of a round."""
+        return [s * steps_per_round // self.instants for steps_per_round in self.worker_steps]
+
+
+def with_places(schedule: Schedule, place: str) -> Schedule:
+    """The schedule itself; a rule whose steps per round differ between nodes is returned with its groups listed.
+
+    The places of the first are the local ranks of any node, those of the other the workers.
+    """
+    width = schedule.width
+    require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
+    worker_steps = schedule.worker_steps
+    if all(worker_steps[at : at + width] == worker_steps[:width] for at in range(0, len(worker_steps), width)):
+        return schedule
+    require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different steps_per_round")
+    listed = cells_of(schedule, (), list(map(range, schedule.radices)), Work(place)).phases
+    phases = [[Average(members, (), relaxation) for members, relaxation in phase] for phase in listed]
+    return replace(schedule, form="groups", radices=[], phases=phases)
+
+
+def read_steps(schedule: Schedule, work: Work) -> Steps:
+    """The steps of a schedule for which these metrics are checked: no phase lengthens, and all is small."""
+    for sizes in schedule.group_sizes():
+        is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
+        confirm(is_tame, work.place, "relaxation", "0 <= relaxation <= 2 in every group")
+    for t, edges in enumerate(schedule.rounds):
+        weights = weights_of_round(edges)
+        confirm(weights is not None, f"schedule: round {t}", "a column", "columns that sum to 1")
+        smallest = min(weights or [])
+        confirm(smallest >= 0, work.place, str(smallest), "no negative weight")
+    width = schedule.width
+    longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides
+    require(width * width * longest <= MAX_MATRIX_BITS, work.place, "factors with too long denominators for this check")
+    worker_steps = schedule.worker_steps * width if len(schedule.worker_steps) == 1 else schedule.worker_steps[:width]
+    instants = max(worker_steps)
+    work.spend(200 * (instants + schedule.period) * width)
+    means = [_means(schedule, t, worker_steps) for t in range(schedule.period)]
+    noise = [
+        [mean * mean / steps_per_round for mean, steps_per_round in zip(row, worker_steps, strict=True)]
+        for row in means
+    ]
+    return Steps(worker_steps, instants, noise)
+
+
+def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
+    """What each place pushes in round t: its steps per round, or its group's mean if averages are step-normalized.
+
+    A place that skips is its own group. Weighted graphs have no groups: who has an edge in the round pushes the
+    mean steps_per_round of all workers.
+    """
+    means = list(map(Fraction, worker_steps))
+    if schedule.is_step_normalized and schedule.rounds:
+        everybody = Fraction(sum(worker_steps), len(worker_steps))
+        for target, source, _ in schedule.rounds[t]:
+            means[target] = means[source] = everybody
+    elif schedule.is_step_normalized:
+        for members, _, _ in schedule.phases[t]:
+            mean = Fraction(sum(worker_steps[member] for member in members), len(members))
+            for member in members:
+                means[member] = mean
+    return means
+
+
+def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> IntegerMatrix:
+    """W·X·Wᵀ for a symmetric X and the W of phase t on a class; entries are rounded to the nearest integer."""
+    rows, scale = after_phase(schedule, t, digits, rows)
+    rows, factor = after_phase(schedule, t, digits, list(map(list, zip(*rows, strict=True))))
+    scale *= factor
+    twice = 2 * scale
+    return [[(2 * entry + scale) // twice for entry in row] for row in rows]
+
+
+MAX_ENTRY = 2**96
+
+
+def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`at_most`, `bits` (the X of the class c is covariance[c] / 2^bits), `covariance` (lower triangles by rows)."""
+    work = Work(place)
+    schedule = with_places(schedule, place)
+    steps = read_steps(schedule, work)
+    bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
+    listed = classes_with_counts(schedule, place)
+    triangles = as_list(entry["covariance"], f"{place}.covariance")
+    as_many = len(triangles) == len(listed)
+    confirm(as_many, f"{place}.covariance", len(triangles), f"{len(listed)} classes")
+    period = _Period(schedule, steps, 1 << (bits + GUARD), work)
+    total = Fraction(0)
+    for number, ((digits, count), triangle) in enumerate(zip(listed, triangles, strict=True)):
+        at = f"{place}.covariance[{number}]"
+        covariance = _symmetric(as_integers(triangle, at, -MAX_ENTRY, MAX_ENTRY), schedule.width, at)
+        total += count * period.sum_of_traces(digits, covariance, at)
+    bound = total / (schedule.num_workers * schedule.period * steps.instants)
+    at_most = as_fraction(entry["at_most"], f"{place}.at_most")
+    confirm(bound <= at_most, f"{place}.at_most", entry["at_most"], f"at least {float(bound):.9g}")
+
+
+def _symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
+    """The symmetric matrix with these rows of its lower triangle, with GUARD more bits."""
+    confirm(2 * len(triangle) == size * (size + 1), place, len(triangle), f"{size * (size + 1) // 2} numbers")
+    lower = [[entry << GUARD for entry in triangle[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2]] for i in range(size)]
+    return [row + [lower[j][i] for j in range(i + 1, size)] for i, row in enumerate(lower)]
+
+
+class _Period(NamedTuple):
+    """One period with its noise, for numbers of which `unit` is 1."""
+
+    schedule: Schedule
+    steps: Steps
+    unit: int
+    work: Work
+
+    def sum_of_traces(self, digits: Sequence[int], start: IntegerMatrix, place: str) -> Fraction:
+        """The sum over the instants of a period of the trace off the mean, from X = start; confirms X ≻ F(X)."""
+        schedule, steps = self.schedule, self.steps
+        size = schedule.width
+        noises = [[ceil(variance * self.unit) for variance in row] for row in steps.noise]
+        # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
+        made = sum(sum(steps.made(s)) for s in range(steps.instants))
+        inside = Fraction(made * (size if digits else size - 1), size)
+        total, covariance = Fraction(0), start
+        for t in range(schedule.period):
+            self.work.spend(100 * size * size)
+            total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
+            if not schedule.is_late:
+                covariance = _with_diagonal(covariance, noises[t])
+            covariance = rounded_after_phase(schedule, t, digits, covariance)
+            covariance = _with_diagonal(covariance, [(size + 1) // 2] * size)
+            if schedule.is_late:
+                covariance = _with_diagonal(covariance, noises[t])
+            total += _trace(covariance, digits) / self.unit
+        _confirm_smaller(covariance, start, digits, place)
+        return total
+
+
+def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequence[int], place: str) -> None:
+    """Confirm X ≻ Q·Y·Q for Y = after and X = before, row by row; all times size², which makes integers of it."""
+    size = len(after)
+    sums = [0 if digits else sum(row) for row in after]
+    whole = sum(sums)
+    for i, (new_row, old_row) in enumerate(zip(after, before, strict=True)):
+        trios = zip(new_row, old_row, sums, strict=True)
+        row = [size * size * (old - new) + size * (sums[i] + other) - whole for new, old, other in trios]
+        beside = sum(map(abs, row)) - abs(row[i])
+        confirm(row[i] > beside, f"{place}: row {i}", "too small", "more than a period makes of it")
+
+
+def _trace(matrix: IntegerMatrix, digits: Sequence[int]) -> Fraction:
+    """The trace of Q·X·Q."""
+    trace = sum(row[i] for i, row in enumerate(matrix))
+    return Fraction(trace) if digits else trace - Fraction(sum(map(sum, matrix)), len(matrix))
+
+
+def _with_diagonal(matrix: IntegerMatrix, numbers: Sequence[int]) -> IntegerMatrix:
+    """The matrix with these numbers added on its diagonal."""
+    pairs = enumerate(zip(matrix, numbers, strict=True))
+    return [[*row[:i], row[i] + number, *row[i + 1 :]] for i, (row, number) in pairs]

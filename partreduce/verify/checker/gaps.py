@@ -1,0 +1,212 @@
+"""Workers that keep a gap, by the rules of Hop: how far apart they are, what waits, and what a reduce averages.
+
+The needs of events.py are the rules; the theorems stand there. A worker is in a round from the instant it enters it.
+
+* `deadlock-free`: nobody waits for ever.
+* `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
+  `gap-of-pairs`: worker `to` is at most `bound` rounds ahead of worker `from`, and no two are further apart. Both are
+  attained.
+* `queues`: at v, for every edge (u, v) in order, as many updates wait as there are rounds Round(v) … Round(u), at most
+  (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u), at most `token`, −1 without limit.
+* `skip`: a worker skips at most `longest` rounds at once, 0 if never. It passes no out-neighbor, so it skips no
+  further than an out-neighbor can be ahead; and the reduce before it enters needs an update of its last round, at most
+  `staleness` older, from all in-neighbors but the backup workers, which can have sent so far only.
+* `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
+  of no other round without staleness; with it, of one that the setting admits, and that a worker so far ahead can have
+  sent. In the parallel order an update holds what its worker did before it entered the round, so one round less.
+* `memory`: the most `places` for payloads that one worker has for all its in-neighbors, and its `connections`. An
+  in-neighbor has as many places as updates of it can wait; under staleness one, because a newer update takes the place
+  of an older one, and no reduce asks for any but the newest. Models in flight are not counted.
+
+*Assumed of the program:* it obeys the needs of events.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from .events import KeptGap
+from .refusal import Work
+from .schedule import Numbers, Schedule, keeps_something
+
+NONE = -1
+"""There is no bound."""
+
+MAX_PAIRS = 256
+"""Workers up to which the gap of every two of them is stated."""
+
+Bounds = dict[tuple[int, int], tuple[float, float]]
+"""For every edge (u, v) the most that Round(u) − Round(v) and Round(v) − Round(u) can be, or infinity."""
+
+
+def live(_: Schedule, __: Work) -> Numbers:
+    """Nothing besides: it holds of every setting that can be read."""
+    return {}
+
+
+def gap(schedule: Schedule, work: Work) -> Numbers:
+    """`bound`."""
+    return {"bound": _number(max((bound for pair in _bounds(schedule, work).values() for bound in pair), default=0))}
+
+
+def gap_of_pairs(schedule: Schedule, work: Work) -> Numbers | None:
+    """`from`, `to`, `bound`: of the worst pairs the first."""
+    n = schedule.num_workers
+    if n > MAX_PAIRS:
+        return None
+    leads = (schedule.events.leads(start, range(n), work) for start in range(n))
+    bounds = ((of_one.get(end, inf), -start, -end) for start, of_one in enumerate(leads) for end in range(n))
+    bound, start, end = max(bounds)
+    return {"from": -start, "to": -end, "bound": _number(bound)}
+
+
+def queues(schedule: Schedule, work: Work) -> Numbers:
+    """`update`, with token queues `token`: a number for each edge."""
+    bounds, max_ig = _bounds(schedule, work), _setting(schedule).max_ig
+    update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
+    return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}
+
+
+def skip(schedule: Schedule, work: Work) -> Numbers | None:
+    """`longest`: a number for every worker."""
+    setting, n = _setting(schedule), schedule.num_workers
+    if setting.skip is None:
+        return None
+    limit, trigger, behind = setting.skip
+    leads: list[list[float]] = [[] for _ in range(n)]
+    sent: list[list[float]] = [[] for _ in range(n)]
+    for (u, v), (ahead, back) in _bounds(schedule, work).items():
+        sent[v].append(ahead)
+        leads[u].append(back)
+    longest = []
+    for worker, spare in enumerate(setting.backups(n)):
+        needed = len(sent[worker]) - spare
+        served = [sorted(sent[worker])[-needed] + 1 + setting.staleness] if needed else []
+        most = min([limit, *leads[worker], *served])
+        longest.append(int(most) if leads[worker] and most >= trigger and min(leads[worker]) >= behind else 0)
+    return {"longest": longest}
+
+
+def staleness(schedule: Schedule, work: Work) -> Numbers:
+    """`steps`, `ahead`."""
+    late = _setting(schedule).staleness
+    ahead = max((pair[0] for pair in _bounds(schedule, work).values()), default=0) if late else 0
+    return {"steps": late + schedule.lag, "ahead": int(ahead)}
+
+
+def memory(schedule: Schedule, work: Work) -> Numbers:
+    """`places`, `connections`."""
+    places = [0] * schedule.num_workers
+    neighbors: list[set[int]] = [set() for _ in places]
+    for (u, v), (ahead, _) in _bounds(schedule, work).items():
+        places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1
+        neighbors[u].add(v)
+        neighbors[v].add(u)
+    return {"places": max(places), "connections": max(map(len, neighbors))}
+
+
+def _setting(schedule: Schedule) -> KeptGap:
+    assert schedule.gap is not None, "these facts are of nothing else"
+    return schedule.gap
+
+
+def _bounds(schedule: Schedule, work: Work) -> Bounds:
+    """Of every edge, in order; that an update queue has a bound was seen when the file was read."""
+    found: Bounds = schedule.events.bounds
+    if not found:
+        edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
+        neighbors: list[set[int]] = [set() for _ in range(schedule.num_workers)]
+        for u, v in edges:
+            neighbors[u].add(v)
+            neighbors[v].add(u)
+        leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbors)]
+        found.update({(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges})
+    return found
+
+
+def _number(bound: float) -> int:
+    return NONE if bound == inf else int(bound)
+
+
+def consensus(schedule: Schedule, work: Work) -> Numbers | None:
+    """Fact `consensus` where workers do without some of their in-neighbors (backup workers), whichever come late.
+
+    Let b(v) be the backup workers of v. Say that a set of workers *can close itself* if every member has at most b(v)
+    in-neighbors outside: it can then go on for ever on what its members send one another.
+
+    *Theorem.* All workers come to one value in every run if and only if no two disjoint sets can close themselves. A
+    *run* is one of the asynchronous model: a message takes any time, as long as the needs of events.py are kept.
+
+    *Only if,* in that model: let members of A start with 0 and those of B with 1, and let what comes from outside come
+    late to every reduce, which it may; A stays at 0 and B at 1. On machines whose messages never take that long such a
+    run need not exist, and they may agree all the same. *If:* in a stretch of so many steps as staleness, gap and
+    longest skip are together every worker averages something of all its in-neighbors but b(v) at most (consensus.py
+    says why, under staleness). Draw these edges. A set that no edge enters can close itself, so of the strongly
+    connected parts of the drawing only one has no edge into it, and from it edges lead to everyone. Own weights are
+    positive, so n² such stretches have in them n with one root in common, and with it a positive column, as in
+    consensus.py. The value need not be the mean.
+
+    Edges of weight 0 carry nothing and are left out, where the file's weights count. (For values that lie, LeBlanc,
+    Zhang, Koutsoukos and Sundaram ask likewise for two disjoint sets: Resilient asymptotic consensus in robust
+    networks, IEEE Journal on Selected Areas in Communications 31, 2013.)
+
+    **By degrees.** Of two disjoint sets one has at most n div 2 workers, so a member has at most n div 2 − 1
+    in-neighbors inside. If every worker has n div 2 or more besides its backups, no such set closes itself.
+
+    **By search.** Else: the union of sets that can close themselves can do so too. So each set U of workers holds a
+    largest one: strike workers that have more than b(v) in-neighbors outside what is left, until none has. Disjoint A
+    and B lie in U and V, both all workers at first; strike as said in each; a worker in both is struck from the one or
+    from the other, both are tried, and neither may become empty. What is left disjoint would be a counter-example.
+
+    It is stated where degrees or the search say so, and nothing is where the search finds two sets, or takes too long.
+    Numbers: Nothing besides.
+    """
+    gap, edges = schedule.gap, schedule.rounds[0]
+    assert gap is not None, "of a schedule that has no backup workers it is a claim"
+    counts_weights = gap.weights == "graph"
+    if not gap.has_backup or (counts_weights and not keeps_something(edges)):
+        return None
+    sources: list[list[int]] = [[] for _ in range(schedule.num_workers)]
+    for target, source, weight in edges:
+        if weight > 0 or not counts_weights:
+            sources[target].append(source)
+    spare = gap.backups(schedule.num_workers)
+    if all(len(listed) - b >= len(sources) // 2 for listed, b in zip(sources, spare, strict=True)):
+        return {}
+    return None if two_closed_sets(sources, spare, work) else {}
+
+
+def two_closed_sets(
+    sources: Sequence[Sequence[int]], spare: Sequence[int], work: Work
+) -> tuple[set[int], set[int]] | None:
+    """Two disjoint sets of workers that can close themselves, None if there are none."""
+    targets: list[list[int]] = [[] for _ in sources]
+    for v, listed in enumerate(sources):
+        for u in listed:
+            targets[u].append(v)
+
+    def struck(kept: set[int], without: set[int]) -> set[int]:
+        """The largest set in `kept` less `without` that can close itself; `kept` can."""
+        work.spend(1000 + 50 * len(kept))
+        left = kept - without
+        waiting = {v for u in without for v in targets[u] if v in left}
+        while waiting:
+            v = waiting.pop()
+            if sum(u not in left for u in sources[v]) > spare[v]:
+                left.discard(v)
+                waiting.update(w for w in targets[v] if w in left)
+        return left
+
+    everybody = set(range(len(sources)))
+    open_pairs = [(everybody, everybody)]
+    while open_pairs:
+        one, other = open_pairs.pop()
+        shared = one & other
+        if not shared:
+            return one, other
+        worker = min(shared)
+        for first, second in ((struck(one, {worker}), other), (one, struck(other, {worker}))):
+            if first and second:
+                open_pairs.append((first, second))
+    return None

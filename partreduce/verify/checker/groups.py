@@ -1,0 +1,137 @@
+"""Fact `conflict-free`: in every phase each worker is in at most one group, and all members agree on the group.
+
+**Explicit groups.** All workers read the same list of groups, so they agree on it. No worker stands in two groups of a
+phase iff the members of all groups, counted together, are as many as the different workers among them.
+
+**Rules.** Two workers of one block share a group iff their nodes agree in all digits outside `across`. Agreeing is an
+equivalence, so the groups of a block are its classes, which are disjoint. Hence a phase is free of conflicts, for every
+number of nodes, iff no local rank stands in two of its blocks.
+
+It assumes nothing. Everything else about groups rests on it, so it is asked before anything is: without it there is no
+mixing matrix to speak about.
+
+Facts `doubly-stochastic` and `unit-sums`: rows and columns of every mixing matrix sum to 1.
+
+Rows that sum to 1 leave a common value alone, columns that sum to 1 keep the mean; with no negative entry as well,
+every new value is a mean of old ones.
+
+**Groups.** In a group of k workers with factor t the matrix has t/k off its diagonal and 1 − t + t/k on it. Rows and
+columns sum to 1 for every t, and the smaller of the two numbers is the smallest entry. It is negative unless
+0 ≤ t ≤ k/(k−1).
+
+**Weighted graphs.** A worker keeps 1 − (the weights of its incoming edges), so rows sum to 1 as the format is made. The
+column of a worker sums to 1 iff the weights that leave it equal the weights that enter it, in every round.
+
+`smallest_weight` is the smallest entry of any mixing matrix, 0 where nobody averages. The first fact is stated where it
+is not negative, else the second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import chain
+from math import prod
+from typing import Any
+
+from .failure_classes import hash_answers
+from .refusal import Work, confirm, confirm_equal
+from .schedule import Average, Edge, Numbers, Schedule
+
+
+def conflict(schedule: Schedule) -> tuple[int, int, list[Average]] | None:
+    """The first worker (or local rank) in two groups of a phase: the phase, the worker, the two; None without any."""
+    for t, phase in enumerate(schedule.phases):
+        workers = list(chain.from_iterable(members for members, _, _ in phase))
+        if len(set(workers)) < len(workers):
+            seen: set[int] = set()
+            for worker in workers:
+                if worker in seen:
+                    return t, worker, [average for average in phase if worker in average.members][:2]
+                seen.add(worker)
+    return None
+
+
+def confirm_disjoint(schedule: Schedule) -> None:
+    """Refuse a schedule in which somebody stands in two groups of a phase."""
+    if (found := conflict(schedule)) is not None:
+        t, worker, both = found
+        groups = [average.members for average in both]
+        confirm(False, f"schedule: phase {t}", groups, f"groups that do not share worker {worker}")
+
+
+EVALUATED = 2**20
+"""Every worker was asked if the members of all answers, in all phases, are at most so many (1 for one that skips)."""
+
+
+def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """Claim `membership`, for rules: the function that a worker evaluates at run time finds the group of its block.
+
+    *What this check confirms:* `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest
+    member of its group and the relaxation, or `-` if it skips. The check computes the groups from the digits itself, so
+    a function that answered otherwise, anywhere, has another hash. Where all answers together are long nobody asks
+    every worker, and there is no such claim.
+
+    *It assumes* that it was the installed function that was asked. `conflict-free` confirms the blocks, without any
+    function.
+    Numbers: `answers`, the hash of all of them.
+    """
+    confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
+    members = _count(schedule)
+    confirm(members <= EVALUATED, place, "membership", f"answers of at most {EVALUATED} members in all; not {members}")
+    text = hashlib.sha256()
+    hash_answers(text, schedule, (), Work(place))
+    confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())
+
+
+def _count(schedule: Schedule) -> int:
+    """Members in the answers of all workers in all phases; 1 for a worker that skips."""
+    num_nodes, total = prod(schedule.radices), 0
+    for phase in schedule.phases:
+        skipping = schedule.workers_per_node - sum(len(block.members) for block in phase)
+        sizes = ((len(block.members), prod(schedule.radices[d] for d in block.across)) for block in phase)
+        total += num_nodes * (skipping + sum(ranks * ranks * nodes for ranks, nodes in sizes))
+    return total
+
+
+def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:
+    """`smallest_weight`, which is not negative."""
+    smallest = _smallest_weight(schedule)
+    return None if smallest is None or smallest < 0 else {"smallest_weight": str(smallest)}
+
+
+def unit_sums(schedule: Schedule, _: Work) -> Numbers | None:
+    """`smallest_weight`, which is negative."""
+    smallest = _smallest_weight(schedule)
+    return None if smallest is None or smallest >= 0 else {"smallest_weight": str(smallest)}
+
+
+def _smallest_weight(schedule: Schedule) -> Fraction | None:
+    """The smallest entry, None where columns do not sum to 1."""
+    weights: list[Fraction] = []
+    for sizes in schedule.group_sizes():
+        for size, relaxation in sizes:
+            weights += [relaxation / size, 1 - relaxation + relaxation / size]
+    for edges in schedule.rounds:
+        listed = weights_of_round(edges)
+        if listed is None:
+            return None
+        weights += listed
+    return min(weights, default=Fraction(0))
+
+
+def weights_of_round(edges: Sequence[Edge]) -> list[Fraction] | None:
+    """The entries of one mixing matrix but those that are 0 or 1 for lack of edges; None if a column's sum is not 1.
+
+    Of what workers keep only the smallest is among them.
+    """
+    keeps: dict[int, Fraction] = {}  # only of workers with edges: there may be far more workers than the file has lines
+    surplus: dict[int, Fraction] = {}
+    for target, source, weight in edges:
+        keeps[target] = keeps.get(target, Fraction(1)) - weight
+        surplus[target] = surplus.get(target, Fraction(0)) - weight
+        surplus[source] = surplus.get(source, Fraction(0)) + weight
+    if any(surplus.values()):
+        return None
+    return [min(keeps.values(), default=Fraction(1)), *(edge.weight for edge in edges)]

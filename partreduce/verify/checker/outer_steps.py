@@ -1,0 +1,107 @@
+"""Claim `outer-consensus`: groups that make outer steps from outer parameters of their own come to agree.
+
+Every worker has outer parameters a and an outer momentum b. Where gradients are zero its model is its outer parameters,
+and a round of its group gives it, with r the outer rate, μ the outer momentum and m the group's mean of a less its own:
+
+    b' = μ·b + m        a' = a + r·(m + μ·b') with nesterov, else a + r·b'
+
+Who stands in no group keeps both. So a period is a linear map M of all (a, b). It leaves equal outer parameters without
+momentum alone; let Π take out the mean of the outer parameters, so that Π·M = Π·M·Π, and M mean Π·M from here.
+
+*Theorem.* Let P be symmetric with P − I and c²·P − MᵀPM positive semidefinite, c < 1. With V(z) = zᵀPz each period
+gives V(Mz) ≤ c²·V(z), so ‖z‖² ≤ V(z) falls below every bound: outer parameters come to agree, and momenta to rest, by a
+factor of at most c a period in the norm √V.
+
+**Rules.** As in `period.py` M splits over the classes of characters into matrices of size 2G: on a class a block takes
+the mean over its local ranks, or zero. Only the class of the empty set holds the mean. `weights` lists P for every
+class, in the order of `period.classes`.
+
+*The check is sound because* it computes M itself, in integers, and P may come from anywhere. It says nothing of where
+gradients take the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from math import lcm
+from typing import Any
+
+from .linear_algebra import IntegerMatrix, confirm_semidefinite, inner_product
+from .period import MAX_ENTRY_BITS, MAX_SIZE, averages_on_class, classes
+from .refusal import Work, confirm, require
+from .schedule import Schedule
+from .strict_json import as_fraction, as_integers, as_list
+
+MAX_WEIGHT = 2**64
+
+
+def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """`squared` (c²), `weights`: for each class the lower triangle of P by rows, in whole numbers."""
+    work = Work(place)
+    squared = as_fraction(entry["squared"], f"{place}.squared")
+    confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
+    require(schedule.width <= MAX_SIZE, place, f"over {MAX_SIZE} workers, or workers on a node of a rule")
+    size = 2 * schedule.width
+    listed, weights = classes(schedule, place), as_list(entry["weights"], f"{place}.weights")
+    confirm(len(weights) == len(listed), f"{place}.weights", len(weights), f"{len(listed)} classes")
+    for number, (digits, given) in enumerate(zip(listed, weights, strict=True)):
+        at = f"{place}.weights[{number}]"
+        numbers = as_integers(given, at, -MAX_WEIGHT, MAX_WEIGHT)
+        confirm(2 * len(numbers) == size * (size + 1), at, len(numbers), f"a triangle of {size} rows")
+        firsts = [row * (row + 1) // 2 for row in range(size)]
+        weight = [[numbers[firsts[max(i, j)] + min(i, j)] for j in range(size)] for i in range(size)]
+        confirm_semidefinite([[p - (i == j) for j, p in enumerate(row)] for i, row in enumerate(weight)], at, work)
+        rows, scale = joint_period(schedule, digits, work)
+        columns = list(zip(*rows, strict=True))
+        work.spend(2 * size**3 * (40 + scale.bit_length() // 16))
+        weighed = [[inner_product(row, column) for row in weight] for column in columns]  # MᵀP, by rows
+        top, bottom = squared.numerator * scale * scale, squared.denominator
+        difference = [
+            [top * weight[i][j] - bottom * inner_product(weighed[i], columns[j]) for j in range(size)]
+            for i in range(size)
+        ]
+        confirm_semidefinite(difference, f"{place}.squared", work)
+
+
+def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> tuple[IntegerMatrix, int]:
+    """Π·M on one class: rows of integers, of outer parameters and then of momenta, and their common denominator."""
+    half = schedule.width
+    work.spend((2 * half) ** 3)
+    rows = [[int(i == j) for j in range(2 * half)] for i in range(2 * half)]
+    scale = 1
+    for t in range(schedule.period):
+        rows, factor = _after_round(schedule, t, digits, rows)
+        scale *= factor
+        bits = max(scale, *map(abs, chain(*rows))).bit_length()
+        require(bits < MAX_ENTRY_BITS, work.place, "numbers too long for this check")
+        work.spend(4 * half * half * (32 + bits // 32))
+    if digits:
+        return rows, scale
+    total = [sum(column) for column in zip(*rows[:half], strict=True)]
+    off = [[half * entry - mean for entry, mean in zip(row, total, strict=True)] for row in rows[:half]]
+    return off + [[half * entry for entry in row] for row in rows[half:]], half * scale
+
+
+def _after_round(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> tuple[IntegerMatrix, int]:
+    """The rows of (a, b) after round t on one class, times a factor, and the factor: it makes all entries integers."""
+    outer, half = schedule.outer, len(rows) // 2
+    (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
+    averages = averages_on_class(schedule.phases[t], digits)
+    k = lcm(*(len(members) for members, _, _ in averages))
+    factor = k * q * q * s
+    result = [[factor * entry for entry in row] for row in rows]
+    for members, vanishes, _ in averages:
+        share = k // len(members)
+        columns = zip(*(rows[member] for member in members), strict=True)
+        mean = [0 if vanishes else share * sum(column) for column in columns]  # k times the group's mean
+        for i in members:
+            movement = [theirs - k * own for theirs, own in zip(mean, rows[i], strict=True)]  # k·m
+            momentum = [p * k * b + q * m for b, m in zip(rows[half + i], movement, strict=True)]  # k·q·b'
+            if outer.nesterov:
+                step = [q * q * m + p * b for m, b in zip(movement, momentum, strict=True)]  # k·q²·(m + μ·b')
+            else:
+                step = [q * b for b in momentum]
+            result[half + i] = [q * s * b for b in momentum]
+            result[i] = [factor * a + r * d for a, d in zip(rows[i], step, strict=True)]
+    return result, factor

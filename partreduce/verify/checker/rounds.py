@@ -1,0 +1,403 @@
+"""What holds of rounds, by the rules that a program obeys: a fact a function, with its theorem and its numbers.
+
+Where the text speaks of the program, that is assumed: these facts follow from the rules, and not from the file. All but
+the first rest on the number of rounds after which everybody has met everybody, directly or through others.
+
+Let a worker *meet* another in a round if a group that holds both averages then (relaxation not 0), or if it takes from
+the other over an edge (weight not 0). What began at worker i before round t is, after the rounds t … s, at the
+*reached* set: i itself at first; then, round by round, who meets somebody in it. `rounds_to_meet` is the smallest R
+such that any R successive rounds take any worker to everybody. Two things follow from it.
+
+**Nobody is more than R rounds ahead.** Let worker i be in round r, so it has not begun to exchange in round r + 1. An
+exchange completes only when all whom one meets have begun it. So who meets i in round r + 1 cannot leave that
+round, who meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up: all
+are in round r + R at most. For a graph of one round R is its largest distance, Hop's bound. Late averages change
+nothing: they are begun with their round, and a round is not left before they are there. A pipeline of gradients leaves
+round s before its average is there, but not before that of round s − d, where d is its lag. So who meets i in round
+r + 1 cannot leave round r + 1 + d, and nobody is more than R + d rounds ahead.
+
+**Everything arrives after R rounds,** if nobody gives up all of its own value: then reached sets hold whom they held.
+
+**Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank always are a union of sets
+"all nodes that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L
+across the digits D turns the families of L into their union with D added to each member. A union of proper ones never
+holds a node that differs from x in every digit, so all nodes are reached exactly when F = all digits is in the
+family. By symmetry x does not matter, and radices do not either: R is the same for every number of nodes with so many
+digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, repeat
+
+from .refusal import Work
+from .schedule import Numbers, Schedule, keeps_something
+
+NONE = -1
+"""There is no bound."""
+Families = list[set[int]]
+"""For every local rank sets of digits, as bits of an integer."""
+
+
+def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
+    """R, over all rounds of the period in which it can begin; None where some workers never meet."""
+    find = _of_rule if schedule.form == "rule" else _of_all
+    found = 0
+    for start in range(schedule.period):
+        rounds = find(schedule, start, work)
+        if rounds is None:
+            return None
+        found = max(found, rounds)
+    return found
+
+
+def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[int]]:
+    """From whom something has arrived at every worker, as bits of an integer, after 1, 2, … rounds from round `start`.
+
+    Ends when nothing can change any more. Not for rules.
+    """
+    n, period = schedule.num_workers, schedule.period
+    work.spend(n * (n // 8 + 40))  # before the first list is made
+    arrived = [1 << worker for worker in range(n)]
+    meetings: list[list[tuple[list[int], list[int]]]] = [
+        [(list(members), list(members)) for members, _, relaxation in phase if relaxation] for phase in schedule.phases
+    ]
+    for edges in schedule.rounds:
+        sources: dict[int, list[int]] = {}
+        for target, source, weight in edges:
+            if weight:
+                sources.setdefault(target, [target]).append(source)
+        meetings.append([([target], heard) for target, heard in sources.items()])
+    quiet = 0
+    for t in count(start):
+        before = arrived
+        arrived = list(before)
+        for targets, heard in meetings[t % period]:
+            work.spend((len(heard) + len(targets)) * (40 + n // 64))
+            together = 0
+            for source in heard:
+                together |= before[source]
+            for target in targets:
+                arrived[target] = together
+        work.spend(n * 10)
+        quiet = quiet + 1 if arrived == before else 0
+        if quiet >= period:
+            return
+        yield arrived
+
+
+def _of_all(schedule: Schedule, start: int, work: Work) -> int | None:
+    everybody = (1 << schedule.num_workers) - 1
+    for number, arrived in enumerate(reached_sets(schedule, start, work), 1):
+        if all(bits == everybody for bits in arrived):
+            return number
+    return None
+
+
+def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
+    size, period = schedule.width, schedule.period
+    work.spend(size * size * 10)
+    phases = [
+        [(members, sum(1 << digit for digit in across)) for members, across, relaxation in phase if relaxation]
+        for phase in schedule.phases
+    ]
+    full = (1 << len(schedule.radices)) - 1
+    slowest = 0
+    # Two local ranks that share all their blocks can change places, so that both reach everybody equally fast.
+    blocks: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+    for t, phase in enumerate(phases):
+        for index, (members, _) in enumerate(phase):
+            work.spend(10 * len(members))
+            for member in members:
+                blocks[member].append((t, index))
+    alike = {tuple(shared): rank for rank, shared in enumerate(blocks)}
+    for rank in alike.values():
+        families: Families = [{0} if other == rank else set() for other in range(size)]
+        number = quiet = 0
+        while not all(full in family for family in families):
+            changed = False
+            for members, across in phases[(start + number) % period]:
+                together = {digits | across for member in members for digits in families[member]}
+                work.spend(100 + len(members) * 10 + len(together) ** 2)
+                together = {one for one in together if not any(one & other == one != other for other in together)}
+                for member in members:
+                    changed |= families[member] != together
+                    families[member] = together
+            number += 1
+            quiet = 0 if changed else quiet + 1
+            work.spend(size * 10)
+            if quiet >= period:
+                return None
+        slowest = max(slowest, number)
+    return slowest
+
+
+def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
+    """`deadlock-free`, by the rules of rounds: every group operation completes, whatever the speeds of the workers.
+
+    *Theorem.* Give every group operation one tick, the same at all its members and strictly increasing along each
+    worker's list of operations. Then all operations complete. For of all unfinished operations take one with the
+    smallest tick: what its members issue before it carries smaller ticks, so it is finished, and all members are ready
+    for it.
+
+    A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
+    several that it issues in one order (the layers of a gradient, the buckets of a model, the stages of a sum), and
+    hand some to a thread that carries them out in that order on communicators of its own, while others go on those of
+    the first thread. *The theorem still holds* if nobody waits for an operation before it was issued, and all members
+    issue in the same order. For let the ticks be the places in the order of issue, the same for all (stages of one sum
+    lie between it and the next one). What a member waits for, by itself or in a thread, before it comes to the
+    operation with the smallest unfinished tick was issued before, carries a smaller tick, and is finished. So it comes
+    to that operation, in either thread; operations that follow are on communicators or in threads of their own or wait
+    behind it; and it completes.
+
+    The ticks here are canonical: 1 + the largest tick that a member had before. One tick per operation is enough for a
+    block of a rule, whose groups are one operation each: all of them get the tick of the block, and a worker meets at
+    most one. Period q adds q times `height`, the largest tick. The operations of the prologue hold all workers and come
+    first.
+
+    **Weighted graphs.** An operation is one worker's exchange with its neighbors, and that of round t carries the tick
+    t + 1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
+    rounds before, so its neighbors enter the same round, and what they send to one another arrives.
+
+    *The end:* if every worker carries out the same number of rounds, then every operation has all its members, and by
+    the same argument the last ones complete too.
+
+    That the ticks can be computed is the proof; `height` is what was computed. *Assumed of the program:* each worker
+    issues the operations of its rounds in order (a late average too), members meet by round number (so steps per round
+    do not matter), those of one round are cut and numbered in the same way by all, and all workers carry out the same
+    number of rounds.
+    Numbers: `height`: the largest tick of a period.
+    """
+    if schedule.form == "graph":
+        return {"height": schedule.period}
+    together = 0  # the tick of everybody, as long as nobody skips
+    last_tick: dict[int, int] = {}  # after that, of the workers (local ranks) that are in a group at all
+    for phase in schedule.phases:
+        groups = [members for members, across, _ in phase if len(members) > 1 or across]
+        if not last_tick and sum(map(len, groups)) == schedule.width:
+            together += 1
+            continue
+        for members in groups:
+            tick = 1 + max(map(last_tick.get, members, repeat(together)))
+            last_tick.update(dict.fromkeys(members, tick))
+    return {"height": max(last_tick.values(), default=together)}
+
+
+def end(schedule: Schedule, work: Work) -> Numbers:
+    """`end`, by the rules of rounds: a finite run ends for all after the same round, and nobody waits for one who left.
+
+    *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete. The
+    operations of these rounds are a beginning of those of an endless run, each has all its members, and the argument of
+    `deadlock-free` never looks beyond the operation with the smallest tick.
+
+    *Theorem 2, data dealt by steps_per_round.* A round of all workers takes `steps` batches, of which worker i takes
+    its steps_per_round. So N batches are N div `steps` rounds, the same number for everybody, whatever the speeds; the
+    rest is left out.
+
+    *Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
+    ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
+    have ended and, asked after that, the next round is not declared. A worker takes rounds in order, so the declared
+    rounds are 0 … m − 1. A worker that leaves before round k has seen that nobody can declare k any more: k = m. And
+    nobody leaves later, because round m is never begun. So every worker carries out exactly the rounds 0 … m − 1, and
+    theorem 1 applies.
+
+    *Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind`
+    rounds later (the R above, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for
+    longer than that. −1 where somebody never meets somebody.
+
+    *A pipeline* ends with operations in flight: all workers have begun each of them, so they complete, and are waited
+    for as it drains.
+
+    *Assumed of the program:* what `deadlock-free` assumes, and of join mode that what one worker noted is seen by all
+    who ask later.
+    Numbers: `steps` (of all workers in a round), `behind`.
+    """
+    worker_steps = schedule.worker_steps
+    steps = worker_steps[0] * schedule.num_workers if len(worker_steps) == 1 else sum(worker_steps)
+    reach = rounds_to_meet(schedule, work)
+    ahead = schedule.lag if schedule.pipeline else 0
+    return {"steps": steps, "behind": NONE if reach is None else reach + ahead}
+
+
+def staleness(schedule: Schedule, work: Work) -> Numbers | None:
+    """Fact `staleness`: how old what a worker averages can be, in rounds and in steps.
+
+    *Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round, so
+    nothing is missing. A late average (`sync`) is one of the parameters with which the round began: it lacks the newest
+    `late` = 1 rounds of its worker, which are `late` times its steps_per_round in steps, at most `steps`. So does one
+    that begins inside its round, of fragments in turn or some steps before the end, of the steps behind that place
+    (`fragments` counts them); one that begins before its round, as fragments do that are late by more steps than lie
+    before the first turn, lacks steps of the round before, too: there `late` is 2. A pipeline averages gradients that
+    were taken `late` steps before: it lacks those of the newest `late` steps.
+
+    *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
+    the end of their round r, with a positive weight. For let R = `reach` be such that any R successive rounds lead from
+    everybody to everybody (as above). With no weight negative and a positive one on oneself, what has arrived
+    somewhere stays there and goes on with every meeting. Synchronously the steps of round k enter the average of round
+    k and have arrived everywhere R − 1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 +
+    `late`. (In a pipeline R = 1, and what a worker did in step k is the gradient that it took.) In steps these are at
+    most `age_steps`, `age` times the largest steps_per_round.
+
+    *Outer steps.* With outer parameters of each worker's own, and no outer momentum, a group of s members with the
+    outer rate r leaves to a member's outer parameters the weight 1 − r + r/s, and gives r/s to what each other member
+    has: an average with relaxation r. With an outer momentum nothing is stated of them. With shared outer parameters a
+    round of all adds what everybody did since the last one to them, times r > 0; none of what they have is taken back.
+    Where workers keep a share α of their own besides, what arrives is the sum of the outer steps so far. Without
+    momentum that is r·(1 − qᵏ)/(1 − q) after k rounds, q = α·(1 − r), which is positive for |q| < 1, as the reader
+    asks; with it nothing is stated.
+
+    It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over
+    everybody, so none of the numbers grows by it.
+    Numbers: `late`, `steps`, `reach`, `age`, `age_steps`.
+    """
+    outer = schedule.outer
+    rate = outer.lr if outer.has_own_outer_params else 1
+    sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
+    keeps_own = all(relaxation >= 0 and rate * relaxation * (size - 1) < size for size, relaxation in sizes)
+    takes_back = outer.momentum > 0 and (outer.has_own_outer_params or schedule.kept > 0)
+    if takes_back or not (keeps_own and all(map(keeps_something, schedule.rounds))):
+        return None
+    reach = rounds_to_meet(schedule, work)
+    if reach is None:
+        return None
+    steps_per_round = max(schedule.worker_steps)
+    begins_before = schedule.late_steps > steps_per_round // schedule.num_fragments
+    late = schedule.lag + int(schedule.takes_turns) + int(begins_before)
+    age = reach - 1 + late
+    return {
+        "late": late,
+        "steps": late * steps_per_round,
+        "reach": reach,
+        "age": age,
+        "age_steps": age * steps_per_round,
+    }
+
+
+def queues(schedule: Schedule, work: Work) -> Numbers | None:
+    """`queues` of weighted graphs, by the rules of rounds: how far workers can be apart, and what waits on an edge.
+
+    *The gap.* No worker is ever more than `gap` rounds ahead of another: the R above, with its proof; −1 where
+    some worker never hears of another.
+
+    *The queues.* Let worker u send over an edge (u, v) in some rounds of the period, and let v be in round s, whose
+    message it has not read. Messages of rounds before s are read. Worker v has begun no exchange of round s + 1, so by
+    the theorem above u is in round s + d at most, if d successive rounds from round s + 1 on lead from v to u.
+    *Theorem:* of this edge there wait at most as many messages as the rounds s … s + d have that use it; `capacities`
+    holds the largest such number over all s, for every edge of the period in the order of (target, source), −1 where v
+    never reaches u. For one round this is d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
+
+    *Assumed of the program:* a worker exchanges with its neighbors of a round before it leaves that round. An edge of
+    weight 0 sends messages here and holds nobody up, so the numbers are bounds whether it is used or not.
+    Numbers: `gap`, and `capacities` (a number for each edge).
+    """
+    if schedule.form != "graph":
+        return None
+    gap = rounds_to_meet(schedule, work)
+    return {"gap": NONE if gap is None else gap, "capacities": _capacities(schedule, work)}
+
+
+def _capacities(schedule: Schedule, work: Work) -> list[int]:
+    """The largest number of waiting messages of every edge, in the order of (target, source)."""
+    uses: dict[tuple[int, int], list[bool]] = {}
+    for t, edges in enumerate(schedule.rounds):
+        for target, source, _ in edges:
+            uses.setdefault((target, source), [False] * schedule.period)[t] = True
+    largest = dict.fromkeys(uses, 0)
+    for s in range(schedule.period):
+        left = dict(uses)
+        for number, arrived in enumerate(reached_sets(schedule, s + 1, work), 1):
+            work.spend(len(left) * (20 + 5 * number))
+            for target, source in [edge for edge in left if arrived[edge[1]] >> edge[0] & 1]:
+                used = left.pop((target, source))
+                waiting = sum(used[t % schedule.period] for t in range(s, s + number + 1))
+                largest[target, source] = max(largest[target, source], waiting)
+        for edge in left:
+            largest[edge] = NONE
+    return [largest[edge] for edge in sorted(largest)]
+
+
+def fragments(schedule: Schedule, _: Work) -> Numbers | None:
+    """`fragments`, by the rules of turns: when each part of the model is averaged, and how old it gets.
+
+    The model is cut into P fragments, every parameter in one. Of every H steps, H being the steps_per_round, fragment p
+    = 0 … P − 1 has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and
+    after e_p it is merged: x ← α·x + (1 − α)·g, where g is what an outer step makes of the mean. Where e_p ≤ τ it is
+    sent so many steps before its round begins, and has no turn in the first round. A worker that has both to do after a
+    step merges first, unless τ is 0. A model that is merged τ steps late is one fragment.
+
+    *Theorem*, for P ≤ H and τ < H, which every schedule that can be read obeys. (a) Every fragment has exactly one turn
+    in each round of H steps, at the same place of it. (b) All workers send fragments in one order, at most one a step,
+    and merge them in the same order, each before it is sent again. At most `flying` = ⌈τ·P / H⌉ are in flight at any
+    time, and one where τ is 0. (c) Between two turns lie at least `apart` = ⌊H / P⌋ steps. (d) What a worker holds of
+    the others' fragment is at most `age` = H + τ steps old. (e) Where α is 0 a fragment is equal on all workers after
+    its turn (`equal`).
+
+    Where steps per round differ (τ and α are 0 then) all this holds with each worker's own H and steps: in a round each
+    has the turns 0 … P − 1 in this order, so all have one order. `every` and `age` are of the largest H, `apart` of the
+    least.
+
+    (d) and (e) are of sums over all workers. Where rounds have groups, τ and α are 0: a fragment's turn in round k is
+    an operation of the groups of round k, so it meets all of the period's groups in `period` = H · T steps, T being
+    their number, and (a), (b) and (c) hold. Of each fragment alone everything is as of a whole model, a part of a round
+    earlier.
+
+    *Proof.* As H / P ≥ 1, e_p ascends from ⌊H / P⌋ by ⌊H / P⌋ or one more to e_(P−1) = H: that is (a) and (c). Count
+    turns through all rounds: turn j ends after E_j = ⌊(j + 1)·H / P⌋ steps of the run and is sent after E_j − τ, so
+    both ascend with j, and which turn it is follows from the step alone; τ < H is the rest of the first half of (b).
+    After t steps, and what is due then, those turns are in flight that have been sent and not merged: t < E_j ≤ t + τ.
+    E_j ≤ s says that (j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1 turns end by s, and between t and t + τ end ⌈(t + τ
+    + 1)·P / H⌉ − ⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before what is due then, those are in flight with t ≤ E_j < t + τ: no
+    more, and a merge comes before a send. Just before a turn ends, what came with the last one is H steps after its
+    merging and H + τ after its sending. For (e) all compute g from the same outer parameters, momentum and mean, as
+    `equal-replicas` says of whole models.
+
+    *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
+    data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no
+    fragment, or in two; which are in which, the file says by patterns, or leaves to the program by their number.
+    Numbers: `fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups.
+    """
+    if not schedule.takes_turns:
+        return None
+    count, every, late = schedule.num_fragments, max(schedule.worker_steps), schedule.late_steps
+    found = {"fragments": count, "every": every, "apart": min(schedule.worker_steps) // count, "late": late}
+    found["flying"] = max(1, -(-late * count // every))
+    relaxation = schedule.averages_of_all.get(0)
+    if relaxation is not None and schedule.period == 1:
+        return {**found, "age": every + late, "equal": relaxation == 1}
+    return {**found, "period": every * schedule.period}
+
+
+def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
+    """`equal-replicas`, by the rules of rounds: after these rounds all workers hold the same parameters, bit for bit.
+
+    **Gradients** (`of` = "gradients"). Each round is one step of every worker, and what it averages over all of them
+    are gradients, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same
+    optimizer state after every step. For they start so; in each step all apply the same bits or none (in a pipeline the
+    queues of all hold the same averages in the same order), at the same learning rate; and an update that is
+    a function of parameters, state and gradient makes equal out of equal. So do the updates that drain a pipeline, or
+    their absence.
+
+    **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
+    workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
+    from an outer parameters and a momentum that are the same for all, since only such rounds change them. With a codec
+    the average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other
+    rounds, and after steps, they may differ; so may optimizer state, always. Nothing is said of fragments in turn,
+    which are never equal all at once (`fragments` says when each is). The rounds of the prologue are such averages as
+    well.
+
+    Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring (each part
+    has one end of its way around, from where it goes round finished) as in the hierarchical form; with the codec int8 a
+    part is summed by one member, rounded once, and its bytes go to all: the member that made the sum decodes its own
+    bytes too, and does not keep the sum that it had before rounding. In 16 bits the finished sum is a 16-bit number,
+    which everybody widens alike. So a codec is no exception.
+
+    *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a
+    deterministic optimizer that is set up in the same way on all workers.
+    Nothing is said about what is not averaged, such as buffers of the model.
+    Numbers: `of` what the averages are, `rounds` of the period after which all are equal.
+    """
+    rounds = [t for t, relaxation in schedule.averages_of_all.items() if relaxation == 1]
+    if not rounds or schedule.is_late or schedule.num_fragments > 1:
+        return None
+    return {"of": "gradients" if schedule.averages_gradients else "parameters", "rounds": rounds}

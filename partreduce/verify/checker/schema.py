@@ -1,0 +1,153 @@
+"""The JSON Schema that lies beside this file, and the interpreter that holds a schedule file to it.
+
+`schedule.schema.json` is exported from the models of the loader. Types, ranges, words, closed objects and defaults
+stand there, and nowhere else in the checker. What a schema cannot say, and a proof needs, `schedule.py` asks.
+
+The interpreter looks at *columns*: all values that stand at one place of the schema, at once, because files hold
+millions of groups. Where a column does not fit, its values are taken one by one, to name the place of the first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import chain
+from math import inf
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from .refusal import Refusal, require
+from .strict_json import require_members
+
+Schema = dict[str, Any]
+
+SCHEMA: Schema = json.loads(Path(__file__).with_name("schedule.schema.json").read_text(encoding="utf-8"))
+ONE_FORM = "`partreduce verify FILE --export NEW` writes a file in the one form that is read here"
+WORDS = {
+    "array": (list, "a list"),
+    "boolean": (bool, "true or false"),
+    "integer": (int, "an integer"),
+    "null": (type(None), "null"),
+    "object": (dict, "an object"),
+    "string": (str, "a text"),
+}
+"""The types of the schema: their class in Python, and what they are called here."""
+
+
+def hold_to_schema(document: object) -> None:
+    """Refuse a document that the schema does not describe, or in which something stands that equals its default."""
+    _hold([document], SCHEMA, "")
+
+
+def filled(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
+    """An object that fits, with the defaults that it leaves out, in its members too; long lists stay as they are."""
+    result = {}
+    for name, part in _nearest(_typed(_resolved(schema), value, ""), value)["properties"].items():
+        if name in value or "default" in part:
+            given, form = value.get(name, part.get("default")), _resolved(part)
+            items = _resolved(form.get("items", {}))
+            if isinstance(given, dict):
+                given = filled(given, form)
+            elif isinstance(given, list) and items.get("type") == "object":
+                given = [filled(item, items) for item in given]
+            result[name] = given
+    return result
+
+
+def _hold(column: list[Any], schema: Schema, place: str) -> None:
+    """Hold every value of a column to one schema."""
+    schema = _resolved(schema)
+    if not column:
+        return
+    if _alternatives(schema):
+        for form, values in _split(column, schema, place):
+            _hold(values, form, place)
+        return
+    if "const" in schema or "enum" in schema:
+        words = schema.get("enum", [schema.get("const")])
+        fits = all(any(type(value) is type(word) and value == word for word in words) for value in column)
+        require(fits, place or "schedule", f"must be one of {words}")
+        return
+    kind = schema["type"]
+    fits = set(map(type, column)) == {WORDS[kind][0]}
+    if kind == "integer":  # a range is asked of the least and the largest
+        low, high = schema["minimum"], schema["maximum"]
+        fits = fits and low <= min(column) and max(column) <= high
+        require(fits, place, f"must be an integer {low}..{high}")
+    require(fits, place or "schedule", f"must be {WORDS[kind][1]}")
+    if kind == "array":
+        _hold_lists(column, schema, place)
+    elif kind == "object" and "properties" in schema:
+        _hold_objects(column, schema, place)
+    elif kind == "string":
+        low, high, pattern = schema.get("minLength", 0), schema.get("maxLength", inf), schema.get("pattern", "")
+        for text in set(column):
+            require(low <= len(text) <= high, place, f"must have {low} to {high} characters")
+            require(not pattern or re.fullmatch(pattern, text), place, "must be an integer or a fraction such as 4/3")
+
+
+def _hold_lists(column: list[list[Any]], schema: Schema, place: str) -> None:
+    low, high = schema.get("minItems", 0), schema.get("maxItems", inf)
+    require(all(low <= length <= high for length in set(map(len, column))), place, f"must hold {low} to {high} items")
+    try:
+        _hold(list(chain.from_iterable(column)), schema["items"], place)
+    except Refusal:
+        if len(column) == 1:
+            for number, item in enumerate(column[0]):
+                _hold([item], schema["items"], f"{place}[{number}]")
+        raise
+
+
+def _hold_objects(column: list[dict[str, Any]], schema: Schema, place: str) -> None:
+    known, needed = schema["properties"], schema.get("required", ())
+    shapes = set(map(tuple, column))
+    for members in shapes:
+        require_members(members, place or "schedule", needed, known)
+    for name in filter(set().union(*shapes).__contains__, known):
+        at, part = f"{place}.{name}" if place else name, known[name]
+        having = column if name in needed else [one for one in column if name in one]
+        values = list(map(itemgetter(name), having))
+        _hold(values, part, at)
+        is_said = "default" in part and part["default"] in values  # of the same type, as was just seen
+        require(not is_said, at, f"is the default, which is left out; {ONE_FORM}")
+
+
+def _split(column: list[Any], schema: Schema, place: str) -> Iterator[tuple[Schema, list[Any]]]:
+    """The values of each alternative of a schema."""
+    for kind in set(map(type, column)):
+        values = [value for value in column if type(value) is kind]
+        typed = _typed(schema, values[0], place)
+        yield from [(typed[0], values)] if len(typed) == 1 else [(_nearest(typed, value), [value]) for value in values]
+
+
+def _alternatives(schema: Schema) -> list[Schema]:
+    """The forms that a schema leaves open, those of a form in it too."""
+    forms = map(_resolved, schema.get("anyOf") or schema.get("oneOf", ()))
+    return [one for form in forms for one in (_alternatives(form) or [form])]
+
+
+def _typed(schema: Schema, value: object, place: str) -> list[Schema]:
+    """The alternatives of a value's type, or the schema itself."""
+    forms = _alternatives(schema) or [schema]
+    typed = [form for form in forms if type(value) is WORDS[form["type"]][0]]
+    require(typed, place, "must be " + " or ".join(dict.fromkeys(WORDS[form["type"]][1] for form in forms)))
+    return typed
+
+
+def _nearest(forms: list[Schema], value: Any) -> Schema:  # noqa: ANN401 - parsed JSON
+    """The first form that lacks fewest of an object's keys and words."""
+
+    def distance(form: Schema) -> int:
+        words = {name: part["const"] for name, part in form["properties"].items() if "const" in part}
+        missing = [name for name in form["required"] if name not in value]
+        return len(missing) + len([name for name, word in words.items() if value.get(name) != word])
+
+    return min(forms, key=distance) if len(forms) > 1 else forms[0]
+
+
+def _resolved(schema: Schema) -> Schema:
+    """A schema, or the definition that it refers to."""
+    name = schema.get("$ref")
+    return _resolved(SCHEMA["$defs"][name.removeprefix("#/$defs/")]) if name else schema

@@ -1,0 +1,282 @@
+"""What a run keeps, and what it sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import chain
+from math import prod
+from operator import mul
+from typing import Any, NamedTuple
+
+from .refusal import Work
+from .rounds import fragments
+from .schedule import BLOCKS, PLAIN, Average, Edge, Numbers, Schedule
+
+Group = tuple[tuple[int, ...], tuple[int, ...]]
+"""(members, across)."""
+
+
+def memory(schedule: Schedule, _: Work) -> Numbers:
+    """Fact `memory`: what a run of this schedule asks of its busiest worker.
+
+    * `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
+      rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codecs
+      int8 and int4 a group that goes as a ring counts twice: a thread sums it over a communicator of its own.
+    * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
+      weighted graphs the most workers that it sends to or hears from.
+    * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
+    * `arrays`: arrays of the size of the parameters that are kept besides them, at most. One takes the sums; another
+      keeps the parameters with which a round began, where averages are late or progress is normalized; and a weighted
+      graph keeps one for each in-neighbor of the largest round. A pipeline of width K keeps K arrays for sums: those of
+      K − 1 in flight, and one that is being applied or filled. A codec of parameters, or outer steps, keep the
+      reference that all share, and the momentum of outer steps is one more. Error feedback keeps two: what roundings
+      left over of what the worker gave, and of the shards that it sums and hands on (a half and a quarter at most). So
+      `arrays` is also scratch bytes for each byte of parameters.
+
+    Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
+    are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
+
+    *Assumed of the runtime:* it makes one communicator for each distinct set of members (the algorithm `hierarchical`
+    makes three for a group that fits it) and keeps the arrays above; what is allocated inside an operation is not
+    counted (a codec's codes are up to half of what they code), nor are activations, gradients and optimizer state.
+    Numbers: `groups`, `connections`, `splits`, `arrays`.
+    """
+    transport = schedule.transport
+    sums = schedule.lag + 1 if schedule.pipeline else 1
+    outer = schedule.outer
+    has_reference = (transport["codec"] != "none" or not outer.is_plain) and not schedule.averages_gradients
+    arrays = sums + int(schedule.is_late or schedule.is_step_normalized) + int(has_reference) + int(outer.momentum > 0)
+    arrays += 2 * int(transport["error_feedback"])
+    if schedule.form == "graph":
+        groups, connections = 0, _most_neighbors(schedule.rounds)
+        splits = len({tuple(edges) for edges in schedule.rounds if edges})
+        arrays += max(map(_most_sources, schedule.rounds))
+    else:
+        phases = {frozenset(_distinct_groups(phase)) for phase in schedule.phases} - {frozenset()}
+        groups, connections = _most_groups(schedule, phases)
+        splits = len(phases)  # the relaxation makes no difference
+    return {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
+
+
+def _distinct_groups(phase: Sequence[Average]) -> Iterator[Group]:
+    """Everything in a phase that makes groups."""
+    return ((tuple(members), tuple(across)) for members, across, _ in phase if len(members) > 1 or across)
+
+
+def _most_groups(schedule: Schedule, phases: Iterable[frozenset[Group]]) -> tuple[int, int]:
+    """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
+    all_groups = all_others = 0  # what everybody has; nearly all schedules of millions of groups are like this
+    groups: dict[int, int] = {}  # and what some have besides: a file of a few lines may name a billion workers
+    others: dict[int, int] = {}
+    seen: set[Group] = set()
+    has_everybody = False
+    for phase in phases:
+        alike: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
+        for members, across in phase - seen:
+            size = len(members) * prod(map(schedule.radices.__getitem__, across))
+            alike.setdefault((_communicators(schedule, members, across), size), []).append(members)
+        seen |= phase
+        has_everybody = has_everybody or any(size == schedule.num_workers for _, size in alike)
+        for (times, size), listed in alike.items():
+            if sum(map(len, listed)) == schedule.width:
+                all_groups, all_others = all_groups + times, all_others + times * (size - 1)
+                continue
+            for worker in chain.from_iterable(listed):
+                groups[worker] = groups.get(worker, 0) + times
+                others[worker] = others.get(worker, 0) + times * (size - 1)
+    if schedule.prologue and not has_everybody:
+        times = _communicators(schedule, (), ())
+        all_groups, all_others = all_groups + times, all_others + times * (schedule.num_workers - 1)
+    return all_groups + max(groups.values(), default=0), all_others + max(others.values(), default=0)
+
+
+def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[int]) -> int:
+    """How many a group has (no members: the group of all workers): a second one where blocks are summed as a ring."""
+    if schedule.transport["codec"] not in BLOCKS:
+        return 1
+    inside, nodes = schedule.on_nodes(Average(members, across, PLAIN) if members else None)
+    has_stages = schedule.transport["algorithm"] == "hierarchical" and inside > 1 and nodes > 1
+    return 1 if has_stages else 2
+
+
+def _most_neighbors(rounds: Sequence[Sequence[Edge]]) -> int:
+    """The most different workers that one worker exchanges with in a period."""
+    neighbors: dict[int, set[int]] = {}
+    for target, source, _ in chain.from_iterable(rounds):
+        neighbors.setdefault(target, set()).add(source)
+        neighbors.setdefault(source, set()).add(target)
+    return max(map(len, neighbors.values()), default=0)
+
+
+def _most_sources(edges: Sequence[Edge]) -> int:
+    """The most workers that one worker hears from in a round."""
+    return max(Counter(edge.target for edge in edges).values(), default=0)
+
+
+Sent = tuple[Fraction, Fraction]
+"""What leaves the worker and the node that send most."""
+
+
+class Spread(NamedTuple):
+    """A group of k = `size` workers, `inside` on each of `nodes` nodes (0: in unequal numbers), as one node sees it.
+
+    `here` are its h, `leaving` its c.
+    """
+
+    size: int
+    inside: int
+    nodes: int
+    here: int
+    leaving: int
+
+
+NOTHING: Sent = (Fraction(0), Fraction(0))
+
+
+def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
+    """Fact `sent-bytes`: how much one step sends, and what is in flight, for each byte of what one averages.
+
+    An operation averages the model or, where it is cut into `parts` fragments, one of them, whose largest has at least
+    a `parts`-th of the model's bytes. For each byte of that, of parameters or gradients in float32, at most
+
+    * `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
+      round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
+      `fragments` says why), so where all have the same steps_per_round these are the most that one step sends;
+    * `in_flight` bytes are the payload of the operations that a worker has begun at one time and not yet waited for. An
+      operation counts once: an exchange with d out-neighbors, which sends d times as many bytes, too.
+
+    *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b
+    with a scale of 4 bytes for each block of b numbers. An operation of k workers, of which h stand on a node and c of
+    these have their successor on another node, in the order of ranks around a ring, lets leave
+
+        operation                                      each worker                             the node
+        ring, also of 16 bits                          2w(k−1)/k                               c·2w(k−1)/k
+        int8 and int4                                  2w(k−1)/k                               w·h(k−h)/k + c·w(k−1)/k
+        hierarchical, l on each of m nodes             (l−1)/l·(f + w) + 2w(m−1)/(ml)          2w(m−1)/m
+
+    where f is w, or 1 where only what crosses nodes is coded; groups inside a node then have w = 1. *Proof.* Around a
+    ring each part of 1/k goes k − 1 steps to be summed and k − 1 to be handed out, so a worker sends 2(k−1) parts to
+    its successor. Codecs of blocks sum by an all_to_all, each worker sending a part to every other, and hand out around
+    the ring. In stages a worker sends l − 1 parts of 1/l inside its node, before and after; between, its own l-th is
+    summed by one of these two ways over m nodes, of which each has one worker there: 2(m−1) of its parts leave, and l
+    workers of a node do that. Groups of a phase are disjoint, so a worker's bytes are those of its group, and a node's
+    the sum over all that it has workers in. A weighted graph sends the whole to each out-neighbor.
+
+    In flight are, coded, `flying` fragments, K − 1 gradients in a pipeline of width K, or one operation.
+
+    *Not counted:* what cutting into parts of whole numbers and blocks adds, and tags and messages of some bytes.
+    *Assumed of the backend:* it sums around one ring, in the order of ranks.
+    Numbers: `parts`, `of_worker`, `of_node`, `in_flight`.
+    """
+    of_worker, of_node = map(max, zip(NOTHING, *_of_phases(schedule), *_of_graphs(schedule), strict=True))
+    flying = (fragments(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
+    is_plain_first = schedule.transport["where"] == "across-nodes"
+    in_flight = flying * (Fraction(1) if is_plain_first else written(schedule.transport))
+    return said(schedule.num_fragments, of_worker, of_node, in_flight)
+
+
+def said(parts: int, of_worker: Fraction, of_node: Fraction, in_flight: Fraction) -> Numbers:
+    """The fact's numbers as they are printed."""
+    named = {"of_worker": of_worker, "of_node": of_node, "in_flight": in_flight}
+    return {"parts": parts, **{name: str(number) for name, number in named.items()}}
+
+
+def written(transport: Mapping[str, Any]) -> Fraction:
+    """The w of a codec."""
+    scales = Fraction(1, transport["block"])
+    codecs = {"none": Fraction(1), "int8": Fraction(1, 4) + scales, "int4": Fraction(1, 8) + scales}
+    return codecs.get(transport["codec"], Fraction(1, 2))
+
+
+def of_operation(transport: Mapping[str, Any], group: Spread) -> Sent:
+    """What leaves each worker of a group, and a node."""
+    size, inside, nodes, here, leaving = group
+    is_coded = transport["codec"] != "none" and not (transport["where"] == "across-nodes" and nodes == 1)
+    w = written(transport) if is_coded else Fraction(1)
+    around = 2 * w * Fraction(size - 1, size)
+    if transport["algorithm"] == "hierarchical" and inside > 1 and nodes > 1:
+        first = 1 if transport["where"] == "across-nodes" else w
+        across = 2 * w * Fraction(nodes - 1, nodes)
+        return Fraction(inside - 1, inside) * (first + w) + across / inside, across
+    if is_coded and transport["codec"] in BLOCKS:
+        return around, w * Fraction(here * (size - here), size) + leaving * around / 2
+    return around, leaving * around
+
+
+def _of_phases(schedule: Schedule) -> Iterator[Sent]:
+    if schedule.prologue:
+        yield _of_everybody(schedule)
+    everybody = schedule.averages_of_all
+    for number, phase in enumerate(schedule.phases):
+        if number in everybody:
+            yield _of_everybody(schedule)
+        elif schedule.form == "rule":
+            yield _of_blocks(schedule, phase)
+        else:
+            yield _of_groups(schedule, phase)
+
+
+def _of_everybody(schedule: Schedule) -> Sent:
+    if schedule.nodes:
+        return _of_groups(schedule, [Average(range(schedule.num_workers), (), PLAIN)])
+    return of_operation(schedule.transport, _alike(schedule.num_workers, schedule.on_nodes(None)[1]))
+
+
+def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
+    """Every node is in one group of each block, and neighbors in it are neighbors in the order of ranks."""
+    of_worker, of_node = NOTHING
+    for members, across, _ in phase:
+        nodes = prod(schedule.radices[digit] for digit in across)
+        sent = of_operation(schedule.transport, _alike(len(members) * nodes, nodes))
+        of_worker, of_node = max(of_worker, sent[0]), of_node + sent[1]
+    return of_worker, of_node
+
+
+def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
+    nodes_of: dict[Spread, list[int]] = {}  # a node for each group of a kind that it has
+    by_size: dict[int, list[Average]] = {}
+    for average in phase:
+        by_size.setdefault(len(average.members), []).append(average)
+    for size, groups in by_size.items():
+        places = schedule.nodes_of(chain.from_iterable(members for members, _, _ in groups))
+        inside, apart = (nodes_of.setdefault(_alike(size, nodes), []) for nodes in (1, size))
+        for average, nodes in zip(groups, zip(*[iter(places)] * size, strict=True), strict=True):
+            different = len(set(nodes))
+            if different == size:  # nearly all are like this or the next, and counting takes ten times as long
+                apart += nodes
+            elif different == 1:
+                inside.append(nodes[0])
+            else:
+                for node, spread in _spreads(schedule, average, nodes):
+                    nodes_of.setdefault(spread, []).append(node)
+    counts = [(of_operation(schedule.transport, spread), Counter(nodes)) for spread, nodes in nodes_of.items() if nodes]
+    of_worker = max((own for (own, _), _ in counts), default=Fraction(0))
+    across = [(each, count) for (_, each), count in counts if each]
+    counted = set().union(*(count for _, count in across))
+    alike = set(zip(*(map(count.__getitem__, counted) for _, count in across), strict=True))  # few, of many nodes
+    of_node = max((sum(map(mul, times, (each for each, _ in across))) for times in alike), default=Fraction(0))
+    return of_worker, Fraction(of_node)
+
+
+def _alike(size: int, nodes: int) -> Spread:
+    """A group that has as many workers on each of its nodes, in the order of ranks."""
+    return Spread(size, size // nodes, nodes, size // nodes, int(nodes > 1))
+
+
+def _spreads(schedule: Schedule, average: Average, nodes: Sequence[int]) -> Iterator[tuple[int, Spread]]:
+    """A group as each of its nodes sees it."""
+    inside, num_nodes = schedule.on_nodes(average)
+    leaving = Counter(one for one, after in zip(nodes, (*nodes[1:], nodes[0]), strict=True) if one != after)
+    for node, count in Counter(nodes).items():
+        yield node, Spread(len(nodes), inside, num_nodes, count, leaving[node])
+
+
+def _of_graphs(schedule: Schedule) -> Iterator[Sent]:
+    for edges in schedule.rounds:
+        sources = [edge.source for edge in edges]
+        nodes = zip(schedule.nodes_of(sources), schedule.nodes_of(edge.target for edge in edges), strict=True)
+        of_worker = Counter(sources)
+        of_node = Counter(source for source, target in nodes if source != target)
+        yield Fraction(max(of_worker.values(), default=0)), Fraction(max(of_node.values(), default=0))

@@ -1,0 +1,242 @@
+"""What payload costs and how exactly it arrives: memory, bytes, errors of codecs, and tables that go their own way.
+
+The theorems and the numbers are the checker's (`verify/checker/`). That the code which says who owns a row says
+the same is shown here by asking it: for all rows, or for rows drawn at random where there are many.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.outer import PLAIN
+from partreduce.topo.strategies.payload import Placement, TablePlacement
+from partreduce.verify.base import Claim, Status, refuted, upper
+from partreduce.verify.facts import If, Numbers, ScheduleFacts, Statement, codec_error_of_server, fact, format_sentence
+from partreduce.verify.rounds import has_codec
+
+SENT = ("of_worker", "of_node", "in_flight")
+ASKED = 2**12
+"""Rows of a table whose owner is asked for."""
+
+CODEC_ERROR_SENTENCE = (
+    (
+        "Each decoded number is off the exact mean of {averaged} by at most {part} times the mean {each}, and "
+        "{near_zero} near zero, after {roundings} roundings by the codec {schedule.strategy.transport.codec}, or it is "
+        "not finite. Claims about averaging speak of the exact averages; rounding adds this much to each."
+    ),
+    If(
+        lambda s, _: s.strategy.transport.error_feedback,
+        " What error feedback adds from earlier steps counts as given.",
+    ),
+)
+
+
+def _of_codec(schedule: Schedule, numbers: Numbers) -> Mapping[str, object]:
+    strategy = schedule.strategy
+    is_gradients = strategy.averages_gradients or strategy.kind == "server"
+    blocks = strategy.transport.codec.has_blocks
+    return {
+        "averaged": "gradients" if is_gradients else "what was added to parameters since all had the same",
+        "each": "of each member's largest in its block" if blocks else "of the members' magnitudes",
+        "part": upper(Fraction(numbers["relative"]), 3),
+        "near_zero": upper(Fraction(numbers["absolute"]), 2),
+    }
+
+
+CODEC_ERROR = fact("codec-error", CODEC_ERROR_SENTENCE, _of_codec, essential=has_codec)
+
+
+def _codec_error_of_server(facts: ScheduleFacts) -> Claim | None:
+    schedule = facts.schedule
+    if not has_codec(schedule, {}):
+        return None
+    numbers = codec_error_of_server(schedule.strategy.transport.codec.value, schedule.num_workers)
+    words = format_sentence(CODEC_ERROR_SENTENCE, schedule, numbers, _of_codec)
+    return Claim("codec-error", Status.FACT, words, numbers)
+
+
+CODEC_ERROR_OF_SERVER = Statement("codec-error", _codec_error_of_server, essential=has_codec)
+
+ARRAYS = {
+    If(
+        lambda s, _: s.strategy.mixes_late or s.strategy.averaging is Averaging.STEP_NORMALIZED,
+        ", and one for the parameters with which a round began",
+    ): 1,
+    If(
+        lambda s, _: not s.strategy.averages_gradients and has_codec(s, {}),
+        ", and one for the reference from which coded differences are taken",
+    ): 1,
+    If(
+        lambda s, _: (
+            not s.strategy.averages_gradients and not has_codec(s, {}) and not s.strategy.payload.outer.is_plain
+        ),
+        ", and one for the reference from which differences are taken",
+    ): 1,
+    If(lambda s, _: s.strategy.payload.outer.momentum > 0, ", and one for the momentum of outer steps"): 1,
+    If(lambda s, _: s.strategy.transport.error_feedback, ", and at most two for what error feedback keeps"): 2,
+}
+"""Of the size of the parameters, that are kept besides those for sums, and how many each clause speaks of."""
+
+
+def _of_memory(schedule: Schedule, numbers: Numbers) -> Mapping[str, object]:
+    sync = schedule.strategy.sync
+    besides = sum(count for clause, count in ARRAYS.items() if clause.condition(schedule, numbers))
+    return {
+        "codec": schedule.strategy.transport.codec,
+        "sources": numbers["arrays"] - 1 - besides,
+        "sums": sync.lag + 1 if sync.delays_gradients else 1,
+    }
+
+
+MEMORY = fact(
+    "memory",
+    (
+        "A worker ",
+        If(
+            lambda s, _: s.strategy.graphs,
+            "exchanges with at most {connections} others",
+            (
+                "is in at most {groups} distinct groups",
+                If(
+                    lambda s, _: s.strategy.transport.codec.has_blocks,
+                    " ({codec} has a second communicator for each that goes as a ring)",
+                ),
+                ", with {connections} other members together",
+            ),
+        ),
+        (
+            "; {splits} different rounds of the period exchange anything. Beside its parameters it keeps at most "
+            "{arrays} arrays of their size ("
+        ),
+        If(
+            lambda s, _: s.strategy.graphs,
+            "one for the sums and {sources} for what its neighbors send",
+            If(
+                lambda s, _: s.strategy.sync.delays_gradients,
+                "{sums} for the sums in flight and the one that is applied",
+                "one for the sums",
+            ),
+        ),
+        *ARRAYS,
+        "), so {arrays} scratch bytes for each byte of parameters.",
+    ),
+    _of_memory,
+)
+
+SENT_BYTES = fact(
+    "sent-bytes",
+    "For each byte of {what} at most {of_worker} bytes leave a worker and {of_node} a node in one {turn}, of which a "
+    "step begins at most one. Operations on at most {in_flight} bytes are in flight at a time; each counts once, to "
+    "however many workers it sends. What rounding up to whole numbers and blocks adds is not counted, and sums go "
+    "around one ring in the order of ranks.",
+    lambda s, n: {
+        "what": "the largest fragment" if n["parts"] > 1 else "gradients" if s.strategy.averages_gradients else
+        "the model",
+        "turn": "turn" if n["parts"] > 1 else "round",
+        **{name: upper(Fraction(n[name])) for name in SENT},
+    },
+)  # fmt: skip
+
+
+def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
+    """The numbers of `sent-bytes` in bytes, rounded up, for a model of this size that is cut into equal fragments."""
+    return {name: ceil(Fraction(numbers[name]) * model_bytes / numbers["parts"]) for name in SENT}
+
+
+def as_tables_only(schedule: Schedule) -> Schedule:
+    """The schedule of its tables alone, which go their way in every step, whatever a strategy averages.
+
+    Those of servers are read as All-Reduce's, without the outer steps and fragments of everything else, which
+    All-Reduce may not have.
+    """
+    return replace(schedule, strategy=AllReduce(payload=replace(schedule.routes, outer=PLAIN, fragments=1)))
+
+
+def _sharded(schedule: Schedule) -> list[TablePlacement]:
+    return [route for route in schedule.routes.tables if route.way is Placement.SHARDED]
+
+
+def _coded(schedule: Schedule) -> dict[str, Codec]:
+    return {route.parameter: route.codec for route in schedule.routes.tables if route.codec.rounds}
+
+
+def _prove_one_owner(facts: ScheduleFacts) -> Claim | None:
+    rows = {route.parameter: route.rows for route in _sharded(facts.schedule)}
+
+    def owners(_: Schedule, numbers: Numbers) -> Mapping[str, object]:
+        parts = (
+            f"{name} has {owners} owners with {least} to {most} of {rows[name]} rows"
+            for name, owners, least, most in numbers["tables"]
+        )
+        return {"owners": "; ".join(parts), "asked": ASKED}
+
+    for route in _sharded(facts.schedule):
+        if (wrong := _wrong_owner(facts.schedule, route)) is not None:
+            text = f"row {wrong['row']} of {route.parameter} lies on worker {wrong['owner']}, not where its part does."
+            return refuted("one-owner", text, {"parameter": route.parameter, **wrong})
+    sentence = (
+        "Every row of a sharded table lies on exactly one worker, the host of its part: {owners}. The code that says "
+        "so was asked for all rows, or {asked} drawn at random."
+    )
+    return facts.claim("one-owner", sentence, owners)
+
+
+def _wrong_owner(schedule: Schedule, route: TablePlacement) -> dict[str, int] | None:
+    """A row of which `Schedule.owner_of` does not give the host of its part."""
+    hosts = route.hosts or range(schedule.num_workers)
+    parts = route.partitions or len(hosts)
+    rows = range(route.rows) if route.rows <= ASKED else sorted(random.Random(0).sample(range(route.rows), ASKED))
+    for row in rows:
+        part = row - row // parts * parts
+        owner = schedule.owner_of(route.parameter, row)
+        if owner != hosts[part - part // len(hosts) * len(hosts)]:
+            return {"row": row, "owner": -1 if owner is None else owner}
+    return None
+
+
+TABLES = (
+    Statement("one-owner", _prove_one_owner, essential=lambda s, _: _sharded(s)),
+    fact(
+        "table-order",
+        "All workers do the same lookups, backward passes and steps in one order, each of them in the same operations "
+        "of {nodes}all workers, on communicators of their own; so these have one order in all, and the first that is "
+        "not over has all its members ready. Assumed: all run one program. Before rows move workers compare what they "
+        "are about to do, and end together where they differ.",
+        lambda _, n: {"nodes": "nodes and of " if "node" in n["step"] else ""},
+        essential=lambda s, _: s.routes.apart,
+    ),
+    fact(
+        "nic-bytes",
+        "Out of a node's NICs go in a step, if every worker touches all rows, at most so many bytes for a lookup and "
+        "its gradients, in float32 or the table's codec: {listed}. A step that touches a share of them, spread over "
+        "the owners as all rows are, sends that share: of a worker on average, or of a node's workers together where "
+        "they agree first. Parallax's tables, which know no shared NICs, say for a share a of b bytes: 2ab for a GPU "
+        "by servers and 2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out "
+        "(2019).",
+        lambda _, n: {"listed": "; ".join(f"{name} {lookup} + {sums}" for name, lookup, sums in n["tables"])},
+    ),
+    fact(
+        "row-error",
+        "A row is rounded once, by its owner for whoever looks it up; where it lives it stays exact, and so does the "
+        "optimizer's state. The sum of the gradients that workers bring for a row is off the exact one by at most so "
+        "large a part of the sum of their magnitudes (int8: of each one's largest in the row), and so much near zero, "
+        "after one rounding of each, or it is not finite: {errors}.",
+        lambda s, n: {
+            "errors": "; ".join(
+                f"{name} in {_coded(s)[name]} {upper(Fraction(relative), 3)} and {upper(Fraction(absolute), 2)}"
+                for name, relative, absolute in n["gradients"]
+            )
+        },
+        essential=lambda s, _: _coded(s),
+    ),
+)
+"""Of tables that go their own way, as `as_tables_only` has them."""

@@ -1,0 +1,460 @@
+"""Cells: one small training job under one schedule, run by simulated ranks and compared with a run without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from helpers.device.pretended import PretendedDevice
+from helpers.device.ranks import Fault, Launch, Shared, SimulatedWorld, run_ranks
+from partreduce.runtime.averaging import neighbor_reducer, reducer
+from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
+from partreduce.runtime.generator.messages import new_key
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.sharding.table import Staging, Table
+from partreduce.runtime.strategies import gradient_average
+from partreduce.runtime.transport import hierarchical, staged, updates
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.phase import Group, Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
+    AllReduce,
+    Codec,
+    DelayedAveraging,
+    DelayedMerge,
+    DynamicGroups,
+    GradientBuckets,
+    GroupPhases,
+    GroupSplit,
+    NeighborAveraging,
+    OuterParams,
+    OuterStep,
+    Pairwise,
+    Payload,
+    Pipeline,
+    Server,
+    StaticGroups,
+    Transport,
+)
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, CodecScope
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
+
+RANKS = 4
+DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+MOST_STEPS = 24
+PLACES = ("fill", "sum", "commit", "step", "all")
+"""Where something may be late: what fills arrays, sums and commits them, the user's own step, and all of these."""
+NODES = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)
+SHORT_BLOCKS = Transport(codec=Codec.INT8, block=32)
+FEEDBACK = Transport(codec=Codec.INT4, block=32, error_feedback=True)
+INSIDE_TOO = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True)
+MIXED = (torch.float32, torch.bfloat16)
+UNEVEN: Any = {"steps_per_round": (1, 2, 1, 3), "averaging": Averaging.STEP_NORMALIZED}
+PAIRS = GroupPhases(tuple(Phase.from_groups(RANKS, groups) for groups in ([(0, 1), (2, 3)], [(1, 2), (0, 3)])))
+PATIENT = PartialAllReduce(quorum=QuorumStart.SOLO, grace=60_000_000)
+"""Every round waits for all, so that what it sums is determined."""
+GENERATED = DynamicGroups(group_size=RANKS, division=GroupSplit.GLOBAL)
+RING = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
+HALF = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))]
+
+
+def groups(*, relaxation: Fraction = Fraction(1), **axes: Any) -> StaticGroups:
+    """Pairs, crossed pairs and everybody in turn."""
+    listed = ([(0, 1), (2, 3)], [(0, 3), (1, 2)], [tuple(range(RANKS))])
+    phases = (Phase.from_groups(RANKS, [Group(members, relaxation) for members in phase]) for phase in listed)
+    return StaticGroups(phases=GroupPhases(tuple(phases)), **axes)
+
+
+def graphs(*edges: Any, **axes: Any) -> NeighborAveraging:
+    return NeighborAveraging(rounds=tuple(Round.from_edges(RANKS, one) for one in edges), **axes)
+
+
+GROUPS = groups()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is trained, and how it is averaged."""
+
+    name: str
+    strategy: Any = GROUPS
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    buffers: str = "average"
+    optimizer: str = "sgd"
+    rounds: int = 5
+    on_host: bool = False
+    """Whether anchor and momentum of outer steps lie in host memory meanwhile."""
+    in_turn: bool = False
+    """Whether ranks step one after the other, because nobody waits for anybody."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.name, Cluster.regular(2, RANKS // 2), self.strategy)
+
+
+CELLS = [
+    Cell("static"),
+    Cell("static, overlap", groups(sync=DelayedAveraging())),
+    Cell("static, relaxation 3/2", groups(relaxation=Fraction(3, 2))),
+    Cell("static, overlap, relaxation 1/2", groups(sync=DelayedAveraging(), relaxation=Fraction(1, 2))),
+    Cell("static, unequal steps per round, normalized", groups(**UNEVEN)),
+    Cell("static, overlap, unequal steps per round, normalized", groups(sync=DelayedAveraging(), **UNEVEN)),
+    Cell("allreduce of gradients", AllReduce()),
+    Cell("allreduce of gradients, pipeline", AllReduce(sync=Pipeline())),
+    Cell("allreduce of gradients, pipeline, mixed", AllReduce(sync=Pipeline()), dtypes=MIXED),
+    Cell("allreduce of gradients, pipeline of 3, Adam", AllReduce(sync=Pipeline(width=3)), optimizer="adam"),
+    Cell("allreduce of gradients, layers", AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))),
+    Cell("allreduce of parameters", AllReduce(steps_per_round=2)),
+    Cell("allreduce of parameters, overlap", AllReduce(steps_per_round=2, sync=DelayedAveraging())),
+    Cell("neighbor", graphs(RING, HALF)),
+    Cell("neighbor, overlap", graphs(RING, HALF, sync=DelayedAveraging())),
+    Cell("neighbor, gap", graphs(RING, sync=IterationGap(max_ig=2))),
+    Cell("neighbor, gap, parallel", graphs(RING, sync=IterationGap(max_ig=2, update_order=UpdateOrder.DPSGD))),
+    Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
+    Cell("static, overlap, mixed", groups(sync=DelayedAveraging()), dtypes=MIXED),
+    Cell("allreduce of gradients, mixed", AllReduce(), dtypes=MIXED),
+    Cell("static, overlap, local buffers", groups(sync=DelayedAveraging()), buffers="local"),
+    Cell("static, broadcast buffers", buffers="broadcast"),
+    Cell("static, Adam", optimizer="adam"),
+    Cell("allreduce of gradients, Adam", AllReduce(), optimizer="adam"),
+    Cell("allreduce of gradients, float16", AllReduce(transport=Transport(codec=Codec.FLOAT16))),
+    Cell("allreduce of gradients, bfloat16", AllReduce(transport=Transport(codec=Codec.BFLOAT16))),
+    Cell("static, float16", groups(transport=Transport(codec=Codec.FLOAT16))),
+    Cell("static, overlap, float16", groups(sync=DelayedAveraging(), transport=Transport(codec=Codec.FLOAT16))),
+    Cell("allreduce of parameters, bfloat16", AllReduce(steps_per_round=2, transport=Transport(codec=Codec.BFLOAT16))),
+    Cell("allreduce of gradients, int8", AllReduce(transport=SHORT_BLOCKS)),
+    Cell("allreduce of gradients, int4, feedback", AllReduce(transport=FEEDBACK)),
+    Cell("static, overlap, int8", groups(sync=DelayedAveraging(), transport=SHORT_BLOCKS)),
+    Cell("static, hierarchical", groups(transport=NODES)),
+    Cell("static, hierarchical, overlap", groups(sync=DelayedAveraging(), transport=NODES)),
+    Cell("allreduce of gradients, hierarchical", AllReduce(transport=NODES)),
+    Cell("allreduce of gradients, hierarchical, pipeline", AllReduce(sync=Pipeline(), transport=NODES)),
+    Cell("allreduce of gradients, hierarchical, float16", AllReduce(transport=replace(NODES, codec=Codec.FLOAT16))),
+    Cell(
+        "allreduce of gradients, hierarchical, int8 across nodes",
+        AllReduce(transport=replace(NODES, codec=Codec.INT8, block=32, where=CodecScope.ACROSS_NODES)),
+    ),
+    Cell("allreduce of parameters, hierarchical, int8, feedback", AllReduce(steps_per_round=2, transport=INSIDE_TOO)),
+    Cell("allreduce, quorum", AllReduce(sync=PATIENT)),
+    Cell("dynamic groups", GENERATED),
+    Cell("dynamic groups, hierarchical", replace(GENERATED, transport=NODES)),
+    Cell("server", Server(hosts=(0, 2))),
+    Cell("server, int8", Server(hosts=(0, 2), transport=SHORT_BLOCKS)),
+    Cell("server, asynchronous", Server(hosts=(0,), synchronous=False), in_turn=True),
+    Cell("pairwise", Pairwise(active=(1, 3)), in_turn=True),
+    *(
+        Cell(f"{name}{', on the host' * on_host}", strategy, on_host=on_host, **members)
+        for name, strategy, members in (
+            ("outer steps", AllReduce(steps_per_round=2, payload=Payload(outer=DILOCO)), {"optimizer": "adam"}),
+            ("outer steps of all, between groups", groups(payload=Payload(outer=DILOCO)), {"rounds": 7}),
+            (
+                "outer steps of groups",
+                groups(steps_per_round=2, payload=Payload(outer=replace(DILOCO, outer_params=OuterParams.PER_WORKER))),
+                {},
+            ),
+            (
+                "fragments merged late",
+                AllReduce(
+                    steps_per_round=4,
+                    sync=DelayedMerge(steps=3, alpha=Fraction(1, 2)),
+                    payload=Payload(outer=DILOCO, fragments=3),
+                ),
+                {},
+            ),
+        )
+        for on_host in (False, True)
+    ),
+]
+CUDA_CELLS = [
+    Cell(f"{kind}, Adam {how}", strategy, optimizer=f"adam {how}")
+    for kind, strategy in (("static", groups()), ("allreduce", AllReduce()))
+    for how in ("foreach", "fused", "capturable")
+]
+"""Cells whose optimizers only work on a GPU."""
+
+
+class Model(torch.nn.Module):
+    """Two layers, a BatchNorm, and each layer in a dtype of its own; large enough for sums of several stages."""
+
+    def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 49).to(dtypes[0])
+        self.norm = torch.nn.BatchNorm1d(49).to(dtypes[0])
+        self.second = torch.nn.Linear(49, 4).to(dtypes[-1])
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.norm(self.first(values.to(self.first.weight.dtype))))
+        output: torch.Tensor = self.second(hidden.to(self.second.weight.dtype))
+        return output
+
+
+def of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The user's own optimizer, whose steps `late` delays."""
+    return optimizer
+
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def model_and_data(cell: Cell, rank: int) -> tuple[Model, Batches]:
+    """A rank's model and batches, before there is a device."""
+    torch.manual_seed(rank)
+    return Model(cell.dtypes), [(torch.randn(8, 6), torch.randn(8, 4)) for _ in range(MOST_STEPS)]
+
+
+def optimizer_of(cell: Cell, model: torch.nn.Module) -> torch.optim.Optimizer:
+    name, _, how = cell.optimizer.partition(" ")
+    if name == "adam":
+        return torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1, **({how: True} if how else {}))
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def train(
+    cell: Cell, world: SimulatedWorld, prepared: tuple[Model, Batches], *, finish: bool = True, local: int = 0
+) -> dict[str, Any]:
+    """One rank's part: `rounds` rounds, then `local` steps that nobody averages; what the model holds then."""
+    device = world.pretended
+    model = prepared[0].to(device.device)
+    batches = [(inputs.to(device.device), targets.to(device.device)) for inputs, targets in prepared[1]]
+    schedule = cell.schedule
+    optimizer = DistributedOptimizer(
+        of_user(optimizer_of(cell, model)),
+        model,
+        schedule,
+        timeout=world.timeout.total_seconds(),
+        buffers=cell.buffers,
+        outer_state="host" if cell.on_host else "device",
+        world=world,
+    )
+    waits, error, taken = device.host_waits, None, 0
+    steps = cell.rounds * schedule.steps_per_round_of(world.rank)
+    try:
+        for inputs, targets in batches[:steps]:
+            with world.shared.turns.of(world.rank, world.size) if cell.in_turn else contextlib.nullcontext():
+                step(model, optimizer, inputs, targets)
+            taken += 1
+        waits = device.host_waits - waits
+        if local:
+            optimizer.engine.guard.detach()  # which refuses steps of the plain optimizer
+        for inputs, targets in batches[steps : steps + local]:
+            step(model, optimizer.optimizer, inputs, targets)
+        if finish:
+            if cell.in_turn:
+                world.shared.turns.over(steps * world.size)
+            optimizer.finish()
+        elif not local:
+            optimizer.runner.drain()
+    except Exception as problem:  # noqa: BLE001 - what is judged
+        error = problem
+    device.settle()
+    live = [*model.named_parameters(), *model.named_buffers()]
+    values = {name: value.detach().clone() for name, value in live}
+    device.settle()
+    return {"values": values, "host waits": waits, "error": error, "steps": taken}
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs).float(), targets).backward()
+    optimizer.step()
+
+
+@contextlib.contextmanager
+def late(place: str, seconds: float) -> Iterator[None]:
+    """Inside, fills or commits of group operations, or the user's steps, begin late; `Shared` delays sums."""
+    changed = contextlib.ExitStack()
+
+    def change(owner: Any, name: str, changed_to: Callable[[Any], Any]) -> None:
+        changed.enter_context(patch.object(owner, name, changed_to(getattr(owner, name))))
+
+    def delayed(action: Callable[..., Any]) -> Callable[..., Any]:
+        def after_sleep(*args: Any, **kwargs: Any) -> Any:
+            _sleep_here(seconds)
+            return action(*args, **kwargs)
+
+        return after_sleep
+
+    def with_late_steps(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+        def made(*args: Any) -> torch.optim.Optimizer:
+            optimizer = make(*args)
+            optimizer.register_step_pre_hook(lambda *_: _sleep_here(seconds))
+            return optimizer
+
+        return made
+
+    if place in ("fill", "all"):
+        change(reducer.Reducer, "_launch", delayed)
+        change(neighbor_reducer.PeerReducer, "_load", delayed)
+        change(updates.UpdateSender, "_take", delayed)
+        change(Staging, "begin", delayed)
+    if place in ("commit", "all"):
+        change(
+            reducer.Reducer,
+            "commit",
+            lambda commit: lambda self, reduction, action: commit(self, reduction, delayed(action)),
+        )
+        change(gradient_average, "commit_gradients", delayed)
+        change(Table, "add", delayed)
+    if place in ("step", "all"):
+        change(sys.modules[__name__], "of_user", with_late_steps)
+    with changed:
+        yield
+
+
+@contextlib.contextmanager
+def in_small_parts() -> Iterator[None]:
+    """Inside, sums of several stages go in parts of a few numbers, as large ones do."""
+    with patch.object(hierarchical, "PART_BYTES", 1024), patch.object(staged, "SMALLEST_MESSAGE", 512):
+        yield
+
+
+@contextlib.contextmanager
+def generator_for(schedule: Schedule) -> Iterator[None]:
+    """Inside, a group generator serves a schedule that needs one."""
+    if not isinstance(schedule.strategy, DynamicGroups):
+        yield
+        return
+    from partreduce.runtime.generator.service import GeneratorService  # which needs pyzmq
+
+    key = new_key()
+    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), key)
+    thread = threading.Thread(target=service.run, args=(60,))
+    thread.start()
+    os.environ |= {GENERATOR: service.address, GENERATOR_KEYS: key}
+    try:
+        yield
+    finally:
+        for name in (GENERATOR, GENERATOR_KEYS):
+            del os.environ[name]
+        service.stop()
+        thread.join(60)
+        service.close()
+
+
+_host = threading.local()
+
+
+def _sleep_here(seconds: float) -> None:
+    """Delay the current stream of the calling rank."""
+    device = getattr(_host, "device", None)
+    if device is not None:
+        device.sleep(seconds)
+
+
+def run_cell(
+    cell: Any,
+    kind: str,
+    *,
+    place: str = "",
+    seconds: float = 0.0,
+    fault: Fault | None = None,
+    launch: Launch = Launch.OWN_STREAM,
+    timeout: float = 30.0,
+    prepare: Callable[[Any, int], object] = model_and_data,
+    action: Callable[..., dict[str, Any]] = train,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """What every rank's part returns, with the operations at one place late, or with a fault."""
+
+    def body(world: SimulatedWorld) -> dict[str, Any]:
+        _host.device = device = world.pretended
+        result = action(cell, world, prepared[world.rank], **options)
+        delayed.append(device.sleeps if isinstance(device, PretendedDevice) else 1)
+        return result
+
+    prepared = [prepare(cell, rank) for rank in range(RANKS)]
+    delayed: list[int] = []
+    shared = Shared(delay=seconds if place in ("sum", "all") else 0.0, fault=fault, launch=launch)
+    with late(place, seconds), in_small_parts(), generator_for(cell.schedule):
+        results = run_ranks(kind, RANKS, body, shared, timeout=timeout)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    assert not seconds or any(delayed), f"{cell.name}: nothing is late at {place}, so this run shows nothing"
+    return results
+
+
+def distance(one: list[dict[str, Any]], other: list[dict[str, Any]], *, parameters_only: bool = False) -> float:
+    """The largest difference between two runs' values, relative to max(1, |value|); infinite if not finite."""
+    worst = 0.0
+    for mine, theirs in zip(one, other, strict=True):
+        for name, value in mine["values"].items():
+            if parameters_only and name.startswith("norm.") and name not in ("norm.weight", "norm.bias"):
+                continue
+            wanted = theirs["values"][name].double().cpu()
+            gap = (value.double().cpu() - wanted).abs() / wanted.abs().clamp_min(1)
+            worst = max(worst, float(gap.max()) if bool(gap.isfinite().all()) else float("inf"))
+    return worst
+
+
+def tolerance(cell: Cell, kind: str) -> float:
+    """What another order of additions may change; the pretended device changes nothing."""
+    if kind == "pretended":
+        return 0.0
+    return 0.05 if torch.bfloat16 in cell.dtypes else 2e-4
+
+
+@lru_cache(maxsize=1)
+def without_device(cell: Any, **job: Any) -> list[dict[str, Any]]:
+    """What a cell is compared with at every place."""
+    return run_cell(cell, "plain", **job)
+
+
+def compare(
+    cell: Any, kind: str, *, place: str = "", seconds: float = 0.0, launch: Launch = Launch.OWN_STREAM, **job: Any
+) -> float:
+    """How far a cell is from the run without a device.
+
+    Raises:
+        AssertionError: a rank failed.
+    """
+    wanted = without_device(cell, **job)
+    got = run_cell(cell, kind, place=place, seconds=seconds, launch=launch, **job)
+    for result in [*wanted, *got]:
+        if (error := result.get("error")) is not None:
+            raise AssertionError(f"{cell.name}: {error}") from error
+    return distance(got, wanted)
+
+
+FAULTS = ("wrong tag", "NaN payload", "partial sum", "never complete")
+
+
+def judge_fault(cell: Cell, kind: str, fault: Fault) -> str | None:
+    """Run a cell into a fault; a sentence if a rank did not learn of it, or kept anything of the failed operation.
+
+    Its parameters must be those of a run whose averages ended before it, after as many steps.
+    """
+    patience = 6.0 if fault.kind == "never complete" else 60.0  # the first is waited for, and bounds the start as well
+    results = run_cell(cell, kind, fault=fault, timeout=patience)
+    for rank, result in enumerate(results):
+        if result["error"] is None:
+            return f"{cell.name}, {fault.kind}: rank {rank} noticed nothing"
+        values = torch.cat([value.double().flatten().cpu() for value in result["values"].values()])
+        if not bool(values.isfinite().all()):
+            return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
+    sync = cell.strategy.sync
+    delay = sync.lag if isinstance(sync, Pipeline) else 0
+    before = replace(cell, rounds=fault.at + delay)  # a pipeline applies it so many steps later
+    for rank, result in enumerate(results):
+        # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
+        local = result["steps"] - before.rounds
+        choices = [0] if cell.schedule.strategy.averages_gradients else [local, local + 1]
+        wanted = [run_cell(before, "plain", finish=False, local=choice)[rank] for choice in choices]
+        gap = min(distance([result], [one], parameters_only=True) for one in wanted)
+        if gap > tolerance(cell, kind):
+            return f"{cell.name}, {fault.kind}: rank {rank} is {gap:.3g} from its parameters without the failed average"
+    return None

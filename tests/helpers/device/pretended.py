@@ -1,0 +1,623 @@
+"""Devices for simulated ranks: a real GPU that threads share, and a pretended one on the CPU.
+
+The pretended device behaves as CUDA does in all that matters for ordering: an operation that the host calls is only
+queued in the current stream and runs later in a thread of that stream, in order; streams run side by side unless one
+waits for a mark of another; the host runs ahead until it asks for a value. What a stream has not been made to wait for
+is really too late, or too early, and the numbers come out wrong. It is made of a dispatch mode below autograd, so the
+code under test is the code that runs on a GPU, down to `torch.where(..., out=...)`.
+
+Both memories are the CPU's, so the pretended device keeps account of what is the host's: arrays that are made without
+naming a device, as torch makes them on the CPU then, and what comes of operations on these alone, which are done at
+once. Operations on arrays of both are refused, as CUDA refuses them.
+
+Memory is as torch's allocator has it. When the host lets go of an array it is free for what its stream does next, be it
+still in use by another stream: the next array of that stream overwrites it. Only what holds the array keeps it, as a
+running operation does until it is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from partreduce.runtime.transport import arrays, through_servers, updates
+from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
+
+STUCK_SECONDS = 300.0
+"""A pretended stream that waits longer for another than this has met a bug of the test."""
+LOOK_SECONDS = 0.05
+"""How often a pretended stream that waits looks whether its mark was given up; a mark that passes wakes it at once."""
+
+
+_looking_up = threading.RLock()
+
+
+def _one_at_a_time(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """A `__getattr__` of torch's that threads may enter together: they get one object.
+
+    torch makes an operation's object when it is first asked for, and its C++ part keeps the address without a
+    reference. Of two threads that ask at once each makes one, the second replaces the first, and the address that the
+    first thread handed to C++ is freed.
+    """
+
+    def found(self: Any, name: str) -> Any:
+        with _looking_up:
+            return self.__dict__[name] if name in self.__dict__ else look_up(self, name)
+
+    return found
+
+
+for _kind in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket):
+    _kind.__getattr__ = _one_at_a_time(_kind.__getattr__)  # type: ignore[method-assign]
+
+
+_here = threading.local()
+
+
+def _noted(frame: Any, dtype: torch.dtype) -> torch.Tensor:
+    """What comes in frames is the host's, and no mode sees how."""
+    made = arrays.tensor_of(frame, dtype)
+    if (device := getattr(_here, "device", None)) is not None:
+        device.note_host(made)
+    return made
+
+
+for _reader in (updates, through_servers):
+    _reader.tensor_of = _noted  # type: ignore[attr-defined]
+
+
+class Mark:
+    """A point in a pretended stream."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+        self.at = 0.0
+
+    def query(self) -> bool:
+        return self.passed.is_set()
+
+    def elapsed_time(self, end: Mark) -> float:
+        """Milliseconds to a later mark."""
+        return (end.at - self.at) * 1e3
+
+    def set(self) -> None:
+        self.at = time.perf_counter()
+        self.passed.set()
+
+
+@contextlib.contextmanager
+def unversioned() -> Iterator[None]:
+    """Inside, writes are not counted in tensors' versions, as autograd does not see those of a device or of NCCL."""
+    in_place = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(in_place):
+        yield
+
+
+class PretendedStream:
+    """A thread that does what was queued, in order."""
+
+    def __init__(self, device: PretendedDevice, name: str) -> None:
+        self._device = device
+        self.freed: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+        """Memory for the stream's next array."""
+        self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=f"stream-{name}", daemon=True).start()
+
+    def submit(self, task: Callable[[], object]) -> None:
+        self._tasks.put(task)
+
+    def end(self) -> None:
+        """End the thread after what is queued."""
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        with unversioned():
+            while (task := self._tasks.get()) is not None:
+                try:
+                    task()
+                except Exception as error:  # noqa: BLE001 - shown where the host next waits
+                    self._device.problem = self._device.problem or error
+                del task
+
+
+class PretendedDevice:
+    """The device of one rank, on the CPU: a user's stream, and others beside it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.device = torch.device("cpu")
+        self.problem: Exception | None = None
+        self.host_waits = 0
+        """How often the host asked for a value and had to wait for the device."""
+        self.sleeps = 0
+        """How often a stream of it was delayed."""
+        self._ended = threading.Event()
+        self._memory: dict[int, torch.Tensor] = {}
+        """The bytes of the arrays that operations made, by their addresses, as long as the host has the arrays."""
+        self._host: dict[int, torch.UntypedStorage] = {}
+        """The host's arrays by the addresses of storages; kept to the end of a run, so that none is used again."""
+        self._numbers: dict[int, torch.UntypedStorage] = {}
+        """Likewise, arrays of one number that the device's operations made."""
+        self._thread = 0
+        self._streams: list[PretendedStream] = []
+        self.user = self.current = self.stream("user")
+
+    def stream(self, name: str) -> PretendedStream:
+        made = PretendedStream(self, f"{self.name}-{name}")
+        self._streams.append(made)
+        return made
+
+    @contextlib.contextmanager
+    def on(self, stream: PretendedStream) -> Iterator[None]:
+        """Inside, operations are queued in this stream."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def mark(self, stream: PretendedStream | None = None) -> Mark:
+        """A mark after what a stream has queued."""
+        mark = Mark()
+        (stream or self.current).submit(mark.set)
+        return mark
+
+    def wait(self, mark: Mark, *, given_up: threading.Event | None = None) -> None:
+        """Let the current stream wait for a mark; what is `given_up` may never come to it."""
+        ends = [self._ended, *([] if given_up is None else [given_up])]
+
+        def task() -> None:
+            deadline = time.monotonic() + STUCK_SECONDS
+            while not mark.passed.wait(LOOK_SECONDS):
+                if any(end.is_set() for end in ends) or time.monotonic() > deadline:
+                    return
+
+        self.current.submit(task)
+
+    def sleep(self, seconds: float) -> None:
+        """Delay the current stream."""
+        self.sleeps += seconds > 0
+        self.current.submit(lambda: time.sleep(seconds))
+
+    def stall(self, given_up: threading.Event) -> None:
+        """Never let the current stream go on, except by an abort."""
+        self.current.submit(lambda: given_up.wait(STUCK_SECONDS))
+
+    def settle(self) -> None:
+        """Wait for all streams.
+
+        Raises:
+            Exception: what went wrong in one.
+        """
+        for stream in self._streams:
+            self.mark(stream).passed.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    def end(self) -> None:
+        """End the threads."""
+        self._ended.set()
+        for stream in self._streams:
+            stream.end()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the calling thread is this rank's host: its operations are queued."""
+        self._thread, _here.device = threading.get_ident(), self
+        with _Reads(self), _Queued(self):
+            yield
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is this rank's host; gloo's threads take its modes along, for work on the host."""
+        return self._thread == threading.get_ident()
+
+    def streams(self) -> Streams:
+        return _PretendedStreams(self)
+
+    def ask(self) -> None:
+        """The host asks for a value: it waits for the current stream."""
+        self.host_waits += 1
+        self.mark().passed.wait()
+
+    def note_host(self, value: object) -> None:
+        for tensor in tree_flatten(value)[0]:
+            if isinstance(tensor, torch.Tensor) and _has_memory(tensor):
+                storage = tensor.untyped_storage()
+                self._host[storage._cdata] = storage
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        """Whether an array is the host's."""
+        return _has_memory(tensor) and tensor.untyped_storage()._cdata in self._host
+
+    def _is_number(self, tensor: torch.Tensor) -> bool:
+        """Whether an array is one number that no operation of the device has made."""
+        return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
+
+    def _copies(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether the host waits until an array was copied to the other memory: unless it is told not to."""
+        if func not in _COPIES or any(args[2:]):
+            return False
+        targets, sources = (tree_flatten(arrays)[0] for arrays in args[:2])
+        return any(
+            self.is_host(target) != self.is_host(source) for target, source in zip(targets, sources, strict=True)
+        )
+
+    def _check_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse what CUDA refuses.
+
+        Raises:
+            RuntimeError: an operation, other than a copy, on arrays of both memories.
+        """
+        if func in _CROSSING:
+            return
+        from_host = [tensor for tensor in tensors if self.is_host(tensor) and tensor.dim()]
+        if from_host and not all(self.is_host(tensor) or self._is_number(tensor) for tensor in tensors):
+            raise RuntimeError(f"{func}: expected all tensors to be on the same device, but some lie on the host")
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operation of the host's: views, and what it does with its own arrays, at once; everything else later."""
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        # What is indexed says where: a list of places becomes an array that nobody has seen, as a number becomes one.
+        stored = [tensor for tensor in (tensors[:1] if func in _INDEXING else tensors) if _has_memory(tensor)]
+        if any(map(self.is_host, stored)) and all(self.is_host(one) or self._is_number(one) for one in stored):
+            result = func(*args, **kwargs)
+            self.note_host(result)
+            return result
+        self._check_mixed(func, stored)
+        if func is torch.ops.aten._local_scalar_dense.default or _waits(func, tensors) or self._copies(func, args):
+            self.ask()
+            return func(*args, **kwargs)
+        returns = func._schema.returns
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+        if views or func in _VIEWS:
+            return func(*args, **kwargs)
+        if not tensors:
+            return tree_map_only(torch.Tensor, self._filled, func(*args, **kwargs))
+        # As a kernel does, the operation gets the memory of now: a parameter's `data` may be another's when it runs.
+        now, named = tree_map_only(torch.Tensor, self._memory_of, (args, kwargs))
+        if all(one.alias_info is not None for one in returns):
+            self.current.submit(lambda: func(*now, **named))
+            return _written(func, args, kwargs)
+        # What comes out has the shapes, strides and dtypes of a run on zeros.
+        zeros, named_zeros = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+        shapes = func(*zeros, **named_zeros)
+        results = tree_map_only(torch.Tensor, self._room, shapes)
+        for room in tree_flatten(results)[0]:
+            if isinstance(room, torch.Tensor) and room.dim() == 0:
+                self._numbers[room.untyped_storage()._cdata] = room.untyped_storage()
+
+        rooms = tree_flatten(tree_map_only(torch.Tensor, self._memory_of, results))[0]
+
+        def task() -> None:
+            made = func(*now, **named)
+            for room, value in zip(rooms, tree_flatten(made)[0], strict=True):
+                if isinstance(room, torch.Tensor) and room.numel():
+                    room.copy_(value)
+
+        self.current.submit(task)
+        return results
+
+    def _room(self, shape: torch.Tensor) -> torch.Tensor:
+        """An array of this shape; when the host lets go of it, the current stream uses its memory for the next one."""
+        if not _has_memory(shape):
+            return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device)
+        while not self.current.freed.empty():
+            self.current.submit(partial(self.current.freed.get().fill_, 255))  # which no number has
+        memory = np.empty(max(1, _extent(shape) * shape.element_size()), dtype=np.uint8)
+        lent, address, stream = memory.view(), memory.ctypes.data, self.current
+        self._memory[address] = torch.from_numpy(memory)
+        weakref.finalize(lent, lambda: stream.freed.put(self._memory.pop(address))).atexit = False
+        return _array_in(torch.from_numpy(lent), shape)
+
+    def _filled(self, made: torch.Tensor) -> torch.Tensor:
+        """The same numbers in memory that can be freed."""
+        if not _has_memory(made):
+            return made
+        room = self._room(made)
+        room.copy_(made)
+        return room
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a kernel gets: the numbers, whoever has the array."""
+        with _disable_current_modes():
+            return self._memory_of(tensor)
+
+    def _memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        bytes_ = self._memory.get(tensor.untyped_storage().data_ptr()) if _has_memory(tensor) else None
+        return tensor.detach() if bytes_ is None else _array_in(bytes_, tensor, tensor.storage_offset())
+
+
+def _array_in(bytes_: torch.Tensor, shape: torch.Tensor, offset: int = 0) -> torch.Tensor:
+    """An array of this shape in memory that is there."""
+    empty = torch.empty(0, dtype=shape.dtype, device=shape.device)
+    return empty.set_(bytes_.untyped_storage(), offset, shape.size(), shape.stride())
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_meta
+
+
+def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the host waits for the device in it: how much comes out depends on numbers, or arrays are sparse."""
+    if func in _INDEXING:
+        return any(tensor.dtype is torch.bool for tensor in tensors[1:])
+    is_sparse = "sparse_coo" in str(func) or any(tensor.layout is not torch.strided for tensor in tensors)
+    return is_sparse or func in _SIZED
+
+
+_INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
+_COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._foreach_copy_.default}
+_CROSSING = _INDEXING | _COPIES | {torch.ops.aten._to_copy.default}
+_SIZED = {
+    torch.ops.aten._unique2.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.nonzero.default,
+}
+_VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Numbers from an array's first to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size)
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    numbers = torch.zeros(_extent(tensor), dtype=tensor.dtype, device=tensor.device)
+    return numbers.as_strided(tensor.size(), tensor.stride())
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments that an operation writes and returns."""
+    schema = func._schema
+    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
+    outputs = [
+        given[argument.name]
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given
+    ]
+    if not schema.returns:
+        return None
+    return outputs[0] if len(schema.returns) == 1 else tuple(outputs[: len(schema.returns)])
+
+
+class _Queued(TorchDispatchMode):
+    """Sends operations to the device."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        super().__init__()
+        self.pretended = device
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        plain = not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler"
+        if plain or not self.pretended.is_current:
+            return func(*args, **(kwargs or {}))
+        return self.pretended.call(func, args, kwargs or {})
+
+
+_TO_HOST = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu)
+
+
+class _Reads(TorchFunctionMode):
+    """Notices reads of memory that never become operations."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        super().__init__()
+        self.pretended = device
+
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TO_HOST and not self.pretended.is_host(args[0]):
+            self.pretended.ask()
+        if func is torch.Tensor.to and self._crosses(*args[:2], **(kwargs or {})):
+            self.pretended.ask()
+            with _disable_current_modes():
+                copied = args[0].detach().clone()
+            if args[1] == "cpu":
+                self.pretended.note_host(copied)
+            return copied
+        if func is torch.Tensor.backward:
+            return self._backward(args[0], **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        # Who writes "cpu" means the host; whoever follows an array's device has it as an object.
+        if func in _device_constructors() and isinstance((kwargs or {}).get("device"), (str, type(None))):
+            self.pretended.note_host(result)
+        return result
+
+    def _crosses(self, tensor: torch.Tensor, target: object = None, *, copy: bool = False, **_: object) -> bool:
+        """Whether `to` copies to the other memory; who writes "cpu" means the host, and whoever asks for a copy there
+        goes on with the device's: both have one name here."""
+        if self.pretended.is_host(tensor):
+            return copy and isinstance(target, torch.device)
+        return isinstance(target, str) and target == "cpu"
+
+    def _backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: None = None,
+    ) -> None:
+        """As torch does it, but noticing: a mode is off inside of what it was asked about, and hooks read, too."""
+        seed = torch.ones_like(loss) if gradient is None else gradient
+        retain = create_graph if retain_graph is None else retain_graph
+        engine = torch.autograd.Variable._execution_engine
+        options = {"allow_unreachable": True, "accumulate_grad": True}
+        with self:
+            engine.run_backward((loss,), (seed,), retain, create_graph, (), **options)
+
+
+class _PretendedStreams(Streams):
+    """What `CudaStreams` does, on a pretended device."""
+
+    runs_ahead = True
+
+    def __init__(self, device: PretendedDevice) -> None:
+        self._device, self._side = device, device.stream("side")
+
+    def another(self) -> Streams:
+        return _PretendedStreams(self._device)
+
+    def follow(self, mark: Marker) -> None:
+        assert isinstance(mark, Mark)
+        self._device.wait(mark)
+
+    @contextlib.contextmanager
+    def side(self) -> Iterator[None]:
+        device = self._device
+        before = device.mark()
+        with device.on(self._side):
+            device.wait(before)
+            yield
+
+    def rejoin(self) -> None:
+        self._device.wait(self._device.mark(self._side))
+
+    def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        return self.stage(torch.tensor(numbers, dtype=dtype), self._device.device)
+
+    def download(self, values: torch.Tensor) -> torch.Tensor:
+        host = torch.zeros(values.shape, dtype=values.dtype)  # which is what a host sees that does not wait
+        return host.copy_(values, non_blocking=True)
+
+    def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        pinned = values.clone()  # at once, if it is the host's
+        return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(pinned, non_blocking=True)
+
+    def mark(self, *, timed: bool = False) -> Marker:
+        return self._device.mark()
+
+    def settle(self) -> None:
+        self._device.settle()
+
+
+class Plain:
+    """No device at all: everything is done when the call returns. The reference."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.user = self.current = None
+        self.host_waits = 0
+
+    def stream(self, name: str) -> None:
+        """None."""
+
+    def on(self, stream: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def mark(self) -> Marker:
+        return _NoStreams().mark()
+
+    def wait(self, mark: object, *, given_up: object = None) -> None:
+        """Nothing to wait for."""
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def sleep(self, seconds: float) -> None:
+        """Delays matter to nobody."""
+
+    def stall(self, given_up: object) -> None:
+        """Here nothing can stall."""
+
+    def settle(self) -> None:
+        """Everything is done."""
+
+    def end(self) -> None:
+        """Nothing to end."""
+
+    def running(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def streams(self) -> Streams:
+        return _NoStreams()
+
+
+class _NoStreams(Streams):
+    """Everything is done when it was called."""
+
+    def mark(self, *, timed: bool = False) -> Marker:
+        mark = Mark()
+        mark.set()
+        return mark
+
+
+class Cuda:
+    """One rank's part of a GPU that all ranks share: streams of its own."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.name, self.device = name, device
+        self.host_waits = 0
+        self.user = torch.cuda.Stream(device)
+
+    @property
+    def current(self) -> torch.cuda.Stream:
+        """The current stream of this rank's thread."""
+        return torch.cuda.current_stream(self.device)
+
+    def stream(self, name: str) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
+        """Inside, operations are queued in this stream."""
+        return torch.cuda.stream(stream)
+
+    def mark(self) -> torch.cuda.Event:
+        """A mark after what the current stream has queued."""
+        event = torch.cuda.Event()
+        event.record(self.current)
+        return event
+
+    def wait(self, mark: torch.cuda.Event, *, given_up: object = None) -> None:
+        """Let the current stream wait for a mark."""
+        self.current.wait_event(mark)
+
+    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    def sleep(self, seconds: float) -> None:
+        """Delay the current stream, by about so much: cycles are counted at 1.5 GHz."""
+        torch.cuda._sleep(int(seconds * 1.5e9))
+
+    def stall(self, given_up: object) -> None:
+        """Delay the current stream by longer than any test waits; no abort can end it."""
+        self.sleep(20.0)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def end(self) -> None:
+        """Nothing to end."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Inside, the calling thread uses this rank's stream."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self.user):
+            yield
+
+    def streams(self) -> Streams:
+        return CudaStreams(self.device)
+
+
+Device = PretendedDevice | Plain | Cuda
+
+
+def device_of(kind: str, rank: int) -> Device:
+    """A rank's device: `plain`, `pretended` or `cuda`."""
+    if kind == "cuda":
+        return Cuda(f"rank{rank}", torch.device("cuda", 0))
+    return PretendedDevice(f"rank{rank}") if kind == "pretended" else Plain(torch.device("cpu"))

@@ -1,0 +1,360 @@
+"""Simulated ranks: threads of one process, and a stand-in for NCCL whose operations are made of streams and marks.
+
+The run-time's own `NcclWorld` makes, keeps and aborts the groups. The last member that arrives lets the communicator's
+stream wait for a mark of every other, adds up there in order of ranks, and copies the sum to all. As with NCCL,
+nobody's host waits for that. Sums can be delayed, and they can fail in the ways that a fault may make them: see
+`Fault`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from helpers.device.pretended import Device, Mark, PretendedDevice, device_of, unversioned
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.nccl import NcclWorld
+from partreduce.runtime.transport.tags import TAG_LENGTH
+
+JOIN_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in each rank's `at`-th payload, which is that of round `at`, and in the tag that follows it.
+
+    `wrong tag`: a member meant another operation. `NaN payload`: that, and the sum is not a number. `never complete`:
+    the device never comes to the end. `partial sum`: an abort in the middle: the end of the array is summed, the
+    beginning is not, and neither is the tag.
+    """
+
+    kind: str
+    at: int
+
+
+class Launch(Enum):
+    """Where sums are launched: since torch 2.8 as `asyncOp` says."""
+
+    OWN_STREAM = "in the communicator's own stream"
+    CURRENT_STREAM = "in the stream that is current where they are called"
+
+
+@dataclass
+class Slot:
+    """One collective of one group."""
+
+    arrivals: dict[int, tuple[list[torch.Tensor], Any]] = field(default_factory=dict)
+    done: dict[int, Any] = field(default_factory=dict)
+    given_up: dict[int, threading.Event] = field(default_factory=dict)
+    launched: threading.Event = field(default_factory=threading.Event)
+
+
+class Shared:
+    """What the ranks of one process share: a store, and the collectives that are under way."""
+
+    def __init__(self, *, delay: float = 0.0, fault: Fault | None = None, launch: Launch = Launch.OWN_STREAM) -> None:
+        self.store = dist.HashStore()
+        self.delay, self.fault, self.launch = delay, fault, launch
+        self.turns = Turns()
+        self.lock = threading.Lock()
+        self.slots: dict[tuple[object, ...], Slot] = {}
+
+    def slot(self, key: tuple[object, ...]) -> Slot:
+        return self.slots.setdefault(key, Slot())
+
+
+class Turns:
+    """Lets ranks take their steps one after the other, for kinds in which nobody waits for anybody."""
+
+    def __init__(self) -> None:
+        self._changed, self._now = threading.Condition(), 0
+
+    @contextlib.contextmanager
+    def of(self, rank: int, size: int) -> Iterator[None]:
+        """Inside it is this rank's turn."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._now % size == rank, JOIN_SECONDS), "nobody's turn"
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._now += 1
+                self._changed.notify_all()
+
+    def over(self, number: int) -> None:
+        """Wait until so many turns were taken."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._now == number, JOIN_SECONDS), "somebody's turn did not come"
+
+
+class SimulatedWork:
+    """A running operation of one rank, as torch's: made of one meeting, or of several that were begun together."""
+
+    def __init__(self, device: Device, meetings: Sequence[tuple[Slot, int]], stash: Sequence[torch.Tensor]) -> None:
+        self.device, self.meetings = device, meetings
+        self._stash: Sequence[torch.Tensor] = stash
+        """What torch keeps from the allocator until `wait`."""
+
+    def is_completed(self) -> bool:
+        """Whether the device has come to its end."""
+        marks = [slot.done.get(place) for slot, place in self.meetings]
+        return all(mark is not None and mark.query() for mark in marks)
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """Let the current stream wait for it. On CUDA the host also waits until all members have called it."""
+        for slot, place in self.meetings:
+            self._launched(slot)
+            self.device.wait(slot.done[place], given_up=slot.given_up[place])
+        self._stash = ()
+
+    def _launched(self, slot: Slot) -> None:
+        deadline = time.monotonic() + JOIN_SECONDS
+        while not isinstance(self.device, PretendedDevice) and not slot.launched.wait(0.002):
+            if any(event.is_set() for event in slot.given_up.values()) or time.monotonic() > deadline:
+                raise RuntimeError("the collective was aborted before all members had called it")
+
+
+class SimulatedBackend:
+    """What `ProcessGroupNCCL` is to a rank: one communicator with a stream of its own, whose operations meet in
+    `Shared`.
+
+    Since torch 2.8 an operation with `asyncOp` false is launched in the caller's current stream, gives nothing to wait
+    for and keeps nothing from the allocator; ours leave it at true. `Shared.launch` says otherwise for a whole run.
+    """
+
+    def __init__(self, world: SimulatedWorld, place: str, rank: int, size: int) -> None:
+        self.world, self.name, self.place, self.size = world, place, rank, size
+        self.shared, self.device = world.shared, world.pretended
+        self.stream: Any = self.device.stream(f"nccl {place}")
+        self._calls = 0
+        self._messages: dict[tuple[int, int], int] = {}
+        self._coalesced: list[tuple[tuple[int, int], torch.Tensor]] | None = None
+        self.gone = threading.Event()
+        """Set by an abort: what this rank's streams have of it ends."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:
+        (tensor,) = tensors
+        # Beside coded payloads a tag has one number more (see `averaging.coded`).
+        is_tag = tensor.numel() in (TAG_LENGTH, TAG_LENGTH + 1) and tensor.dtype is torch.float32
+        fault, world = self.shared.fault, self.world.counted
+        hit = None if fault is None or fault.at != world.payloads - is_tag else fault.kind
+        world.payloads += not is_tag
+        if hit in ("wrong tag", "NaN payload") and is_tag and self.place == 0:
+            tensor.add_(1)
+        return self._collective([tensor], options, lambda all_: self._sum([one[0] for one in all_], hit, is_tag=is_tag))
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:
+        def copy(everyone: list[list[torch.Tensor]]) -> None:
+            for (tensor,) in everyone[1:]:
+                tensor.copy_(everyone[0][0])
+
+        assert options.rootRank == 0
+        return self._collective(tensors, options, copy)
+
+    def alltoall_base(
+        self, target: torch.Tensor, source: torch.Tensor, receives: list[int], sends: list[int], options: Any
+    ) -> SimulatedWork | None:
+        """As torch's; what i sends to j must be what j receives from i."""
+
+        def hand_out(everyone: list[list[torch.Tensor]]) -> None:
+            for place, pieces in enumerate(everyone):
+                for other in range(len(everyone)):
+                    pieces[other].copy_(everyone[other][len(everyone) + place])
+
+        return self._collective([*target.split(receives), *source.split(sends)], options, hand_out)
+
+    def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: Any) -> SimulatedWork | None:
+        def collect(everyone: list[list[torch.Tensor]]) -> None:
+            for arrays in everyone:
+                for row, (_, given) in zip(arrays[0].view(len(everyone), -1), everyone, strict=True):
+                    row.copy_(given)
+
+        return self._collective([target, source], options, collect)
+
+    def send(self, tensors: list[torch.Tensor], to: int, _tag: int) -> None:
+        assert self._coalesced is not None, "two workers' orders may wait in a circle"
+        self._coalesced.append(((self.place, to), tensors[0]))
+
+    def recv(self, tensors: list[torch.Tensor], source: int, _tag: int) -> None:
+        assert self._coalesced is not None, "as above"
+        self._coalesced.append(((source, self.place), tensors[0]))
+
+    def _start_coalescing(self) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self) -> SimulatedWork:
+        """The messages of one call: each a meeting of two; torch has them in the communicator's stream in any case."""
+        messages, self._coalesced = self._coalesced or [], None
+        meetings = []
+        for pair, tensor in messages:
+            count = self._messages[pair] = self._messages.get(pair, 0) + 1
+            meetings.append(self._meet(f"message {pair} {count}", sorted(pair), [tensor], _copy_from(pair)))
+        return SimulatedWork(self.device, meetings, [tensor for _, tensor in messages])
+
+    def abort(self) -> None:
+        """End what this rank's streams have of it; the others' are not told."""
+        self.gone.set()
+
+    def _group_start(self) -> None:
+        """Aborts of several come together."""
+
+    def _group_end(self) -> None:
+        """As above."""
+
+    def _sum(self, tensors: list[torch.Tensor], hit: str | None, *, is_tag: bool) -> None:
+        if is_tag and hit in ("partial sum", "never complete"):
+            return  # a communicator does one thing after another: after an abort it does nothing
+        if hit == "never complete" and not is_tag:
+            self.device.stall(self.gone)
+            return
+        total = tensors[0].clone()
+        for tensor in tensors[1:]:
+            total.add_(tensor)
+        if hit == "NaN payload" and not is_tag:
+            total.fill_(float("nan"))
+        first = len(total) // 2 if hit == "partial sum" else 0
+        for tensor in tensors:
+            tensor[first:].copy_(total[first:])
+
+    def _collective(
+        self, tensors: list[torch.Tensor], options: Any, combine: Callable[[list[list[torch.Tensor]]], None]
+    ) -> SimulatedWork | None:
+        self._calls += 1
+        own_stream = options.asyncOp and self.shared.launch is Launch.OWN_STREAM
+        meeting = self._meet(f"{self._calls}", range(self.size), tensors, combine, own_stream=own_stream)
+        work = SimulatedWork(self.device, [meeting], tensors if own_stream else ())
+        return work if options.asyncOp else None
+
+    def _meet(
+        self,
+        call: str,
+        places: Sequence[int],
+        tensors: Sequence[torch.Tensor],
+        combine: Callable[[list[list[torch.Tensor]]], None],
+        *,
+        own_stream: bool = True,
+    ) -> tuple[Slot, int]:
+        """Arrive at an operation; the last of `places` carries it out."""
+        device, key = self.device, (self.name, call)
+        ready = device.mark()
+        with self.shared.lock:
+            slot = self.shared.slot(key)
+            slot.arrivals[self.place] = ([device.memory_of(tensor) for tensor in tensors], ready)
+            slot.given_up[self.place] = self.gone
+            if isinstance(device, PretendedDevice):
+                slot.done[self.place] = Mark()
+            last = len(slot.arrivals) == len(places)
+            if last:
+                del self.shared.slots[key]
+        if last:
+            with device.on(self.stream if own_stream else device.current), unversioned():
+                for _, mark in slot.arrivals.values():
+                    device.wait(mark, given_up=self.gone)
+                device.sleep(self.shared.delay)
+                combine([slot.arrivals[place][0] for place in places])
+                for place in places:
+                    if isinstance(device, PretendedDevice):
+                        device.current.submit(slot.done[place].set)
+                    else:
+                        slot.done[place] = device.mark()
+            slot.launched.set()
+        work = SimulatedWork(device, [(slot, self.place)], ())
+        if not own_stream:
+            work.wait()
+        return slot, self.place
+
+
+def _copy_from(pair: tuple[int, int]) -> Callable[[list[list[torch.Tensor]]], None]:
+    """A message, of (who sends, who receives): arrivals are in order of ranks."""
+
+    def copy(both: list[list[torch.Tensor]]) -> None:
+        sent, received = both if pair[0] < pair[1] else reversed(both)
+        received[0].copy_(sent[0])
+
+    return copy
+
+
+class SimulatedWorld(NcclWorld):
+    """A rank of a simulated run: the world of NCCL, over simulated backends."""
+
+    def __init__(self, shared: Shared, rank: int, size: int, device: Device, *, timeout: float) -> None:
+        super().__init__(shared.store, rank, size, timedelta(seconds=timeout), device=device.device)
+        self.shared, self.pretended = shared, device
+        self.counted = self
+        """The world that counts payloads."""
+        self.payloads = 0
+        self._streams[device.device] = device.streams()
+
+    def beside(self, prefix: str) -> SimulatedWorld:
+        other = SimulatedWorld(self.shared, self.rank, self.size, self.pretended, timeout=self.timeout.total_seconds())
+        other.prefix, other._streams, other.counted = prefix, self._streams, self.counted
+        return other
+
+    def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
+        """Without a first operation, which is a thread's: a rank has a device in its own thread only."""
+        return Communicator(members, self.rank, self.backend(members, place))
+
+    def backend(self, members: tuple[int, ...], place: str) -> SimulatedBackend:
+        return SimulatedBackend(self, place, members.index(self.rank), len(members))
+
+
+class GlooRank(GlooWorld):
+    """A rank without a device over gloo, which has what the simulated ones have."""
+
+    def __init__(self, shared: Shared, rank: int, size: int, device: Device, *, timeout: float) -> None:
+        super().__init__(shared.store, rank, size, timedelta(seconds=timeout))
+        self.shared, self.pretended = shared, device
+
+
+def run_ranks(
+    kind: str, size: int, action: Callable[[SimulatedWorld], Any], shared: Shared, *, timeout: float = 30.0
+) -> list[Any]:
+    """What `action(world)` returns on each rank, or the error that it raised.
+
+    Args:
+        kind: `plain`, `pretended` or `cuda`; `gloo` for ranks without a device whose groups are gloo's.
+        size: the number of ranks.
+        action: one rank's part, called in a thread of its own on its device.
+        shared: what the ranks have in common; new for each run.
+        timeout: of group operations.
+    """
+    results: list[Any] = [None] * size
+    devices = [device_of(kind, rank) for rank in range(size)]
+
+    def body(rank: int) -> None:
+        device = devices[rank]
+        world: Any = (
+            GlooRank(shared, rank, size, device, timeout=timeout)
+            if kind == "gloo"
+            else SimulatedWorld(shared, rank, size, device, timeout=timeout)
+        )
+        try:
+            with device.running():
+                results[rank] = action(world)
+        except Exception as error:  # noqa: BLE001 - the caller judges it
+            error.add_note(traceback.format_exc())
+            results[rank] = error
+
+    threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + JOIN_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [thread.name for thread in threads if thread.is_alive()]
+    for device in devices:
+        device.end()
+    if stuck:
+        raise TimeoutError(f"{', '.join(stuck)} did not end within {JOIN_SECONDS:g} s")
+    return results

@@ -1,0 +1,167 @@
+"""Cells with tables of their own route: embeddings on a device whose rows travel over the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from helpers.device import cells
+from helpers.device.cells import RANKS
+from helpers.device.ranks import SimulatedWorld
+from partreduce.runtime.clipping import clip_grad_norm_
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
+
+WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """What two tables are, how they travel and how they are trained, beside a dense layer that all-reduce averages."""
+
+    name: str
+    optimizer: str = "sgd"
+    way: Placement = Placement.SHARDED
+    sparse: bool = False
+    coalesces: bool = False
+    weighted: bool = False
+    codec: Codec = Codec.NONE
+    clip: float | None = None
+    max_norm: float | None = None
+    padding: int | None = None
+    moving: bool = False
+    """Whether moving averages are kept and evaluated."""
+    drawn: bool = False
+    """Whether the first table is made without numbers, and drawn by its owners."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """Its schedule for two nodes of two workers."""
+        gradient = Gradient.SPARSE if self.sparse else Gradient.DENSE
+        sizes = (("words.weight", WORDS), ("bag.weight", BAGS))
+        routes = tuple(
+            TablePlacement(parameter=name, rows=rows, columns=WIDTH, way=self.way, gradient=gradient, codec=self.codec)
+            for name, rows in sizes
+        )
+        payload = Payload(tables=routes, local_aggregation=self.coalesces)
+        return Schedule(self.name, Cluster.regular(2, RANKS // 2), AllReduce(payload=payload))
+
+
+TABLE_CELLS = [
+    TableCell("sharded, sparse SGD", sparse=True, padding=3),
+    TableCell(
+        "sharded, Adam, aggregated, weighted bags, int8",
+        optimizer="adam",
+        coalesces=True,
+        weighted=True,
+        codec=Codec.INT8,
+    ),
+    TableCell(
+        "sharded, drawn, clipped, largest norm, moving averages", clip=0.02, max_norm=1.5, moving=True, drawn=True
+    ),
+    TableCell(
+        "gathered, sparse SGD, aggregated, clipped", way=Placement.GATHER, sparse=True, coalesces=True, clip=0.02
+    ),
+]
+
+
+class Model(torch.nn.Module):
+    """Words and bags of them, and a layer over both."""
+
+    def __init__(self, cell: TableCell) -> None:
+        super().__init__()
+        with torch.device("meta" if cell.drawn else "cpu"):
+            self.words = torch.nn.Embedding(
+                WORDS, WIDTH, padding_idx=cell.padding, max_norm=cell.max_norm, sparse=cell.sparse
+            )
+        self.bag = torch.nn.EmbeddingBag(BAGS, WIDTH, mode="sum", sparse=cell.sparse)
+        self.last = torch.nn.Linear(2 * WIDTH, 1)
+        self.weighted = cell.weighted
+
+    def forward(self, words: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+        """Of words [samples, words] and bags [samples, bags], one number for each sample."""
+        weights = (bags % 3).to(self.last.weight.dtype) / 2 if self.weighted else None
+        both = torch.cat([self.words(words).sum(1), self.bag(bags, per_sample_weights=weights)], dim=1)
+        output: torch.Tensor = self.last(both).squeeze(1)
+        return output
+
+
+Prepared = tuple[Model, list[tuple[torch.Tensor, ...]]]
+
+
+def prepare(cell: TableCell, rank: int) -> Prepared:
+    """A rank's model, which is worker 0's once it is wrapped, and its batches: words, bags and targets."""
+    torch.manual_seed(rank)
+    model = Model(cell)
+    shapes = ((WORDS, (SAMPLES, 3)), (BAGS, (SAMPLES, 2)))
+    batches = [(*(torch.randint(0, n, shape) for n, shape in shapes), torch.randn(SAMPLES)) for _ in range(STEPS)]
+    return model, batches
+
+
+def wrapped(
+    cell: TableCell, model: Model, device: torch.device, world: World | None = None
+) -> tuple[Model, DistributedOptimizer]:
+    """The model on a device, except what is to be drawn there, and its optimizer."""
+    for name, part in model.named_children():
+        if not (cell.drawn and name == "words"):
+            part.to(device)
+    inner = (
+        torch.optim.Adam(model.parameters(), lr=0.02)
+        if cell.optimizer == "adam"
+        else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    )
+    timeout = 30.0 if world is None else world.timeout.total_seconds()
+    return model, DistributedOptimizer(cells.of_user(inner), model, cell.schedule, timeout=timeout, world=world)
+
+
+def train(cell: TableCell, prepared: Prepared, device: torch.device, world: World | None = None) -> dict[str, Any]:
+    """One rank's part; its rows, its moving averages and outputs, and on worker 0 whole tables with their states."""
+    model, optimizer = wrapped(cell, prepared[0], device, world)
+    moving = AveragedModel(model) if cell.moving else None
+    for words, bags, targets in prepared[1]:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(words.to(device), bags.to(device)), targets.to(device)).backward()
+        if cell.clip is not None:
+            clip_grad_norm_(model.parameters(), cell.clip)
+        optimizer.step()
+        if moving is not None:
+            moving.update_parameters(model)
+    with torch.no_grad():
+        words, bags, _ = prepared[1][0]
+        values = {"outputs": (moving or model)(words.to(device), bags.to(device))}
+    values |= {name: value.detach().clone() for name, value in (moving or model).named_parameters()}
+    values |= {f"whole {name}": value for name, value in model.state_dict().items() if not value.is_meta}
+    states = optimizer.state_dict()["state"]
+    values |= {
+        f"state {index} {key}": value.to_dense() if value.is_sparse else value
+        for index, state in states.items()
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and not value.is_meta
+    }
+    optimizer.finish()
+    return values
+
+
+def _train_here(cell: TableCell, world: SimulatedWorld, prepared: Prepared) -> dict[str, Any]:
+    device = world.pretended
+    values = train(cell, prepared, device.device, world)
+    device.settle()
+    values = {name: value.detach().clone() for name, value in values.items()}
+    device.settle()
+    return {"values": values}
+
+
+compare = partial(cells.compare, prepare=prepare, action=_train_here)
+"""How far a cell of simulated ranks, which are `plain` or `pretended`, is from the run without a device.
+
+On a GPU it takes processes (`processes.tables`): autograd has one thread for each device, in which the exchange of
+one simulated rank would wait for the others', whose turn comes after it."""

@@ -1,0 +1,95 @@
+"""One document for loader, writer and checker: what they say of it, and that they agree."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.errors import PartreduceError
+from partreduce.verify import checker
+from partreduce.verify.checker.schema import ONE_FORM
+
+NOT_ASKED = (
+    r"^name: ",  # 1 line of printable text; the checker prints no name
+    r"transport\.(where|gradient_buckets|error_feedback|block|algorithm): is",  # goes with another setting
+    r"payload\.fragments: has 1 entries|payload\.fragments\[\d\]: (is empty|has 'a', as)",  # what a program sees to
+    r"sync\.partial\.(seed|staleness|synchronize_every): is|quorum: is 1; whoever comes first",  # goes with another
+    r"sync: strategy '\w+' has no merging|sync\.merge: has steps 0 and alpha 0, which is synchronous",
+    r"sync\.pipeline\.width: is 1; a pipeline is 2 wide",  # nothing is late
+    r"iteration_gap\.weights: is iteration; without staleness|skip\.limit: is",  # the weights are asked; never skips
+    r"tables\[\d\](\.partitions|\.gradient)?: (is|way \w+ has no)",  # other ways have none of them
+    r"payload\.(average|average_dense|local_aggregation): is false",
+    r"outer\.(outer_params: is per_worker; plain|nesterov: is true)",  # it is the same without
+    r"failure_plan: expected at most|failure_plan\.rule: expected groups that share no worker",  # conflict-free asks it
+)
+"""What the loader refuses and the checker reads, by words of the loader, and why no proof depends on it."""
+
+
+def written(raw):
+    """A hand-written document as partreduce writes it: in canonical form."""
+    return dump_schedule(parse_schedule(json.dumps(raw)))
+
+
+def ordered(schedule):
+    """The value that is read of the file which is written of a schedule: what has no order stands in one order."""
+    strategy = schedule.strategy
+    changed = {}
+    if isinstance(steps := strategy.steps_per_round, tuple) and len(set(steps)) == 1:
+        changed["steps_per_round"] = steps[0]
+    if schedule.rule() is not None and strategy.kind == "static":
+        changed["phases"] = replace(strategy.phases, phases=schedule.rule().canonical.phases)
+    if strategy.kind == "pairwise":
+        edges = strategy.edges and tuple(sorted(tuple(sorted(edge)) for edge in strategy.edges))
+        changed |= {"active": tuple(sorted(strategy.active)), "edges": edges}
+    return replace(schedule, strategy=replace(strategy, **changed))
+
+
+def read(raw):
+    """The checker's schedule of a document, in whatever form it is written by hand."""
+    return checker.read_schedule(written(raw))
+
+
+def refusal(raw):
+    """Why the checker refuses a document as it stands, None if it reads it."""
+    try:
+        checker.read_schedule(json.loads(json.dumps(raw)))
+    except checker.Refusal as found:
+        return found.sentence
+    return None
+
+
+def agree(raw):
+    """Whether a document can be read at all; asserts that loader, writer and checker agree on it.
+
+    What the loader reads the checker reads as it is written again, under the same hash, and as it stands only if that
+    is the same. What the loader refuses the checker refuses, but for rules that no proof depends on.
+    """
+    text = json.dumps(raw)
+    said, why = refusal(raw), ""
+    try:
+        schedule = parse_schedule(text)
+    except PartreduceError as error:
+        why = str(error)
+    if why:
+        assert said or any(re.search(words, why) for words in NOT_ASKED), (text, why)
+        return False
+    again = dump_schedule(schedule)
+    assert checker.read_schedule(again).sha256 == schedule_sha256(schedule), text
+    is_canonical = json.dumps(unrolled(raw), sort_keys=True) == json.dumps(unrolled(again), sort_keys=True)
+    assert (said is None) == is_canonical, (text, said)
+    assert said is None or ONE_FORM in said, (text, said)
+    if is_canonical:
+        assert checker.read_schedule(json.loads(text)).sha256 == schedule_sha256(schedule)
+    return True
+
+
+def unrolled(raw):
+    """A document without its certificate, and with each of its phases as often as it is repeated."""
+    strategy = raw["strategy"]
+    if "phases" in strategy:
+        entries = ((one["phase"], one["repeat"]) if isinstance(one, dict) else (one, 1) for one in strategy["phases"])
+        strategy = strategy | {"phases": [phase for phase, count in entries for _ in range(count)]}
+    return {name: part for name, part in raw.items() if name != "certificate"} | {"strategy": strategy}

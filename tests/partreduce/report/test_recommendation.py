@@ -1,0 +1,220 @@
+"""The answer of `design`: at most 40 lines of 80 columns, in one order, with the planner's own numbers."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe
+from partreduce.__main__ import main
+from partreduce.planner.candidates import competitors
+from partreduce.planner.comparison import compare, family, repriced, variants
+from partreduce.planner.delay import Delay
+from partreduce.planner.gain import gain
+from partreduce.planner.job import EFFORTS
+from partreduce.planner.measuring import measure
+from partreduce.planner.plan import plan
+from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.steps_model import Optimizer
+from partreduce.report.recommendation import recommendation, three_reasons, times
+from partreduce.schedulers import registry
+from partreduce.topo.strategies import PartialAllReduce
+
+LABELS = ("time per step", "speedup", "divergence", "memory", "tuning", "guarantee")
+ROWS = ("recommended", "best simple", "fastest", "no delay", "All-Reduce")
+FAST = ["--effort", "0.3"]
+TABLES = '''"""A network with an embedding."""
+import torch
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.EmbeddingBag(20000, 32, mode="sum"), torch.nn.Linear(32, 8))
+'''
+JOBS = {
+    "slow links": ["4x4", "--set", "nic=25MB/s", "--model-bytes", "500MB"],
+    "one node": ["1x8"],
+    "uneven nodes": ["5,3,1", "--set", "nic=25MB/s", "--set", "compute=100ms"],
+    "many": ["1000x8", "--set", "nic=100MB/s", "--model-bytes", "500MB"],
+    "slow worker": ["4x4", "--set", "nic=5MB/s", "--model-bytes", "2.2MB", "--set", "slow=3:5", "--optimizer", "sgd"],
+    "codecs": ["4x4", "--set", "nic=25MB/s", "--model-bytes", "500MB", "--codec", "any", "--optimizer", "adam"],
+    "tables": ["2x2", "--model", "model.py:make", "--set", "nic=100MB/s", "--set", "touched=0.weight:1%:2%:3%"],
+    "limits": ["4x4", "--max", "consensus-distance=8/7", "--max", "group=8", "--objective", "communication"],
+    "sorted data": ["3,3,2", "--set", "nic=100MB/s", "--data", "per-worker"],
+    "random steps": ["2x4", "--set", "jitter=0.3", "--set", "nic=1GB/s", "--optimizer", "momentum"],
+    "failures": ["2x4", "--set", "nic=1GB/s", "--tolerate-failures", "1"],
+    "partial": ["3x1", "--sync", "partial", "--set", "disturb=hop", "--model-bytes", "1MB"],
+    "gap": ["4x2", "--sync", "iteration_gap", "--set", "jitter=0.3", "--model-bytes", "1MB"],
+    "racks and late": ["8x2", "--sync", "delay", "--set", "nic=100MB/s"],
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(TABLES)
+
+
+QUICK = ("slow links", "many", "slow worker", "codecs", "random steps")
+
+
+@pytest.mark.parametrize(("job", "effort"), [*((job, FAST) for job in JOBS), *((job, []) for job in QUICK)])
+@pytest.mark.usefixtures("folder")
+def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys):
+    assert main(["design", *JOBS[job], *effort]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40, "\n".join(lines)
+    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
+    starts = [*LABELS, *ROWS, "• ", "• ", "• "]
+    places = iter(range(len(lines)))
+    for start in starts:
+        assert any(lines[place].startswith(start) for place in places), (start, lines)
+    assert sum(line.startswith("• ") for line in lines) == 3
+
+
+def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
+    monkeypatch.setitem(EFFORTS, "thorough", 0.5)
+    asked = ["design", *JOBS["slow links"], "--effort", "thorough"]
+    assert main([*asked, "--json"]) == 0
+    (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("the quick answer"))
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert f"searched {told}" in " ".join(" ".join(lines).split())
+
+
+def test_all_and_explain_print_the_rest(capsys):
+    asked = ["design", *JOBS["slow links"], *FAST]
+    assert main([*asked, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert main([*asked, "--all", "--explain"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for sentence in [*document["reasons"], *document["cautions"]]:
+        assert " ".join(sentence.split()) in said
+    for option in document["baselines"]:
+        assert option["name"] in said
+
+
+SLOW = Hardware(
+    inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(25e6), model_bytes=500_000_000, compute=0.05
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def weighed():
+    job = PlanRequest(cluster=Cluster.regular(4, 4, hardware=SLOW))
+    return job, competitors(job, until=0.0)
+
+
+def test_the_simple_baselines_are_known_by_what_they_do():
+    place = Cluster.regular(4, 4)
+    families = {
+        name: family(registry.build(name, place))
+        for name in ("allreduce", "local-sgd", "node-then-all", "diloco", "regions-diloco", "pairs-pairs-all", "ring",
+                     "noloco", "hyper-cuboid", "prague-figure-10", "hierarchy")
+    }  # fmt: skip
+    assert {name: found for name, found in families.items() if found} == {
+        "allreduce": "All-Reduce",
+        "local-sgd": "All-Reduce",
+        "node-then-all": "node, then all",
+        "diloco": "DiLoCo",
+        "regions-diloco": "DiLoCo",
+    }
+    quorum = replace(registry.build("allreduce", place).strategy, sync=PartialAllReduce(quorum=8))
+    assert family(replace(registry.build("allreduce", place), strategy=quorum)) == ""
+
+
+def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(weighed):
+    job, options = weighed
+    for chosen in (recommend(options, job), next(one for one in options if one.name == "prague-figure-10")):
+        compared = compare(chosen, options, job)
+        assert family(compared.simple.schedule)
+        assert (compared.simple is chosen) == bool(family(chosen.schedule))
+        simple = [one for one in permitted(options, job) if family(one.schedule) and not one.may_fail]
+        assert compared.simple is chosen or compared.simple.time == min(one.time for one in simple)
+        assert compared.fastest.time == min(one.time for one in permitted(options, job))
+        assert not compared.without_delay.late
+        assert compared.every_step.schedule.strategy.averages_gradients
+        assert compared.over_every_step == gain(chosen, compared.every_step, job.data)
+        assert compared.over_simple == gain(chosen, compared.simple, job.data)
+
+
+def test_a_recommendation_that_is_no_simple_schedule_has_its_range_over_the_best(weighed):
+    job, options = weighed
+    chosen = next(one for one in options if one.name == "prague-figure-10")
+    taken = replace(job, take=chosen.name, effort=0.3)
+    planned = plan(taken)
+    lines = recommendation(planned, taken, {}, "Proved.")
+    compared = compare(planned.recommendation, planned.options, taken)
+    said = " ".join(" ".join(lines).split())
+    assert f"Taken: {chosen.name}, for 4x4" in said
+    assert f"speedup {times(compared.over_simple)} over the best simple schedule; " in said
+    assert f"{times(compared.over_every_step)} over All-Reduce in every step" in said
+    assert describe(chosen.schedule) in said
+
+
+def test_variants_are_priced_and_recommended_as_a_job_that_asks_for_them(weighed):
+    job, options = weighed
+    plain = [one for one in options if one.facts is None]
+    chosen = recommend(options, job)
+    found = {variant.value: variant for variant in variants(chosen, options, job)}
+    assert set(found) == {*Optimizer, "per-worker"}
+    for optimizer in Optimizer:
+        other = replace(job, optimizer=optimizer)
+        asked = competitors(other, until=0.0)
+        every = min(one.time for one in asked if one.name in {"allreduce", "allreduce hierarchical"})
+        mine = measure(chosen.schedule, other, algorithm=chosen.algorithm)
+        assert repriced(chosen, other).steps_ratio == pytest.approx(mine.steps_ratio)
+        assert found[optimizer].ours == pytest.approx(every / mine.time)
+        best = recommend([repriced(one, other) for one in plain], other)
+        assert found[optimizer].speedup == pytest.approx(every / best.time)
+    sorted_data = replace(job, data=Data.PER_WORKER)
+    assert repriced(chosen, sorted_data).steps_ratio == pytest.approx(measure(chosen.schedule, sorted_data).steps_ratio)
+    assert next(variants(chosen, options, replace(job, optimizer=Optimizer.SGD))).value == "momentum"
+
+
+def test_the_third_reason_says_why_the_fastest_is_not_taken(weighed):
+    job, options = weighed
+    chosen = recommend(options, job)
+    compared = compare(chosen, options, job)
+    *_, third = three_reasons(compared, options, job)
+    assert compared.fastest.may_fail
+    assert third.startswith(f"The fastest ({chosen.time / compared.fastest.time:.2f}x over this) is not taken: under ")
+    assert "five test networks did not reach its loss" in third
+    rare = replace(job, optimizer=Optimizer.ADAM)
+    others = competitors(rare, until=0.0)
+    among = compare(recommend(others, rare), others, rare)
+    assert among.fastest.extrapolated
+    assert not among.fastest.may_fail
+    *_, third = three_reasons(among, others, rare)
+    assert " is not taken: it averages less often than any schedule that was measured, so its steps are a" in third
+    alone = compare(chosen, [chosen, compared.every_step], job)
+    *_, third = three_reasons(alone, [chosen, compared.every_step], job)
+    assert third == "Nothing else within the job's limits is predicted to be faster by more than 2%."
+
+
+def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(capsys):
+    asked = ["design", *JOBS["slow links"], *FAST]
+    assert main([*asked, "--json"]) == 0
+    (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("--codec any"))
+    assert main(asked) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    (ratio,) = re.findall(r"would change at least (\S+)x faster with --codec int8", said)
+    assert f"at least {ratio} times as fast" in told
+    assert main([*asked, "--codec", "any"]) == 0
+    assert "--codec" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asked", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])
+def test_where_the_job_leaves_no_simple_schedule_the_best_without_its_limits_is_shown(weighed, asked):
+    free, options = weighed
+    job = replace(free, **asked)
+    allowed = competitors(job, until=0.0)
+    chosen = recommend(allowed, job)
+    compared = compare(chosen, allowed, job)
+    assert not family(chosen.schedule)
+    assert compared.every_step.schedule.strategy.averages_gradients
+    best = compare(recommend(options, free), options, free).simple
+    assert compared.simple.time <= best.time * 1.13, "what the same cluster has without the limit"
+    assert compared.simple is not compared.every_step
