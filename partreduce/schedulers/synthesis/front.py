@@ -228,6 +228,8 @@ class Exploration:
 def _impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
     limits = problem.limits
+    if limits.max_gap is not None and problem.cluster.num_nodes == 1:
+        return f"max_gap: {limits.max_gap}; with 1 node no group crosses nodes; leave this limit out"
     if limits.max_communication is None or limits.allow_communication(least := crossing_bound(problem)):
         return None
     who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from benchmarks.planner.brute_force import all_schedules
+from benchmarks.planner.random_checks import all_schedules
 from helpers.synthesis import synthesize
 from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
 from partreduce.schedulers.synthesis.choices import explicit_groups, rule_blocks
@@ -66,14 +66,11 @@ def test_an_optimum_is_that_of_all_schedules(shape, hardware, limits):
     kept &= every.communication <= limits.get("max_communication", np.inf) * (1 + 1e-9)
     kept &= every.largest <= limits.get("max_group", 4)
     kept &= every.distinct <= limits.get("max_distinct_phases", 4)
+    kept &= every.gap <= limits.get("max_gap", np.inf)
     front = synthesize(asked, effort=1.0)
     if not kept.any():
         assert front.best is None
         assert front.status in {Status.INFEASIBLE, Status.UNKNOWN}
-        return
-    if "max_gap" in limits:  # the exhaustion does not know nodes, so it bounds from below only
-        assert front.bound >= every.consensus_distance[kept].min() - 1e-9
-        assert front.status is (Status.UNKNOWN if front.best is None else Status.OPTIMAL)
         return
     least = every.consensus_distance[kept].min()
     assert front.status is Status.OPTIMAL
