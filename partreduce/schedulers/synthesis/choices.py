@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, combinations_with_replacement
+from itertools import chain, combinations, combinations_with_replacement
 from math import comb, prod
 from typing import NamedTuple
 
@@ -28,12 +28,15 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 from partreduce.topo.timing import loads
+from partreduce.topo.timing.compute import ComputeTimes
 
 Floats = npt.NDArray[np.float64]
 Period = tuple[RulePhase, ...]
 
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
 """Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
+MAX_TIMED, WARM = 64, 2
+"""Workers, or local ranks, whose waiting is followed; periods until it is steady, and then measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
 """Workers, and local ranks of a rule, that are told apart (of more, neighbors stand together); explicit in any case."""
 
@@ -132,6 +135,59 @@ class Choices:
         """Seconds of one phase."""
         return float(self._loads(phase).seconds().max(initial=0.0))
 
+    def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
+        """About the seconds of a step of each period of one length, (N,), computing and waiting for others included.
+
+        A group begins when its last member arrives, so that rounds whose groups share no workers overlap. Of too many
+        workers all wait for all, and the cycle is that of a few periods (`topo.timing.event_graph` has it exactly).
+        """
+        known = dict.fromkeys(chain.from_iterable(periods))
+        phases = {phase: index for index, phase in enumerate(known)}
+        waits, seconds = (np.stack(rows) for rows in zip(*map(self._waits, phases), strict=True))  # (A, m, m), (A, m)
+        table = np.array([[phases[phase] for phase in period] for period in periods])  # (N, T)
+        steps = self._compute * (np.array(worker_steps) if len(worker_steps) == len(self._compute) else worker_steps[0])
+        arrival = ends = np.zeros((len(table), len(steps)))
+        for repeat in range(2 * WARM):
+            ends = arrival if repeat == WARM else ends
+            for column in table.T:
+                ready = np.where(waits[column], (arrival + steps)[:, None], -np.inf).max(axis=2)  # (N, m)
+                arrival = ready + seconds[column]
+        rounds = WARM * table.shape[1] * max(worker_steps)
+        return np.asarray((arrival.max(axis=1) - ends.max(axis=1)) / rounds)
+
+    @cached_property
+    def _compute(self) -> Floats:
+        """Seconds of a step of each worker that stands for others: local ranks where nodes are equal, one of many."""
+        count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
+        if self.num_ranks > MAX_TIMED:
+            return times.fixed(count).max(keepdims=True)
+        return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
+
+    def _waits(self, phase: RulePhase) -> tuple[npt.NDArray[np.bool_], Floats]:
+        """Who waits for whom in a phase, (m, m), and for how long each then communicates, (m,)."""
+        if phase not in self._known:
+            count = len(self._compute)
+            waits, seconds = np.eye(count, dtype=bool), np.zeros(count)
+            if count == 1:
+                seconds[:] = self.cost(phase)
+            elif phase:
+                every = self._loads(phase).seconds()
+                members = [list(b.local) for b in phase]
+                first = range(len(phase))
+                if self.radices and len(every) > len(phase):  # all groups of one block are equal
+                    spans = [self.problem.cluster.num_nodes // prod(self.radices[d] for d in b.across) for b in phase]
+                    first = np.cumsum([0, *spans[:-1]]).tolist()
+                elif not self.radices:
+                    members = [list(group.members) for group in self._groups(phase)]
+                for group, place in zip(members, first, strict=True):
+                    waits[np.ix_(group, group)], seconds[group] = True, every[place]
+            self._known[phase] = waits, seconds
+        return self._known[phase]
+
+    @cached_property
+    def _known(self) -> dict[RulePhase, tuple[npt.NDArray[np.bool_], Floats]]:
+        return {}
+
     def _loads(self, phase: RulePhase) -> loads.Loads:
         cluster, hardware = self.problem.cluster, self.problem.hardware
         size, algorithm = self.problem.size, self.problem.algorithm.value
@@ -165,6 +221,32 @@ class Choices:
         phases = RulePhases(self.radices, period) if self.radices else GroupPhases(tuple(map(self._groups, period)))
         paces = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=paces))
+
+    def turned(self, phase: RulePhase, rng: np.random.Generator) -> RulePhase:
+        """The same phase with equal digits, equal nodes and the places of a node exchanged at random."""
+        homes = np.zeros(len(self.places), dtype=np.int64)
+        if not self.radices:
+            homes = self.problem.cluster.node_of()[[ranks[0] for ranks in self.places]]
+        rows = [np.flatnonzero(homes == home).tolist() for home in np.unique(homes)]
+        sizes = [tuple(len(self.places[p]) for p in row) for row in rows]
+        rank_of: dict[int, int] = {}
+        for size in set(sizes):
+            equal = [row for row, its in zip(rows, sizes, strict=True) if its == size]
+            for row, other in zip(equal, rng.permutation(len(equal)).tolist(), strict=True):
+                whole = sum(one == size[0] for one in size)  # the last place of a node may be smaller
+                order = [*rng.permutation(whole).tolist(), *range(whole, len(size))]
+                for place, k in zip(row, order, strict=True):
+                    rank_of |= zip(self.places[place], self.places[equal[other][k]], strict=True)
+        digit_of = list(range(len(self.radices)))
+        for radix in set(self.radices):
+            equal_digits = [d for d, one in enumerate(self.radices) if one == radix]
+            for d, other in zip(equal_digits, rng.permutation(equal_digits).tolist(), strict=True):
+                digit_of[d] = other
+        blocks = (
+            Block(tuple(sorted(rank_of[r] for r in b.local)), tuple(sorted(digit_of[d] for d in b.across)))
+            for b in phase
+        )
+        return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
 
     def matrices(self, phases: Period) -> Floats:
         """Every phase on every class with the mean projected out, (A, C, G, G)."""

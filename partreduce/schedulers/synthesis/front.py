@@ -20,6 +20,7 @@ from partreduce.schedulers.synthesis.cluster_shape import (
     largest_steps,
 )
 from partreduce.schedulers.synthesis.compositions import compositions
+from partreduce.schedulers.synthesis.exchanges import Exchanges
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
 from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
 from partreduce.topo import metrics
@@ -32,10 +33,12 @@ MAX_REPORTED, MAX_PHASES = 60, 4
 """Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
 PROVING_SHARE, TIGHTER, MUCH_TIGHTER = 0.4, 0.85, 0.6
 """Part of the time for proving a bound; next budgets of phases and periods as a share of what the last one took."""
+DECIDING_SHARE, MAX_ALONE, TURNS, MAX_TRIES = 0.5, 128, 6, 4
+"""Part of the time for deciding periods; single blocks and other workers of a phase that are exchanged; how often."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Phases put after each phase of a decided period, to communicate less."""
-PER_METRIC, PER_PRODUCT = 3e-3, 2e-9
-"""Nominal seconds of the consensus distance of one schedule, and of each of its phases' n³ products."""
+PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
+"""Nominal seconds of the consensus distance of one schedule, and of each of its phases' n³ products; of timing a phase."""
 
 
 def search(
@@ -66,7 +69,7 @@ def search(
             explored[-1].explore(end)
     except KeyboardInterrupt:
         clock.interrupt()
-    reached = [some for one in explored for some in one.candidates]
+    reached = [list(some.values()) for one in explored for some in one.candidates]
     reached = [list(chain(*reached))] if len(listed) > 1 else reached  # rules and explicit groups, of equal steps
     # In turns, since those of other steps per round make shorter steps of as much communication.
     turns = zip_longest(*(_reported(problem, some) for some in reached))
@@ -89,14 +92,14 @@ def search(
 
 
 class Exploration:
-    """`candidates` found so far, one list for each choice of steps per round."""
+    """`candidates` found so far by their periods, for each choice of steps per round."""
 
     def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
         """Decide nothing yet; all work from here on is charged to the clock."""
         self.choices, self.clock, self.seed, self.say = choices, clock, seed, say
         self.limits = choices.problem.limits
         self.worker_steps = ((1,),) if choices.radices else derived_worker_steps(choices.problem.cluster)
-        self.candidates: list[list[Candidate]] = [[] for _ in self.worker_steps]
+        self.candidates: list[dict[Period, Candidate]] = [{} for _ in self.worker_steps]
         self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
 
     def explore(self, until: float) -> None:
@@ -105,14 +108,15 @@ class Exploration:
         span = until - start
         if full is not None:
             budgets: list[list[float | None]] = [[TIGHTER * k * self.choices.cost(full)] for k in (1, 2)]
-            self._decide([ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + 0.5 * span)
-            self._compose(full, start + 0.8 * span if limits.choose_groups else until)
+            self._decide([ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + 0.3 * span)
+            self._compose(full, start + 0.5 * span)
         if full is None or limits.choose_groups:
             for period in self._by_digits():
                 self._offer(period)
             longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
             models = [ScheduleModel(self.choices, k) for k in range(2, longest + 1)]
-            self._decide(models, [self._budgets(model.num_phases) for model in models], until)
+            self._decide(models, [self._budgets(model.num_phases) for model in models], start + DECIDING_SHARE * span)
+        self._improve(until)
 
     def prove(self, until: float) -> float:
         """The consensus distance below which no schedule of equal steps lies; infinite where none keeps the limits.
@@ -181,6 +185,33 @@ class Exploration:
             for period, cost, value in compositions(self.choices, phases, self.worker_steps[s], self.clock, end):
                 self._keep(period, self.choices.schedule(period, self.worker_steps[s]), cost, value, s)
 
+    def _improve(self, until: float) -> None:
+        """Exchange phases of the front's periods for decided ones, and for what these are on other workers."""
+        self.say("improving periods")
+        rng = np.random.default_rng(self.seed)
+        pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
+        pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
+        alone = [(block,) for block in self.choices.blocks] if self.choices.radices else []
+        pool |= dict.fromkeys(alone[:: 1 + len(alone) // MAX_ALONE])
+        turned = [self.choices.turned(phase, rng) for _ in range(TURNS) for phase in list(pool) if phase]
+        for s, worker_steps in enumerate(self.worker_steps):
+            exchanges = Exchanges(self.choices, worker_steps, [*pool, *turned], self.seed)
+            tries, start = Counter[Period](), self.clock.position()
+            end = start + (until - start) / (len(self.worker_steps) - s)
+            front = list(self.candidates[s].items())
+            while not self.clock.passed(end):
+                front = non_dominated(front, lambda item: _at(item[1]))
+                order = [period for period, _ in scattered(front, lambda item: _at(item[1]))]
+                if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
+                    break
+                tries[period] += 1
+                spread = [(one.step_seconds, one.consensus_distance) for _, one in front]
+                for found, at in exchanges.better(period, spread, self.clock):
+                    if not any(dominates(other, at) for other in spread):
+                        cost = sum(map(self.choices.cost, found)) / (len(found) * max(worker_steps))
+                        kept = self._keep(found, self.choices.schedule(found, worker_steps), cost, at[1], s)
+                        front += [] if kept is None else [(found, kept)]
+
     def _offer(self, period: Period) -> Candidate | None:
         """Keep a period, and if no other is better more of its cheapest phase or silence; the one of no more."""
         first, spent = None, sum(map(self.choices.cost, period))
@@ -194,7 +225,7 @@ class Exploration:
                 self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
                 schedule = self.choices.schedule(phases, worker_steps)
                 value = float(metrics.consensus_distance(schedule))
-                known = [(one.communication_seconds_per_step, one.consensus_distance) for one in self.candidates[s]]
+                known = list(map(_sent, self.candidates[s].values()))
                 kept = self._keep(phases, schedule, cost, value, s)
                 first = kept if (s, more) == (0, 0) else first
                 if more == 0 and any(dominates(other, (cost, value)) for other in known):
@@ -212,9 +243,15 @@ class Exploration:
             kept &= gap * max(self.worker_steps[s]) - 1 <= limits.max_gap
         if not kept:
             return None
-        one = Candidate(schedule=schedule, communication_seconds_per_step=cost, consensus_distance=value)
-        self.candidates[s].append(one)
-        return one
+        if period not in self.candidates[s]:
+            self.clock.charge(PER_TIMING * len(period))
+            self.candidates[s][period] = Candidate(
+                schedule=schedule,
+                step_seconds=float(self.choices.step_seconds([period], self.worker_steps[s])[0]),
+                communication_seconds_per_step=cost,
+                consensus_distance=value,
+            )
+        return self.candidates[s][period]
 
     def _by_digits(self) -> Iterator[Period]:
         """Phase k joins the workers whose numbers differ in digit k of the largest group alone: grids and cubes."""
@@ -274,15 +311,20 @@ def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tup
     return Status.UNKNOWN, reason
 
 
+def _at(one: Candidate) -> tuple[float, float]:
+    return round(one.step_seconds, 12), round(one.consensus_distance, 12)
+
+
+def _sent(one: Candidate) -> tuple[float, float]:
+    return round(one.communication_seconds_per_step, 12), round(one.consensus_distance, 12)
+
+
 def _reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """The best for what is asked, then the front, spread."""
-
-    def at(one: Candidate) -> tuple[float, float]:
-        return round(one.communication_seconds_per_step, 12), round(one.consensus_distance, 12)
-
-    front = non_dominated(found, at, lambda one: (one.schedule.period,))
-    best = preferred(problem, front)
-    return sorted(scattered(front, at), key=lambda one: one is not best)[:MAX_REPORTED]
+    """The best for what is asked, then the fronts of what a step takes, and of what it communicates, spread."""
+    fronts = (scattered(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in (_at, _sent))
+    listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
+    best = preferred(problem, found)
+    return sorted(listed.values(), key=lambda one: one is not best)[:MAX_REPORTED]
 
 
 def _named_apart(found: Iterable[Candidate]) -> list[Candidate]:

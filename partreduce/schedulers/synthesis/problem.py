@@ -160,9 +160,13 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule as the search scored it; the planner measures it again."""
+    """One schedule as the search scored it; the planner measures it again.
+
+    `step_seconds` are about those of a step with computing and waiting, less than both together where rounds overlap.
+    """
 
     schedule: Schedule
+    step_seconds: float
     communication_seconds_per_step: float
     consensus_distance: float
 
