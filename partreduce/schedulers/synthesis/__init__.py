@@ -2,7 +2,7 @@
 
 `problem` says what can be asked and what comes back, `cluster_shape` what follows from the cluster, `choices` which
 groups there are. `front.search`, the entry, asks `schedule_model` (CP-SAT) for short periods as wholes and for the
-phases of long ones, which `compositions` puts together between full averages.
+phases of long ones, which `compositions` puts together between full averages and `exchanges` improves one by one.
 """
 
 from partreduce.schedulers.synthesis.front import search as search

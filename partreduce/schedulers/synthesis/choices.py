@@ -223,29 +223,17 @@ class Choices:
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=paces))
 
     def turned(self, phase: RulePhase, rng: np.random.Generator) -> RulePhase:
-        """The same phase with equal digits, equal nodes and the places of a node exchanged at random."""
-        homes = np.zeros(len(self.places), dtype=np.int64)
-        if not self.radices:
-            homes = self.problem.cluster.node_of()[[ranks[0] for ranks in self.places]]
-        rows = [np.flatnonzero(homes == home).tolist() for home in np.unique(homes)]
-        sizes = [tuple(len(self.places[p]) for p in row) for row in rows]
+        """The same phase with the places of each node exchanged at random."""
+        cluster = self.problem.cluster
+        nodes = [range(self.num_ranks)] if self.radices else [cluster.workers_of(v) for v in range(cluster.num_nodes)]
         rank_of: dict[int, int] = {}
-        for size in set(sizes):
-            equal = [row for row, its in zip(rows, sizes, strict=True) if its == size]
-            for row, other in zip(equal, rng.permutation(len(equal)).tolist(), strict=True):
-                whole = sum(one == size[0] for one in size)  # the last place of a node may be smaller
-                order = [*rng.permutation(whole).tolist(), *range(whole, len(size))]
-                for place, k in zip(row, order, strict=True):
-                    rank_of |= zip(self.places[place], self.places[equal[other][k]], strict=True)
-        digit_of = list(range(len(self.radices)))
-        for radix in set(self.radices):
-            equal_digits = [d for d, one in enumerate(self.radices) if one == radix]
-            for d, other in zip(equal_digits, rng.permutation(equal_digits).tolist(), strict=True):
-                digit_of[d] = other
-        blocks = (
-            Block(tuple(sorted(rank_of[r] for r in b.local)), tuple(sorted(digit_of[d] for d in b.across)))
-            for b in phase
-        )
+        for node in nodes:
+            units = [place for place in self.places if place[0] in node]
+            whole = sum(len(unit) == len(units[0]) for unit in units)  # the last one may be smaller
+            order = [*rng.permutation(whole).tolist(), *range(whole, len(units))]
+            for unit, other in zip(units, order, strict=True):
+                rank_of |= zip(unit, units[other], strict=True)
+        blocks = (Block(tuple(sorted(rank_of[rank] for rank in block.local)), block.across) for block in phase)
         return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
 
     def matrices(self, phases: Period) -> Floats:

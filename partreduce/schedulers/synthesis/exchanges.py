@@ -97,7 +97,7 @@ class Exchanges:
         costs = np.array([cost for cost, _, _ in options]) / (lengths * self.space.instants)
         values = self.space.floor + np.array([value for _, value, _ in options]) / lengths
         at = np.searchsorted([seconds * (1 + 1e-9) for seconds, _ in front[1:]], costs)
-        best = np.argsort(values / np.array([value for _, value in front])[at], kind="stable")
+        best = np.argsort(values / np.maximum(1e-12, [value for _, value in front])[at], kind="stable")
         chosen = [options[index][2] for index in best[:SCORED].tolist()]
         for kind, other in zip(self.rng.permutation(kinds).tolist(), others, strict=False):
             chosen.append(tuple(other if phase == kind else phase for phase in own))
@@ -106,9 +106,7 @@ class Exchanges:
     def _estimates(
         self, own: Indices, pool: npt.NDArray[np.int64], clock: Clock
     ) -> tuple[float, Floats, Floats, Floats]:
-        """The sum of distances over the period; what it changes that a phase of the pool replaces or precedes one of it,
-        (T, A), and that one is left out, (T,).
-        """
+        """The sum of distances; what a phase of the pool adds in place of one, or before it, (T, A), and none, (T,)."""
         space, size, chosen, tried = self.space, len(own), self.matrices[list(own)], self.matrices[pool]
         self._charge(clock, tried.size * size, 3)
         eye = np.broadcast_to(np.eye(chosen.shape[-1]), space.fresh.shape)

@@ -38,7 +38,7 @@ DECIDING_SHARE, MAX_ALONE, TURNS, MAX_TRIES = 0.5, 128, 6, 4
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Phases put after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
-"""Nominal seconds of the consensus distance of one schedule, and of each of its phases' n³ products; of timing a phase."""
+"""Nominal seconds of a schedule's consensus distance, of each of its phases' n³ products, and of timing a phase."""
 
 
 def search(
@@ -103,13 +103,13 @@ class Exploration:
         self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
 
     def explore(self, until: float) -> None:
-        """Decide periods, and the phases that long periods are composed of, until the clock's position `until`."""
+        """Decide periods, or the phases of long ones, and improve what is found until the clock's position `until`."""
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
         if full is not None:
             budgets: list[list[float | None]] = [[TIGHTER * k * self.choices.cost(full)] for k in (1, 2)]
             self._decide([ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + 0.3 * span)
-            self._compose(full, start + 0.5 * span)
+            self._compose(full, start + 0.65 * span)
         if full is None or limits.choose_groups:
             for period in self._by_digits():
                 self._offer(period)

@@ -11,6 +11,7 @@ from partreduce.schedulers.synthesis.choices import (
     FEW_WORKERS,
     MAX_PLACES,
     MAX_RULE_PLACES,
+    MAX_TIMED,
     choices_of,
     explicit_groups,
     rule_blocks,
@@ -18,11 +19,13 @@ from partreduce.schedulers.synthesis.choices import (
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import prime_radices
 from partreduce.schedulers.synthesis.compositions import compositions
+from partreduce.schedulers.synthesis.exchanges import Exchanges
 from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.cost import communication
+from partreduce.topo.timing.event_graph import cycle_time
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9, latency=1e-5), model_bytes=552_000_000)
 LINKS = {
@@ -96,11 +99,17 @@ def test_meetings_count_every_pair_of_workers_that_meets(name):
         assert left == pytest.approx(n - sum(len(group) - 1 for group in groups)), "groups and lone workers"
 
 
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [(name, (1,) * CHOICES[name].problem.cluster.num_workers) for name in CHOICES if "pairs" not in name]
-    + [("explicit 3,2", (1, 1, 1, 3, 3)), ("explicit 3,2", (2,) * 5)],
-)
+def random_exchanges(name, steps, count=6):
+    choices, rng = CHOICES[name], np.random.default_rng(5)
+    phases = [*dict.fromkeys(random_phases(choices, rng, count)), choices.everybody()]
+    return Exchanges(choices, (1,) if choices.radices else steps, phases, seed=0), rng
+
+
+STEPS = [(name, (1,) * CHOICES[name].problem.cluster.num_workers) for name in CHOICES if "pairs" not in name]
+STEPS += [("explicit 3,2", (1, 1, 1, 3, 3)), ("explicit 3,2", (2,) * 5)]
+
+
+@pytest.mark.parametrize(("name", "steps"), STEPS)
 def test_compositions_have_the_metrics_of_their_schedules(name, steps):
     """The small matrices of classes and sums over pieces against `topo.metrics` and `topo.timing`."""
     choices, rng = CHOICES[name], np.random.default_rng(5)
@@ -112,6 +121,79 @@ def test_compositions_have_the_metrics_of_their_schedules(name, steps):
         schedule = choices.schedule(period, steps if not choices.radices else (1,))
         assert value == pytest.approx(float(metrics.consensus_distance(schedule)), rel=1e-6, abs=1e-9)
         assert cost == pytest.approx(communication(schedule, HARDWARE).per_step, rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "steps"), STEPS)
+def test_exchanged_periods_have_the_metrics_of_their_schedules(name, steps):
+    """The small matrices of classes against `topo.metrics`."""
+    exchanges, rng = random_exchanges(name, steps)
+    table = rng.integers(0, len(exchanges.phases), (8, 5))
+    found = exchanges.distances(table, Clock(seconds=1e6))
+    assert np.isfinite(found).sum() >= 4
+    for row, value in zip(table.tolist(), found.tolist(), strict=True):
+        schedule = exchanges.choices.schedule(tuple(exchanges.phases[i] for i in row), exchanges.worker_steps)
+        assert value == pytest.approx(float(metrics.consensus_distance(schedule)), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "steps"), STEPS)
+def test_the_estimate_of_an_exchange_is_exact_where_another_phase_averages_over_all(name, steps):
+    exchanges, rng = random_exchanges(name, steps)
+    clock, full, others = Clock(seconds=1e6), len(exchanges.phases) - 1, np.arange(len(exchanges.phases))
+    own = (*rng.integers(0, full, 3).tolist(), full, *rng.integers(0, full, 2).tolist())
+    total, replaced, inserted, removed = exchanges._estimates(own, others, clock)
+
+    def whole(indices):
+        return float(exchanges.distances(np.array([indices]), clock)[0] - exchanges.space.floor) * len(indices)
+
+    assert total == pytest.approx(whole(own))
+    for t in (0, 2, 5):
+        assert total + removed[t] == pytest.approx(whole((*own[:t], *own[t + 1 :])))
+        for a in (0, 1, full - 1):
+            assert total + replaced[t, a] == pytest.approx(whole((*own[:t], a, *own[t + 1 :])))
+            assert total + inserted[t, a] == pytest.approx(whole((*own[:t], a, *own[t:])))
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_distinct_phases": 2, "max_period": 4}])
+def test_exchanges_improve_the_front_within_the_limits(limits):
+    choices = explicit_groups(problem("3,2", **limits))
+    everybody, pair = choices.everybody(), (choices.blocks[0],)
+    steps, clock = (1,) * 5, Clock(seconds=1e6)
+    exchanges = Exchanges(choices, steps, [everybody, pair], seed=0)
+    front = [(float(choices.step_seconds([(everybody, (), ())], steps)[0]), 9.0)]
+    found = list(exchanges.better((everybody, (), ()), front, clock))
+    assert {len(period) for period, _ in found} == {2, 3, 4}
+    assert min(value for _, (_, value) in found) < 9.0
+    assert (everybody, pair, ()) in [period for period, _ in found]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_step_seconds_are_the_cycle_times_of_the_schedules(name):
+    """Rounds whose groups share no workers overlap, where so few are told apart; else all wait for all."""
+    hardware = replace(LINKS["an uplink"] if name == "explicit 4,2,1" else HARDWARE, compute=0.05)
+    asked = CHOICES[name].problem
+    choices = replace(CHOICES[name], problem=replace(asked, cluster=replace(asked.cluster, hardware=hardware)))
+    rng, overlapped = np.random.default_rng(1), 0
+    phases = [(), *random_phases(choices, rng, 12)]
+    steps = (1,) * (1 if choices.radices else choices.num_ranks)
+    periods = [tuple(phases[i] for i in rng.integers(0, len(phases), 8)) for _ in range(6)]
+    for period, seconds in zip(periods, choices.step_seconds(periods, steps).tolist(), strict=True):
+        apart = 0.05 + sum(map(choices.cost, period)) / 8
+        exact = cycle_time(choices.schedule(period, steps), hardware, algorithm=asked.algorithm).per_step
+        told_apart = choices.num_ranks <= MAX_TIMED
+        assert seconds == pytest.approx(exact if told_apart else apart, rel=0.03)
+        overlapped += seconds < apart * 0.999
+    assert overlapped or name in {"explicit 50,20, two by two", "explicit 4,2,1"}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_turned_phases_cost_the_same_where_nodes_are_equal(name):
+    choices, rng = CHOICES[name], np.random.default_rng(6)
+    for phase in random_phases(choices, rng, 8):
+        turned = choices.turned(phase, rng)
+        sizes = [sorted(len(b.local) for b in one) for one in (phase, turned)]
+        assert sizes[0] == sizes[1]
+        assert choices.cost(turned) == pytest.approx(choices.cost(phase))
+        assert len({rank for block in turned for rank in block.local}) == sum(sizes[0])
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8, 12, 16, 64, 96])
