@@ -35,6 +35,8 @@ Period = tuple[RulePhase, ...]
 
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
 """Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
+MAX_WIDTH = 4
+"""Nodes that one local rank crosses at the most where groups are aligned."""
 MAX_TIMED, WARM = 64, 2
 """Workers, or local ranks, whose waiting is followed; periods until it is steady, and then measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
@@ -235,6 +237,29 @@ class Choices:
                 rank_of |= zip(unit, units[other], strict=True)
         blocks = (Block(tuple(sorted(rank_of[rank] for rank in block.local)), block.across) for block in phase)
         return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
+
+    def aligned(self) -> Iterator[Period]:
+        """Periods that cross nodes with one local rank of explicit groups in turn, all others inside meanwhile."""
+        cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
+        nodes = [list(cluster.workers_of(v)) for v in range(cluster.num_nodes)]
+
+        def parts(row: Sequence[int], size: int) -> list[list[int]]:
+            return [list(row[start : start + size]) for start in range(0, len(row), size)]
+
+        def phase(groups: Iterable[Sequence[int]]) -> RulePhase:
+            return tuple(Block(tuple(sorted(group))) for group in groups if len(group) > 1)
+
+        inside = phase(part for node in nodes for part in parts(node, most))
+        for width in range(2, min(most, len(nodes), MAX_WIDTH) + 1):
+            apart = sorted(range(len(nodes)), key=lambda v: v % -(-len(nodes) // width))
+            for order in (apart, *([*range(k, len(nodes)), *range(k)] for k in range(width))):
+                period = []
+                for r in range(max(map(len, nodes))):
+                    across = [[nodes[v][r] for v in part if r < len(nodes[v])] for part in parts(order, width)]
+                    crossing = {worker for group in across if len(group) > 1 for worker in group}
+                    rest = ([worker for worker in node if worker not in crossing] for node in nodes)
+                    period.append(phase([*across, *(part for row in rest for part in parts(row, most))]))
+                yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
         """Every phase on every class with the mean projected out, (A, C, G, G)."""

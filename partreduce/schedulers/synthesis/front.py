@@ -33,8 +33,8 @@ MAX_REPORTED, MAX_PHASES = 60, 4
 """Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
 PROVING_SHARE, TIGHTER, MUCH_TIGHTER = 0.4, 0.85, 0.6
 """Part of the time for proving a bound; next budgets of phases and periods as a share of what the last one took."""
-DECIDING_SHARE, MAX_ALONE, TURNS, MAX_TRIES = 0.5, 128, 6, 4
-"""Part of the time for deciding periods; single blocks and other workers of a phase that are exchanged; how often."""
+DECIDING_SHARE, MAX_MORE, TURNS, MAX_TRIES = 0.4, 128, 2, 4
+"""Part of the time for deciding periods; more phases, and other workers of one, that are exchanged; how often."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Phases put after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
@@ -111,7 +111,7 @@ class Exploration:
             self._decide([ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + 0.3 * span)
             self._compose(full, start + 0.65 * span)
         if full is None or limits.choose_groups:
-            for period in self._by_digits():
+            for period in (*self._by_digits(), *(() if self.choices.radices else self.choices.aligned())):
                 self._offer(period)
             longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
             models = [ScheduleModel(self.choices, k) for k in range(2, longest + 1)]
@@ -191,8 +191,10 @@ class Exploration:
         rng = np.random.default_rng(self.seed)
         pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
         pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
-        alone = [(block,) for block in self.choices.blocks] if self.choices.radices else []
-        pool |= dict.fromkeys(alone[:: 1 + len(alone) // MAX_ALONE])
+        more = (
+            [(block,) for block in self.choices.blocks] if self.choices.radices else [*chain(*self.choices.aligned())]
+        )
+        pool |= dict.fromkeys(more[:: 1 + len(more) // MAX_MORE])
         turned = [self.choices.turned(phase, rng) for _ in range(TURNS) for phase in list(pool) if phase]
         for s, worker_steps in enumerate(self.worker_steps):
             exchanges = Exchanges(self.choices, worker_steps, [*pool, *turned], self.seed)
