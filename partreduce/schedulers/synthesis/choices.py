@@ -36,7 +36,7 @@ Period = tuple[RulePhase, ...]
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
 """Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
 MAX_WIDTH = 4
-"""Nodes that one local rank crosses at the most where groups are aligned."""
+"""Nodes that aligned groups cross at the most, but for those of all nodes."""
 MAX_TIMED, WARM = 64, 2
 """Workers, or local ranks, whose waiting is followed; periods until it is steady, and then measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
@@ -162,7 +162,7 @@ class Choices:
         """Seconds of a step of each worker that stands for others: local ranks where nodes are equal, one of many."""
         count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
         if self.num_ranks > MAX_TIMED:
-            return times.fixed(count).max(keepdims=True)
+            return np.array([times.fixed(count).max()])
         return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
 
     def _waits(self, phase: RulePhase) -> tuple[npt.NDArray[np.bool_], Floats]:
@@ -189,6 +189,10 @@ class Choices:
     @cached_property
     def _known(self) -> dict[RulePhase, tuple[npt.NDArray[np.bool_], Floats]]:
         return {}
+
+    def busy(self, phase: RulePhase) -> float:
+        """Seconds for which a worker is busy in the phase on average."""
+        return float(self._waits(phase)[1].mean())
 
     def _loads(self, phase: RulePhase) -> loads.Loads:
         cluster, hardware = self.problem.cluster, self.problem.hardware
@@ -239,7 +243,7 @@ class Choices:
         return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
 
     def aligned(self) -> Iterator[Period]:
-        """Periods that cross nodes with one local rank of explicit groups in turn, all others inside meanwhile."""
+        """Periods that cross nodes with a few local ranks of explicit groups in turn, all others inside meanwhile."""
         cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
         nodes = [list(cluster.workers_of(v)) for v in range(cluster.num_nodes)]
 
@@ -250,14 +254,16 @@ class Choices:
             return tuple(Block(tuple(sorted(group))) for group in groups if len(group) > 1)
 
         inside = phase(part for node in nodes for part in parts(node, most))
-        for width in range(2, min(most, len(nodes), MAX_WIDTH) + 1):
+        longest, wide = max(map(len, nodes)), {*range(2, min(len(nodes), MAX_WIDTH) + 1), len(nodes)} - {1}
+        for width, k in ((w, k) for w in sorted(wide) for k in range(1, longest + 1) if w * k <= most):
             apart = sorted(range(len(nodes)), key=lambda v: v % -(-len(nodes) // width))
-            for order in (apart, *([*range(k, len(nodes)), *range(k)] for k in range(width))):
+            turns = width if k == 1 and width < len(nodes) else 1
+            for order in (apart, *([*range(start, len(nodes)), *range(start)] for start in range(turns))):
                 period = []
-                for r in range(max(map(len, nodes))):
-                    across = [[nodes[v][r] for v in part if r < len(nodes[v])] for part in parts(order, width)]
-                    crossing = {worker for group in across if len(group) > 1 for worker in group}
-                    rest = ([worker for worker in node if worker not in crossing] for node in nodes)
+                for r in range(0, longest, k):
+                    across = [[rank for v in part for rank in nodes[v][r : r + k]] for part in parts(order, width)]
+                    crossing = {rank for group in across for rank in group}
+                    rest = ([rank for rank in node if rank not in crossing] for node in nodes)
                     period.append(phase([*across, *(part for row in rest for part in parts(row, most))]))
                 yield (*period, inside)
 

@@ -23,7 +23,7 @@ TRIED, SCORED, MAX_ENTRIES = 48, 24, 12_000_000
 """Phases that are estimated in each place, exchanges scored exactly, and entries of the matrices of all phases."""
 NEGLIGIBLE, MAX_DOUBLINGS, UNSETTLED = 1e-9, 12, 1e-3
 """Workers agree if of 4096 periods no more is left of the first; what is slower no search wants."""
-PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 6e-7, 6e-10
+PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
 """Nominal seconds of one operation on a stack, of each matrix in it, and of each of its G³ products."""
 
 
@@ -39,7 +39,8 @@ class Exchanges:
         self.place = {phase: index for index, phase in enumerate(self.phases)}
         self.matrices = choices.matrices(self.phases)
         self.silent = float(choices.step_seconds([((),)], worker_steps)[0]) * self.space.instants  # a round's computing
-        self.costs = np.array([choices.cost(phase) for phase in self.phases])
+        # What a phase adds to a period lies between its slowest group's seconds and those of all workers on average.
+        self.costs = np.array([(choices.cost(one) + choices.busy(one)) / 2 for one in self.phases])
 
     def better(
         self, period: Period, front: Sequence[tuple[float, float]], clock: Clock

@@ -33,8 +33,8 @@ MAX_REPORTED, MAX_PHASES = 60, 4
 """Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
 PROVING_SHARE, TIGHTER, MUCH_TIGHTER = 0.4, 0.85, 0.6
 """Part of the time for proving a bound; next budgets of phases and periods as a share of what the last one took."""
-DECIDING_SHARE, MAX_MORE, TURNS, MAX_TRIES = 0.4, 128, 2, 4
-"""Part of the time for deciding periods; more phases, and other workers of one, that are exchanged; how often."""
+ALIGNED_SHARE, DECIDING_SHARE, MAX_MORE, TURNS, MAX_TRIES = 0.1, 0.3, 128, 2, 4
+"""Parts of the time for aligned and decided periods; more phases, and other workers of one, to exchange; how often."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Phases put after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
@@ -106,12 +106,17 @@ class Exploration:
         """Decide periods, or the phases of long ones, and improve what is found until the clock's position `until`."""
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
+        for period in self.choices.aligned() if not self.choices.radices else ():
+            if not self.clock.passed(start + ALIGNED_SHARE * span):
+                self._offer(period)
         if full is not None:
             budgets: list[list[float | None]] = [[TIGHTER * k * self.choices.cost(full)] for k in (1, 2)]
-            self._decide([ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + 0.3 * span)
-            self._compose(full, start + 0.65 * span)
+            self._decide(
+                [ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + DECIDING_SHARE * span
+            )
+            self._compose(full, start + 0.6 * span)
         if full is None or limits.choose_groups:
-            for period in (*self._by_digits(), *(() if self.choices.radices else self.choices.aligned())):
+            for period in self._by_digits():
                 self._offer(period)
             longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
             models = [ScheduleModel(self.choices, k) for k in range(2, longest + 1)]
