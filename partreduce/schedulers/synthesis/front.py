@@ -330,7 +330,7 @@ def _reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
     """The best for what is asked, then the fronts of what a step takes, and of what it communicates, spread."""
     fronts = (scattered(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in (_at, _sent))
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
-    best = preferred(problem, found)
+    best = preferred(problem, listed.values())
     return sorted(listed.values(), key=lambda one: one is not best)[:MAX_REPORTED]
 
 
