@@ -245,6 +245,8 @@ class Choices:
     def aligned(self) -> Iterator[Period]:
         """Periods that cross nodes with a few local ranks of explicit groups in turn, all others inside meanwhile."""
         cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
+        if self.num_ranks > MAX_PLACES:
+            return
         nodes = [list(cluster.workers_of(v)) for v in range(cluster.num_nodes)]
 
         def parts(row: Sequence[int], size: int) -> list[list[int]]:
