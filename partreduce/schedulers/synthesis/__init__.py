@@ -1,8 +1,8 @@
-"""Synthesis: schedules decided by a solver for a cluster and its limits, with what is proved about all others.
+"""Synthesize schedules: CP-SAT decides them for a cluster and its limits, with a bound on all others.
 
-`problem` says what can be asked and what comes back, `cluster_shape` what follows from the cluster, `choices` which
-groups there are. `front.search`, the entry, asks `schedule_model` (CP-SAT) for short periods as wholes and for the
-phases of long ones, which `compositions` puts together between full averages and `exchanges` improves one by one.
+`problem` defines the request and the result, `cluster_shape` what the cluster implies before any search, `choices` the
+groups. `front.search`, the entry point, asks `schedule_model` (CP-SAT) for short periods and for the phases of long
+ones, which `long_periods` composes between full averages and improves one by one.
 """
 
 from partreduce.schedulers.synthesis.front import search as search

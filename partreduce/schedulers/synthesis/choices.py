@@ -1,4 +1,4 @@
-"""What a schedule is put together from: groups of any workers, or the blocks of a rule, with their costs and meetings.
+"""List the groups of any workers, or the blocks of a rule, that make up a schedule, with their costs and meetings.
 
 Both are blocks (local ranks L, digits D) of `topo.rule`. Explicit groups are those of one node that holds all workers
 and has no digits, so one model and one search serve both. Shapes: B blocks, S links that groups share (NICs, uplinks,
@@ -8,7 +8,7 @@ buses), C = 2^k classes of k digits, G local ranks (all workers where groups are
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, combinations, combinations_with_replacement
 from math import comb, prod
@@ -36,15 +36,15 @@ Period = tuple[RulePhase, ...]
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
 """Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
 MAX_WIDTH = 4
-"""Nodes that aligned groups cross at the most, but for those of all nodes."""
+"""Largest number of nodes that aligned groups cross, unless they cross all."""
 MAX_TIMED, WARM = 64, 2
-"""Workers, or local ranks, whose waiting is followed; periods until it is steady, and then measured."""
+"""Workers, or local ranks, whose waiting is computed; periods until it is steady, and then measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
-"""Workers, and local ranks of a rule, that are told apart (of more, neighbors stand together); explicit in any case."""
+"""Places of workers, and of local ranks (of more, neighbors share one); workers that always get explicit groups."""
 
 
 class Space(NamedTuple):
-    """The classes in which phases act: how often each stands in the space of all n workers, over n, (C,).
+    """The classes on which phases act: the multiplicity of each in the space of all n workers, over n, (C,).
 
     `fresh` (C, G, G) is the noise of a round off the mean, `floor` that from inside its `instants`, which stays.
     """
@@ -57,9 +57,9 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Blocks to choose among; `radices` are () for explicit groups, `places` local ranks that always stand together.
+    """Blocks to choose among; `radices` are () for explicit groups, `places` local ranks that are always in one group.
 
-    Where `is_complete`, they are all groups that the limits allow, and what is proved holds for all schedules.
+    If `is_complete`, they are all groups that the limits allow, and proofs hold for all schedules.
     """
 
     problem: Problem
@@ -67,16 +67,21 @@ class Choices:
     places: tuple[tuple[int, ...], ...]
     blocks: tuple[Block, ...]
     is_complete: bool
+    _known: dict[RulePhase, Floats] = field(default_factory=dict, init=False)
 
     @cached_property
     def num_ranks(self) -> int:
         """Local ranks of a node; all workers where groups are explicit."""
         return sum(map(len, self.places))
 
+    def size(self, block: Block) -> int:
+        """Workers of one group of a block."""
+        return len(block.local) * prod(self.radices[d] for d in block.across)
+
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
         """Workers of one group of each block, (B,)."""
-        return np.array([len(b.local) * prod(self.radices[d] for d in b.across) for b in self.blocks], dtype=np.int64)
+        return np.array(list(map(self.size, self.blocks)), dtype=np.int64)
 
     @cached_property
     def joined(self) -> Floats:
@@ -99,7 +104,7 @@ class Choices:
 
     @cached_property
     def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
-        """How many pairs of workers meet wherever one of some blocks stands, and these blocks."""
+        """Numbers of pairs of workers that meet where one of some blocks is chosen, and these blocks."""
         meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for b, block in enumerate(self.blocks):
             for one, other in combinations_with_replacement(self.within[b], 2):
@@ -114,7 +119,7 @@ class Choices:
 
     @cached_property
     def seconds_and_loads(self) -> tuple[Floats, Floats]:
-        """Seconds of each block alone, (B,), and for which it keeps each shared link busy, (B, S); these add up."""
+        """Seconds of each block alone, (B,), and seconds of each shared link, (B, S), which add up over blocks."""
         known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
         rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
         for block in self.blocks:
@@ -138,61 +143,53 @@ class Choices:
         return float(self._loads(phase).seconds().max(initial=0.0))
 
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
-        """About the seconds of a step of each period of one length, (N,), computing and waiting for others included.
+        """Approximate seconds of a step of each period of one length, (N,), with computing and waiting.
 
         A group begins when its last member arrives, so that rounds whose groups share no workers overlap. Of too many
-        workers all wait for all, and the cycle is that of a few periods (`topo.timing.event_graph` has it exactly).
+        workers all wait for all. It is the mean of a few periods of many schedules at once; `topo.timing.event_graph`
+        has the exact cycle time of one.
         """
-        known = dict.fromkeys(chain.from_iterable(periods))
-        phases = {phase: index for index, phase in enumerate(known)}
-        waits, seconds = (np.stack(rows) for rows in zip(*map(self._waits, phases), strict=True))  # (A, m, m), (A, m)
+        phases = {phase: index for index, phase in enumerate(dict.fromkeys(chain.from_iterable(periods)))}
+        times = np.stack(list(map(self._times, phases)))  # (A, m, m)
         table = np.array([[phases[phase] for phase in period] for period in periods])  # (N, T)
         steps = self._compute * (np.array(worker_steps) if len(worker_steps) == len(self._compute) else worker_steps[0])
         arrival = ends = np.zeros((len(table), len(steps)))
         for repeat in range(2 * WARM):
             ends = arrival if repeat == WARM else ends
             for column in table.T:
-                ready = np.where(waits[column], (arrival + steps)[:, None], -np.inf).max(axis=2)  # (N, m)
-                arrival = ready + seconds[column]
+                arrival = (times[column] + (arrival + steps)[:, None]).max(axis=2)  # (N, m)
         rounds = WARM * table.shape[1] * max(worker_steps)
         return np.asarray((arrival.max(axis=1) - ends.max(axis=1)) / rounds)
 
     @cached_property
     def _compute(self) -> Floats:
-        """Seconds of a step of each worker that stands for others: local ranks where nodes are equal, one of many."""
+        """Seconds of a step of each worker that represents others: local ranks if nodes are equal, one of many."""
         count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
         if self.num_ranks > MAX_TIMED:
             return np.array([times.fixed(count).max()])
         return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
 
-    def _waits(self, phase: RulePhase) -> tuple[npt.NDArray[np.bool_], Floats]:
-        """Who waits for whom in a phase, (m, m), and for how long each then communicates, (m,)."""
+    def _times(self, phase: RulePhase) -> Floats:
+        """Seconds of communication after each worker (row) waited for each (column), (m, m); -inf if it does not."""
         if phase not in self._known:
-            count = len(self._compute)
-            waits, seconds = np.eye(count, dtype=bool), np.zeros(count)
+            count, seconds = len(self._compute), self._loads(phase).seconds()
+            times = np.where(np.eye(count, dtype=bool), 0.0, -np.inf)
+            groups = [list(group.members) for group in self._groups(phase)] if not self.radices else []
             if count == 1:
-                seconds[:] = self.cost(phase)
-            elif phase:
-                every = self._loads(phase).seconds()
-                members = [list(b.local) for b in phase]
-                first = range(len(phase))
-                if self.radices and len(every) > len(phase):  # all groups of one block are equal
-                    spans = [self.problem.cluster.num_nodes // prod(self.radices[d] for d in b.across) for b in phase]
-                    first = np.cumsum([0, *spans[:-1]]).tolist()
-                elif not self.radices:
-                    members = [list(group.members) for group in self._groups(phase)]
-                for group, place in zip(members, first, strict=True):
-                    waits[np.ix_(group, group)], seconds[group] = True, every[place]
-            self._known[phase] = waits, seconds
+                groups, seconds = [[0]], np.array([seconds.max(initial=0.0)])
+            elif self.radices:
+                groups = [list(block.local) for block in phase]
+                if len(seconds) > len(phase):  # all groups of one block are equal
+                    counts = [self.problem.cluster.num_nodes * len(b.local) // self.size(b) for b in phase[:-1]]
+                    seconds = seconds[np.cumsum([0, *counts])]
+            for group, spent in zip(groups, seconds.tolist(), strict=True):
+                times[np.ix_(group, group)] = spent
+            self._known[phase] = times
         return self._known[phase]
 
-    @cached_property
-    def _known(self) -> dict[RulePhase, tuple[npt.NDArray[np.bool_], Floats]]:
-        return {}
-
     def busy(self, phase: RulePhase) -> float:
-        """Seconds for which a worker is busy in the phase on average."""
-        return float(self._waits(phase)[1].mean())
+        """Seconds for which a worker communicates in the phase on average."""
+        return float(self._times(phase).diagonal().mean())
 
     def _loads(self, phase: RulePhase) -> loads.Loads:
         cluster, hardware = self.problem.cluster, self.problem.hardware
@@ -214,7 +211,7 @@ class Choices:
         rounds: dict[str, list[int]] = {}
         nodes = 1 if self.radices else self.problem.cluster.num_nodes
         for t, phase in ((t, phase) for t, phase in enumerate(period) if phase):
-            largest = max(len(b.local) * prod(self.radices[d] for d in b.across) for b in phase)
+            largest = max(map(self.size, phase))
             whole = sum(len(block.local) - 1 for block in phase) == self.num_ranks - nodes
             word = "node" if whole else f"node-parts-of-{largest}"
             if self.crosses(phase):
@@ -243,19 +240,16 @@ class Choices:
         return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
 
     def aligned(self) -> Iterator[Period]:
-        """Periods that cross nodes with a few local ranks of explicit groups in turn, all others inside meanwhile."""
+        """Periods that cross nodes with a few local ranks in turn, while the others average inside; explicit groups."""
         cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
         if self.num_ranks > MAX_PLACES:
             return
         nodes = [list(cluster.workers_of(v)) for v in range(cluster.num_nodes)]
 
-        def parts(row: Sequence[int], size: int) -> list[list[int]]:
-            return [list(row[start : start + size]) for start in range(0, len(row), size)]
-
         def phase(groups: Iterable[Sequence[int]]) -> RulePhase:
             return tuple(Block(tuple(sorted(group))) for group in groups if len(group) > 1)
 
-        inside = phase(part for node in nodes for part in parts(node, most))
+        inside = phase(part for node in nodes for part in _split(node, most))
         longest, wide = max(map(len, nodes)), {*range(2, min(len(nodes), MAX_WIDTH) + 1), len(nodes)} - {1}
         for width, k in ((w, k) for w in sorted(wide) for k in range(1, longest + 1) if w * k <= most):
             apart = sorted(range(len(nodes)), key=lambda v: v % -(-len(nodes) // width))
@@ -263,10 +257,10 @@ class Choices:
             for order in (apart, *([*range(start, len(nodes)), *range(start)] for start in range(turns))):
                 period = []
                 for r in range(0, longest, k):
-                    across = [[rank for v in part for rank in nodes[v][r : r + k]] for part in parts(order, width)]
+                    across = [[rank for v in part for rank in nodes[v][r : r + k]] for part in _split(order, width)]
                     crossing = {rank for group in across for rank in group}
                     rest = ([rank for rank in node if rank not in crossing] for node in nodes)
-                    period.append(phase([*across, *(part for row in rest for part in parts(row, most))]))
+                    period.append(phase([*across, *(part for row in rest for part in _split(row, most))]))
                 yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
@@ -289,6 +283,10 @@ class Choices:
         return Space(weight, (center @ np.diag(steps.noise[0]) @ center)[None], inner, steps.instants)
 
 
+def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(row[start : start + size]) for start in range(0, len(row), size)]
+
+
 def choices_of(problem: Problem) -> list[Choices]:
     """Rules for even clusters; explicit groups where nodes differ, few workers are, or limits say which groups."""
     cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
@@ -303,15 +301,15 @@ def rule_blocks(problem: Problem) -> Choices:
     size, radices = problem.cluster.workers_per_node, node_radices(problem.cluster)
     assert size is not None, "rules need a regular cluster"
     unit = next(d for d in divisors(size) if size // d <= MAX_RULE_PLACES)
-    places = tuple(tuple(range(start, start + unit)) for start in range(0, size, unit))
+    places = tuple(_split(range(size), unit))
     count, digits = len(places), list(every_class(len(radices)))
     sets: Iterable[Sequence[int]] = (c for k in range(1, count + 1) for c in combinations(range(count), k))
     if (2**count - 1) * len(digits) > MAX_BLOCKS:
         sets = (range(start, start + k) for k in divisors(count) for start in range(0, count, k))
     blocks = [Block(tuple(rank for p in chosen for rank in places[p]), across) for chosen in sets for across in digits]
     most = problem.limits.max_group or problem.cluster.num_workers
-    kept = [b for b in blocks if b.makes_groups and len(b.local) * prod(radices[d] for d in b.across) <= most]
-    return Choices(problem, radices, places, tuple(kept), is_complete=False)
+    every = Choices(problem, radices, places, tuple(b for b in blocks if b.makes_groups), is_complete=False)
+    return replace(every, blocks=tuple(b for b in every.blocks if every.size(b) <= most))
 
 
 def explicit_groups(problem: Problem) -> Choices:
@@ -321,8 +319,7 @@ def explicit_groups(problem: Problem) -> Choices:
     nodes: list[list[int]] = []  # the places of each node
     places: list[tuple[int, ...]] = []
     for v in range(cluster.num_nodes):
-        workers = cluster.workers_of(v)
-        parts = [tuple(workers[start : start + unit]) for start in range(0, len(workers), unit)]
+        parts = _split(cluster.workers_of(v), unit)
         nodes.append([len(places) + part for part in range(len(parts))])
         places += parts
     listed, size = 0, 1
@@ -331,14 +328,14 @@ def explicit_groups(problem: Problem) -> Choices:
         listed += comb(len(places), size)
     is_complete = size >= most and unit == 1
     found = {group for k in range(1, size + 1) for group in combinations(range(len(places)), k)}
-    found |= set() if is_complete else set(_telling_groups(problem, nodes, size))
+    found |= set() if is_complete else set(_groups_of_nodes(problem, nodes, size))
     groups = {tuple(worker for place in group for worker in places[place]) for group in found}
     kept = sorted((group for group in groups if 2 <= len(group) <= most), key=lambda group: (len(group), group))
     return Choices(problem, (), tuple(places), tuple(map(Block, kept)), is_complete)
 
 
-def _telling_groups(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
-    """All, nodes and what is below a switch; parts of a node, and local ranks on some nodes, more than `size`."""
+def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
+    """All, nodes, what is below a switch, parts of a node, and local ranks on some nodes: more than `size` places."""
     every = range(len(nodes))
     ranks = [[node[r] for node in nodes if r < len(node)] for r in range(max(map(len, nodes)))]
     below = [switch.nodes for switch in problem.hardware.shared_switches(len(nodes))]

@@ -20,15 +20,6 @@ MAX_EXPLICIT_WORKERS = 512
 """Workers up to which explicit groups are searched: every phase of them is a dense n×n matrix."""
 
 
-def prime_radices(num_nodes: int) -> tuple[int, ...]:
-    """The finest radices: prime factors, at most MAX_DIGITS of them (the smallest are merged)."""
-    factors = list(prime_factors(num_nodes))
-    while len(factors) > MAX_DIGITS:
-        factors.sort()
-        factors = [factors[0] * factors[1], *factors[2:]]
-    return tuple(sorted(factors, reverse=True))
-
-
 def holds_rules(cluster: Cluster) -> bool:
     """Whether the matrices of a cluster's rules fit into memory; else no rules are searched."""
     digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
@@ -39,8 +30,8 @@ def is_even(cluster: Cluster) -> bool:
     """Whether all nodes are equal, so that a rule can treat them equally: switches above them form a regular tree."""
     hardware = cluster.hardware
     assert hardware is not None
-    unequal = hardware.node_nic or hardware.node_inside or any(f != 1 for _, f in hardware.slowdown)
-    return cluster.is_regular and not unequal and cluster.num_nodes > 1 and _levels(cluster) is not None
+    equal = has_equal_speeds(cluster) and not hardware.node_nic and not hardware.node_inside
+    return equal and cluster.is_regular and cluster.num_nodes > 1 and _levels(cluster) is not None
 
 
 def node_radices(cluster: Cluster) -> tuple[int, ...]:
@@ -48,7 +39,7 @@ def node_radices(cluster: Cluster) -> tuple[int, ...]:
 
     So a block's digits say whether it crosses racks. At most MAX_DIGITS, one per level at least: factors are merged.
     """
-    parts = [sorted(prime_radices(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
+    parts = [sorted(prime_factors(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
     while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
         longest = max(parts, key=len)
         longest.append(longest.pop() * longest.pop())

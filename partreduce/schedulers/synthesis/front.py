@@ -1,4 +1,4 @@
-"""Entry: from a problem to a Pareto front of schedules, and what is proved about all others."""
+"""Search the Pareto front of schedules for a problem, with a bound on all others; this is the entry point."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from partreduce.schedulers.synthesis.cluster_shape import (
     is_even,
     largest_steps,
 )
-from partreduce.schedulers.synthesis.compositions import compositions
-from partreduce.schedulers.synthesis.exchanges import Exchanges
+from partreduce.schedulers.synthesis.long_periods import Exchanges, compositions
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
 from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
 from partreduce.topo import metrics
@@ -31,12 +30,14 @@ from partreduce.topo.schedule import Schedule
 
 MAX_REPORTED, MAX_PHASES = 60, 4
 """Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
-PROVING_SHARE, TIGHTER, MUCH_TIGHTER = 0.4, 0.85, 0.6
-"""Part of the time for proving a bound; next budgets of phases and periods as a share of what the last one took."""
-ALIGNED_SHARE, DECIDING_SHARE, MAX_MORE, TURNS, MAX_TRIES = 0.1, 0.3, 128, 2, 4
-"""Parts of the time for aligned and decided periods; more phases, and other workers of one, to exchange; how often."""
+TIGHTER, MUCH_TIGHTER = 0.85, 0.6
+"""The next budget of phases and of periods, as a fraction of the seconds of the last one."""
+PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
+"""Fractions of the time: for proving a bound; until the end of aligned, decided and composed periods."""
+MAX_MORE, TURNS, MAX_TRIES = 128, 2, 4
+"""Additional phases to exchange, the same phases on other workers, and tries per period."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
-"""Phases put after each phase of a decided period, to communicate less."""
+"""Phases added after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
 """Nominal seconds of a schedule's consensus distance, of each of its phases' n³ products, and of timing a phase."""
 
@@ -72,9 +73,9 @@ def search(
     reached = [list(some.values()) for one in explored for some in one.candidates]
     reached = [list(chain(*reached))] if len(listed) > 1 else reached  # rules and explicit groups, of equal steps
     # In turns, since those of other steps per round make shorter steps of as much communication.
-    turns = zip_longest(*(_reported(problem, some) for some in reached))
-    found = _named_apart(one for one in chain(*turns) if one is not None)
-    best = preferred(problem, found)
+    turns = zip_longest(*(_select_reported(problem, some) for some in reached))
+    found = _name_apart(one for one in chain(*turns) if one is not None)
+    best = best_of(problem, found)
     status, reason = Status.FEASIBLE, ""
     if best is None:
         status, reason = _nearest(problem, list(chain(*reached)), bound)
@@ -114,7 +115,7 @@ class Exploration:
             self._decide(
                 [ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + DECIDING_SHARE * span
             )
-            self._compose(full, start + 0.6 * span)
+            self._compose(full, start + COMPOSING_SHARE * span)
         if full is None or limits.choose_groups:
             for period in self._by_digits():
                 self._offer(period)
@@ -193,6 +194,10 @@ class Exploration:
     def _improve(self, until: float) -> None:
         """Exchange phases of the front's periods for decided ones, and for what these are on other workers."""
         self.say("improving periods")
+
+        def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
+            return _step_and_distance(item[1])
+
         rng = np.random.default_rng(self.seed)
         pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
         pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
@@ -207,12 +212,12 @@ class Exploration:
             end = start + (until - start) / (len(self.worker_steps) - s)
             front = list(self.candidates[s].items())
             while not self.clock.passed(end):
-                front = non_dominated(front, lambda item: _at(item[1]))
-                order = [period for period, _ in scattered(front, lambda item: _at(item[1]))]
+                front = non_dominated(front, costs)
+                order = [period for period, _ in scattered(front, costs)]
                 if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
                     break
                 tries[period] += 1
-                spread = [(one.step_seconds, one.consensus_distance) for _, one in front]
+                spread = list(map(costs, front))
                 for found, at in exchanges.better(period, spread, self.clock):
                     if not any(dominates(other, at) for other in spread):
                         cost = sum(map(self.choices.cost, found)) / (len(found) * max(worker_steps))
@@ -232,7 +237,7 @@ class Exploration:
                 self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
                 schedule = self.choices.schedule(phases, worker_steps)
                 value = float(metrics.consensus_distance(schedule))
-                known = list(map(_sent, self.candidates[s].values()))
+                known = list(map(_communication_and_distance, self.candidates[s].values()))
                 kept = self._keep(phases, schedule, cost, value, s)
                 first = kept if (s, more) == (0, 0) else first
                 if more == 0 and any(dominates(other, (cost, value)) for other in known):
@@ -318,23 +323,24 @@ def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tup
     return Status.UNKNOWN, reason
 
 
-def _at(one: Candidate) -> tuple[float, float]:
+def _step_and_distance(one: Candidate) -> tuple[float, float]:
     return round(one.step_seconds, 12), round(one.consensus_distance, 12)
 
 
-def _sent(one: Candidate) -> tuple[float, float]:
+def _communication_and_distance(one: Candidate) -> tuple[float, float]:
     return round(one.communication_seconds_per_step, 12), round(one.consensus_distance, 12)
 
 
-def _reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
+def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
     """The best for what is asked, then the fronts of what a step takes, and of what it communicates, spread."""
-    fronts = (scattered(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in (_at, _sent))
+    both = (_step_and_distance, _communication_and_distance)
+    fronts = (scattered(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
-    best = preferred(problem, listed.values())
+    best = best_of(problem, listed.values())
     return sorted(listed.values(), key=lambda one: one is not best)[:MAX_REPORTED]
 
 
-def _named_apart(found: Iterable[Candidate]) -> list[Candidate]:
+def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
     """The same, the second of a name with a 2 behind it, and so on."""
     names, result = Counter[str](), []
     for one in found:
@@ -344,7 +350,7 @@ def _named_apart(found: Iterable[Candidate]) -> list[Candidate]:
     return result
 
 
-def preferred(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
+def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
     """The least communication within the limits where that is the objective, else the least consensus distance."""
     limits = problem.limits
     fitting = (

@@ -1,6 +1,6 @@
-"""Schedules decided by CP-SAT: one model of groups × phases under the limits, with what is proved about all others.
+"""Decide schedules by CP-SAT: one model of groups × phases under the limits, with a bound on all others.
 
-Boolean x[k, b] says that block b (groups of any workers, or those of a rule) stands in phase k of a period of K phases.
+Boolean x[k, b] says that block b (groups of any workers, or those of a rule) is in phase k of a period of K phases.
 A worker is in at most one group of a phase; a phase lasts at least as long as each of its groups and as what they put
 together on each NIC, uplink and bus; the phases keep a budget; a group crosses every cut of the workers within the
 period (cuts are added as they turn out to be missing), and nodes as often as a limit says.
@@ -81,7 +81,7 @@ class ScheduleModel:
                 self._some(crossing, [(start + k) % num_phases for k in range(window)])
         sizes = [sum(int(choices.sizes[b]) * self.x[0][b] for b in blocks) for blocks in self.at]
         for node in map(choices.problem.cluster.workers_of, range(choices.problem.cluster.num_nodes)):
-            for one, other in pairwise(node) if choices.is_complete else ():  # workers of a node are alike
+            for one, other in pairwise(node) if choices.is_complete else ():  # workers of a node are equal
                 self.model.add(sizes[one] >= sizes[other])
         for span in self.spans[1:]:
             self.model.add(self.spans[0] >= span)  # a period may begin anywhere
@@ -99,7 +99,7 @@ class ScheduleModel:
                 model.add(self.metric <= ceil(below * self.unit - 1e-6) - 1)
             clock.charge(PER_LITERAL * self.num_phases * sum(map(len, self.choices.within)) * (2 + self.loads.shape[1]))
             found = self._solve(model, clock, until, seed)
-            if not found.phases or not self.agree or not (apart := self._apart(found.phases)):
+            if not found.phases or not self.agree or len(apart := self._components(found.phases)) < 2:
                 return found
             for cut in apart:
                 self._cross(cut)
@@ -137,16 +137,14 @@ class ScheduleModel:
         chosen = [[solver.boolean_value(one) for one in row] for row in self.x]
         return Decision(tuple(tuple(compress(self.choices.blocks, row)) for row in chosen), bound)
 
-    def _apart(self, phases: Period) -> list[frozenset[int]]:
-        """The cuts that no group crosses: the places that are joined, one cut for each component."""
-        import networkx as nx
-
-        graph = nx.empty_graph(len(self.choices.places))
+    def _components(self, phases: Period) -> list[frozenset[int]]:
+        """The places that the groups join, one set for each component; each is a cut that no group crosses."""
+        found = [frozenset({place}) for place in range(len(self.choices.places))]
         within = dict(zip(self.choices.blocks, self.choices.within, strict=True))
         for block in (block for phase in phases for block in phase):
-            nx.add_path(graph, within[block])
-        components = [frozenset(component) for component in nx.connected_components(graph)]
-        return components if len(components) > 1 else []
+            joined = [one for one in found if not one.isdisjoint(within[block])]
+            found = [*(one for one in found if one not in joined), frozenset().union(*joined)]
+        return found
 
     def _cross(self, cut: frozenset[int]) -> None:
         """Some block joins the places of the cut with others; one place that is all of them stands in some block."""

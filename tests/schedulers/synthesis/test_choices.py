@@ -17,9 +17,8 @@ from partreduce.schedulers.synthesis.choices import (
     rule_blocks,
 )
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.cluster_shape import prime_radices
-from partreduce.schedulers.synthesis.compositions import compositions
-from partreduce.schedulers.synthesis.exchanges import Exchanges
+from partreduce.schedulers.synthesis.cluster_shape import node_radices
+from partreduce.schedulers.synthesis.long_periods import Exchanges, compositions
 from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
@@ -198,7 +197,7 @@ def test_turned_phases_cost_the_same_where_nodes_are_equal(name):
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8, 12, 16, 64, 96])
 def test_radices_multiply_to_the_number_of_nodes(nodes):
-    radices = prime_radices(nodes)
+    radices = node_radices(problem(f"{nodes}x1").cluster)
     assert np.prod(radices) == nodes
     assert len(radices) <= 4
     assert min(radices) >= 2

@@ -1,12 +1,19 @@
-"""Periods improved phase by phase: another phase in the place of one, or of one kind, one more, or one less.
+"""Build long periods of decided phases: compose them between full averages, and improve them phase by phase.
 
-What enters a phase and what all later rounds make of what leaves it are known matrices of the period, so every single
-exchange has an estimate, exact but for its own recurrence in later periods; those that look best are scored exactly.
+After a full average the past is forgotten, so costs and consensus distances of the pieces between full averages are
+sums: how often each stands in a period of given length is a knapsack with an exact objective, as of renewal cycles.
+Pieces come from a beam search over the decided phases, a full average and a silent phase; dynamic programming solves
+the knapsack for the whole front at once.
+
+An exchange puts another phase in the place of one, or of one kind, one more, or one less. What enters a phase and what
+all later rounds make of what leaves it are known matrices of the period, so every exchange has an estimate, exact but
+for its own recurrence in later periods; those that look best are scored exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +21,121 @@ import numpy.typing as npt
 from partreduce.schedulers.synthesis.choices import Choices, Period
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.arithmetic.lyapunov import steady_state
+from partreduce.topo.arithmetic.pareto import non_dominated
 from partreduce.topo.rule import RulePhase
 
 Floats = npt.NDArray[np.float64]
 Indices = tuple[int, ...]
 
-TRIED, SCORED, MAX_ENTRIES = 48, 24, 12_000_000
-"""Phases that are estimated in each place, exchanges scored exactly, and entries of the matrices of all phases."""
+WIDTH, PER_COST, PRICES, MAX_ENTRIES = 480, 4, 16, 12_000_000
+"""Prefixes that the beam search extends: all, of one cost, prices of communication; entries of matrices in memory."""
+BINS = 240
+"""Bins of cost that the most expensive piece spans in the dynamic program."""
+TRIED, SCORED = 48, 24
+"""Phases that are estimated in each place, and exchanges scored exactly."""
 NEGLIGIBLE, MAX_DOUBLINGS, UNSETTLED = 1e-9, 12, 1e-3
 """Workers agree if of 4096 periods no more is left of the first; what is slower no search wants."""
+PER_PREFIX, PER_ENTRY, PER_TRIAL, PER_PLACE = 2e-5, 4e-10, 6e-6, 1.4e-9
+"""Nominal seconds of one prefix, of each entry that it multiplies, of trying a piece, and of each of its places."""
 PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
 """Nominal seconds of one operation on a stack, of each matrix in it, and of each of its G³ products."""
+
+
+class Piece(NamedTuple):
+    """Phases from consensus to consensus: their indices, cost in seconds, and sum of consensus distances."""
+
+    indices: Indices
+    cost: float
+    value: float
+
+
+def compositions(
+    choices: Choices, phases: Period, worker_steps: Sequence[int], clock: Clock, until: float
+) -> Iterator[tuple[Period, float, float]]:
+    """Good periods of these phases with their seconds and consensus distance per step; the last phase averages all.
+
+    Beam search from consensus keeps the prefixes with the least distance at many prices; shapes: B of them, A phases.
+    """
+    begun_at, left = clock.position(), until - clock.position()
+    space, limits, matrices = choices.space(worker_steps), choices.problem.limits, choices.matrices(phases)
+    longest = limits.max_period if limits.max_gap is None else (limits.max_gap + 1) // space.instants
+    costs, full = np.array([choices.cost(phase) for phase in phases]), len(phases) - 1
+    scale = np.repeat(space.weight, space.fresh[0].size)  # (C·G²,)
+    gains = (matrices.swapaxes(-1, -2) @ matrices).reshape(len(phases), -1) * scale  # (A, C·G²): WᵀW
+    covariance = np.zeros((1, *space.fresh.shape))  # (B, C, G, G), before the next phase
+    spent, values = np.zeros(1), np.zeros(1)  # (B,)
+    begun: list[Indices] = [()]
+    pieces: list[Piece] = []
+    for length in range(1, longest + 1):
+        clock.charge(len(begun) * (PER_PREFIX + PER_ENTRY * (full + 4) * len(scale)))
+        closed = [
+            Piece((*indices, full), cost + float(costs[full]), value)
+            for indices, cost, value in zip(begun, spent.tolist(), values.tolist(), strict=True)
+        ]
+        pieces += non_dominated(closed, lambda piece: (piece.cost, piece.value))
+        if length == longest or clock.passed(begun_at + 0.5 * left):
+            break
+        grown = covariance + space.fresh
+        after = grown.reshape(len(begun), -1) @ gains.T  # (B, A): consensus distance after each next phase
+        keep = _worth_extending(
+            (spent[:, None] + costs).ravel(),
+            (values[:, None] + 2 * after).ravel(),  # what is still in the workers comes back in the next round
+            min(WIDTH, max(PRICES, MAX_ENTRIES // len(scale))),
+        )
+        parent, phase = np.divmod(keep, len(phases))
+        begun = [(*begun[p], a) for p, a in zip(parent.tolist(), phase.tolist(), strict=True)]
+        covariance = matrices[phase] @ grown[parent] @ matrices[phase].swapaxes(-1, -2)
+        spent, values = spent[parent] + costs[phase], values[parent] + after[parent, phase]
+    found = _compose(pieces, limits.max_period, clock, lambda: clock.passed(begun_at + 0.9 * left))
+    for indices, value in found.items():
+        seconds = float(costs[list(indices)].mean()) / space.instants
+        yield tuple(phases[index] for index in indices), seconds, space.floor + value / len(indices)
+
+
+def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np.int64]:
+    """The best few of each cost; of too many, the best over a range of prices of communication."""
+    order = np.lexsort((ahead, cents := np.round(spent * 1e7).astype(np.int64)))
+    _, first, rank = np.unique(cents[order], return_index=True, return_inverse=True)
+    kept = order[np.arange(len(order)) - first[rank] < PER_COST]
+    if len(kept) > width:
+        prices = (*np.geomspace(0.05, 200.0, PRICES - 1) / max(float(spent.max()), 1e-12), 1e9)
+        scores = (ahead[kept] + price * spent[kept] for price in prices)
+        kept = kept[np.unique([np.argsort(score, kind="stable")[: width // PRICES] for score in scores])]
+    return kept
+
+
+def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Callable[[], bool]) -> dict[Indices, float]:
+    """Good compositions at every cost, with the sums of values, by dynamic programming on (period, cost).
+
+    Costs are rounded to bins, so single entries may miss the optimum. O(period² · pieces · bins).
+    """
+    unit = max(piece.cost for piece in pieces) / BINS or 1.0  # where links are free, all costs are 0
+    places = longest * BINS + 1
+    # Entry (p, b): the least sum of consensus distances of p phases of costs in bin b, and the piece that ends them.
+    table = np.full((longest + 1, places), np.inf)
+    choice = np.full((longest + 1, places), -1, dtype=np.int64)
+    table[0, 0] = 0.0
+    steps = [round(piece.cost / unit) for piece in pieces]
+    found: dict[Indices, float] = {}
+    for period in range(1, longest + 1):
+        if expired():
+            break
+        clock.charge(sum(len(piece.indices) <= period for piece in pieces) * (PER_TRIAL + PER_PLACE * places))
+        for index, (piece, step) in enumerate(zip(pieces, steps, strict=True)):
+            if len(piece.indices) <= period:
+                trial = table[period - len(piece.indices), : places - step] + piece.value
+                better = trial < table[period, step:] - 1e-12
+                table[period, step:][better] = trial[better]
+                choice[period, step:][better] = index
+        least = np.inf
+        for place in np.flatnonzero(np.isfinite(table[period])).tolist():
+            if table[period, place] < least - 1e-9:
+                least, indices, rest, at = float(table[period, place]), (), period, place
+                while rest > 0:
+                    piece, step = pieces[choice[rest, at]], steps[choice[rest, at]]
+                    indices, rest, at = (*indices, *piece.indices), rest - len(piece.indices), at - step
+                found[indices] = least
+    return found
 
 
 class Exchanges:
@@ -123,16 +234,16 @@ class Exchanges:
         for one in chosen[::-1]:  # `after[t]`: the weight, now and later, on what reaches phase t
             after.insert(0, eye + one.swapaxes(-1, -2) @ after[0] @ one)
 
-        def weighed(covariance: Floats, weights: Floats) -> Floats:
+        def weigh(covariance: Floats, weights: Floats) -> Floats:
             return np.asarray((covariance * weights).sum(axis=(-2, -1)) @ space.weight)
 
         replaced, inserted, removed = np.empty((size, len(pool))), np.empty((size, len(pool))), np.empty(size)
         for t in range(size):
             left = tried @ (before[t] + space.fresh) @ tried.swapaxes(-1, -2)
-            mine, skipped = weighed(before[t + 1], after[t + 1]), weighed(before[t], after[t + 1] - eye)
-            replaced[t], removed[t] = weighed(left, after[t + 1]) - mine, skipped - mine
-            inserted[t] = weighed(left, after[t]) - weighed(before[t], after[t] - eye)
-        total = sum(float(weighed(one, eye)) for one in before[1:])
+            mine, skipped = weigh(before[t + 1], after[t + 1]), weigh(before[t], after[t + 1] - eye)
+            replaced[t], removed[t] = weigh(left, after[t + 1]) - mine, skipped - mine
+            inserted[t] = weigh(left, after[t]) - weigh(before[t], after[t] - eye)
+        total = sum(float(weigh(one, eye)) for one in before[1:])
         return total, replaced, inserted, removed
 
     def _charge(self, clock: Clock, entries: int, operations: int) -> None:
