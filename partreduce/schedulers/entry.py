@@ -34,11 +34,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def parse(self, value: object) -> Value:
-        """The typed value.
-
-        Raises:
-            ScheduleError: the value is of another kind or outside the limits.
-        """
+        """The typed value."""
         if value is None or (isinstance(value, str) and value.strip().lower() == "auto" and self.default is None):
             if self.default is None:
                 return None
@@ -107,11 +103,7 @@ class Entry:
     metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Defaults completed and overridden by typed values.
-
-        Raises:
-            ScheduleError: an unknown parameter (with a suggestion) or a bad value.
-        """
+        """Defaults completed and overridden by typed values."""
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: parameter.default for name, parameter in known.items()}
         for raw, value in given.items():
@@ -133,11 +125,7 @@ class Entry:
         return self.unsupported_reason(cluster, **values)
 
     def build(self, cluster: Cluster, **parameters: object) -> Schedule:
-        """The schedule for a cluster.
-
-        Raises:
-            ScheduleError: an unknown parameter, a bad value, or a cluster that cannot have this schedule.
-        """
+        """The schedule for a cluster."""
         values = self.resolve(parameters)
         if reason := self.why_not(cluster, **parameters):
             raise ScheduleError(f"{self.name} on {cluster}: {reason}")

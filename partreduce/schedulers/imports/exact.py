@@ -85,9 +85,6 @@ def exact(value: object, place: str) -> Fraction:
     A fraction with a denominator up to 10⁴ is taken when it lies within 1e-8. A number that is one of 32 bits (or its
     shortest decimal) is the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is
     2/3. Any other is a fraction within 1e-12.
-
-    Raises:
-        ScheduleError: a number that is negative or not finite.
     """
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -126,11 +123,7 @@ def _rounded_to_single(number: float) -> Fraction | None:
 
 
 def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Fraction]) -> None:
-    """Refuse a given own weight that is not what the others leave.
-
-    Raises:
-        ScheduleError: names the worker and what it hears in all.
-    """
+    """Refuse a given own weight that is not what the others leave."""
     heard = [Fraction(0)] * num_workers
     for (source, target), weight in weight_of.items():
         if source != target:

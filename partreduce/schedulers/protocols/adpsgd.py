@@ -56,9 +56,6 @@ class Pairing:
 
     Two workers that ask each other at the same time have both sent their parameters, so each takes the other's question
     as the answer. A worker that waits keeps other questions until it has its answer: the averaging is atomic.
-
-    Raises:
-        InputError: a directed graph, or a number of roles that is not the number of workers.
     """
 
     graph: Digraph

@@ -96,9 +96,6 @@ class Hop:
     holds t of them is t - max_ig behind. It waits for what the usual way into that step would have waited for, so no
     gap grows beyond its bound. And no worker ever waits for an update of a step that was skipped: all who would have
     needed it have left that step.
-
-    Raises:
-        ScheduleError: the setting does not fit the graph, or one part of it another.
     """
 
     graph: Digraph
@@ -257,10 +254,6 @@ def hop_of(graph: Round, setting: IterationGap) -> Hop:
 
 
 def check_setting(graph: Digraph, setting: IterationGap) -> None:
-    """Refuse a setting that does not fit the graph, or whose parts do not fit each other.
-
-    Raises:
-        ScheduleError: the place, the value and the rule.
-    """
+    """Refuse a setting that does not fit the graph, or whose parts do not fit each other."""
     setting.check()
     setting.check_neighbors([len(sources) for sources in graph.sources])

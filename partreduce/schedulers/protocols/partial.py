@@ -61,9 +61,6 @@ class Partial:
         initiators: under `majority` the worker that starts a round, again and again; None draws it.
         collective: threads meet by `Share` messages; without it a thread may be done at any time after it has entered,
             for drivers that let them meet.
-
-    Raises:
-        ScheduleError: settings that do not go with one another.
     """
 
     setting: PartialAllReduce

@@ -16,11 +16,7 @@ from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGro
 
 
 def compose(*rules: RulePhases) -> RulePhases:
-    """One rule after the other; digits are refined to common ones.
-
-    Raises:
-        ScheduleError: the rules number the nodes in digits that have no common refinement.
-    """
+    """One rule after the other; digits are refined to common ones."""
     refined = _align(rules)
     return RulePhases(refined[0].node_radices, tuple(phase for rule in refined for phase in rule.phases))
 
@@ -41,11 +37,7 @@ def interleave(*rules: RulePhases) -> RulePhases:
 
 
 def refine(rule: RulePhases, radices: Sequence[int]) -> RulePhases:
-    """The same groups written in finer digits: radix 6 may become radices 2, 3.
-
-    Raises:
-        ScheduleError: the new radices do not split the old ones.
-    """
+    """The same groups written in finer digits: radix 6 may become radices 2, 3."""
     if tuple(radices) == rule.node_radices:
         return rule
     children: list[tuple[int, ...]] = []

@@ -40,11 +40,7 @@ class Case:
         return self.schedule.worker_steps()
 
     def size(self) -> int:
-        """The model's bytes; 1 when they are unknown and no link's bandwidth is known either.
-
-        Raises:
-            InputError: the size is needed and missing.
-        """
+        """The model's bytes; 1 when they are unknown and no link's bandwidth is known either."""
         return size_or_one(self.hardware, self.model_bytes)
 
     def seconds(self) -> npt.NDArray[np.float64]:

@@ -152,11 +152,7 @@ class GapTiming(Recorder):
         )
 
     def check_ended(self, machine: VirtualMachine) -> None:
-        """Refuse a run that stands still before its end.
-
-        Raises:
-            ScheduleError: names the worker that is furthest behind.
-        """
+        """Refuse a run that stands still before its end."""
         steps = [state.step for state in machine.states]
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self.seconds):
@@ -173,11 +169,7 @@ class GapTiming(Recorder):
 
 
 def run_gaps(case: Case) -> Timeline:
-    """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges).
-
-    Raises:
-        ScheduleError: workers wait for one another for ever.
-    """
+    """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges)."""
     setting, graph, cluster = case.schedule.strategy.sync, case.schedule.strategy.graphs[0], case.schedule.cluster
     assert isinstance(setting, IterationGap), "the registry chose this function"
     worker_steps = case.worker_steps()

@@ -17,11 +17,7 @@ from partreduce.topo.timing.table_steps import TableRounds
 
 
 def run_rounds(case: Case) -> Timeline:
-    """The rounds of a schedule with fixed phases, its prologue first. O(num_rounds · n).
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases, or groups overlap.
-    """
+    """The rounds of a schedule with fixed phases, its prologue first. O(num_rounds · n)."""
     schedule, num_rounds = case.schedule, case.num_rounds
     stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
     first = None

@@ -41,9 +41,6 @@ class GroupSystem:
         breakers: workers whose collective may fail once although no worker has died; not in endless runs, where groups
             long past have equal numbers, so that one that broke would be taken for met.
         restarts: how often the generator may be killed and started again from its log.
-
-    Raises:
-        InputError: an endless run with breakers.
     """
 
     setting: GeneratorSetting
