@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import MEETING, Begin, Call, Finish, Here, PartialState
+from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, Partial, PartialState
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.machine import Meeting, Step, VirtualMachine

@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.schedulers.protocols.hop import weights_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap

@@ -20,8 +20,7 @@ from partreduce.runtime.strategies.quorum.broadcast_tree import Spread
 from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import (
+from partreduce.schedulers.protocols.partial import (
     COMPUTING,
     MEETING,
     Activate,
@@ -32,6 +31,7 @@ from partreduce.schedulers.protocols.partial_state import (
     Ended,
     Finish,
     Here,
+    Partial,
     PartialState,
     Share,
     Take,

@@ -18,7 +18,7 @@ from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Background
-from partreduce.schedulers.protocols.partial_state import Share
+from partreduce.schedulers.protocols.partial import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
 
 KIND = "partial sum"
