@@ -273,12 +273,8 @@ def weights_of(
     counts i − (k − s) + 1 times in step k, one's own too; before a skip, when k is the step before the one that is
     skipped to and one's own parameters are older than s steps, they still count once. O(in-neighbors).
 
-    Args:
-        gap: says which weights.
-        edge_weights: of each in-neighbor, as the graph has them.
-        step: whose reduce this is (k), or the last skipped one.
-        own_step: the step that one's own parameters come from.
-        used: (source, step of its update), ascending.
+    `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped one, `own_step` that of
+    one's own parameters, and `used` holds (source, step of its update), ascending.
     """
     if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]

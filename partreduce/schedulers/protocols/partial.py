@@ -158,13 +158,9 @@ class Partial:
     that have come or continue; where none continues, a round starts if it, or a later one, is the last of some worker.
     So no round runs that no worker needs, and the last one of all is the maximum of what the workers have told.
 
-    Args:
-        setting: the quorum.
-        num_workers: how many workers there are.
-        calls: how many calls each worker makes before it ends; None where a driver says when.
-        initiators: under `majority` the worker that starts a round, again and again; None draws it.
-        collective: threads meet by `Share` messages; without it a thread may be done at any time after it has entered,
-            for drivers that let them meet.
+    `calls` is how many calls each worker makes before it ends, None where a driver decides when; `initiators` under
+    `majority` the workers that start rounds, in turn, None where they are drawn. With `collective` threads meet by
+    `Share` messages; without it a thread may be done at any time after it has entered, for drivers that let them meet.
     """
 
     setting: PartialAllReduce

@@ -21,12 +21,10 @@ import numpy.typing as npt
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.fifo_links import InTurn
-from partreduce.schedulers.simulator.machine import Step, VirtualMachine
-from partreduce.schedulers.simulator.record import GapRecord
-from partreduce.schedulers.simulator.recorder import Recorder
+from partreduce.schedulers.simulator.machine import Recorder, Step, VirtualMachine
+from partreduce.schedulers.simulator.network import InTurn
 from partreduce.schedulers.simulator.staleness import MAX_WORKERS, ForwardedAge
-from partreduce.schedulers.simulator.timeline import Timeline
+from partreduce.schedulers.simulator.timeline import GapRecord, Timeline
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
@@ -47,17 +45,10 @@ class Listener(Protocol):
 
 
 class GapTiming(Recorder):
-    """How long the steps of a `Hop` take.
-
-    Args:
-        hop: the protocol.
-        seconds: as `Recorder` says, of steps.
-        links: what updates and tokens travel on.
-        num_bytes: of an update.
-        listeners: told of every update, reduce and step.
+    """How long the steps of a `Hop` take, whose updates of `num_bytes` and tokens travel on `links`.
 
     It also records when each step was `reduced`, and in `order` the number of the instant at which it was left. `fill`
-    (num_workers,) is the most updates that a queue held.
+    (num_workers,) is the most updates that a queue held. Listeners hear of every update, reduce and step.
     """
 
     sees_messages = False

@@ -17,9 +17,8 @@ from partreduce.schedulers.protocols.group_generator.draw import GeneratorSettin
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.machine import Meeting, Step, Timing, VirtualMachine
+from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, Timing, VirtualMachine
 from partreduce.schedulers.simulator.network import Network
-from partreduce.schedulers.simulator.recorder import Recorder
 from partreduce.schedulers.simulator.staleness import MAX_WORKERS, IndirectAge, Meets
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.phase import Phase
@@ -51,11 +50,9 @@ class WorkerRound:
 class GroupTiming(Timing):
     """How long the rounds and the groups of a `GroupSystem` take.
 
-    Args:
-        compute: (worker, round) → seconds that it computes; asked once for each.
-        group: members → seconds that their operation takes, or what it puts on `network`.
-        on_round: called with every round that a worker has ended, in order of time. Groups that are still owed to a
-            worker after its last round belong to no round.
+    `compute` says the seconds that a worker computes in a round, once for each; `group` how long the operation of some
+    members takes, or what it puts on `network`. `on_round` is called with every round that a worker has ended, in order
+    of time. Groups that are still owed to a worker after its last round belong to no round.
     """
 
     def __init__(
@@ -87,18 +84,8 @@ class GroupTiming(Timing):
         own = step.before
         computing = self._late.pop(step.process, step)
         members = own.members if isinstance(step.event, Enter) else ()
-        self.on_round(
-            WorkerRound(
-                step.process,
-                own.rounds,
-                computing.work_start,
-                computing.work_end,
-                step.start,
-                step.end,
-                own.seq,
-                members,
-            )
-        )
+        times = computing.work_start, computing.work_end, step.start, step.end
+        self.on_round(WorkerRound(step.process, own.rounds, *times, own.seq, members))
 
 
 def group_machine(

@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
+from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.network import Network
+from partreduce.schedulers.simulator.staleness import Ages
+from partreduce.schedulers.simulator.timeline import AsynchronousMetrics, GapRecord, QuorumRecord, Timeline
 from partreduce.topo.errors import InputError
 from partreduce.topo.timing.loads import Loads
 
@@ -141,13 +145,8 @@ class VirtualMachine:
     timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
     of a meeting, when all members have come and the meeting's seconds have passed. Of several events that fall due
     together one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in which
-    they were sent, unless the timing takes care of that. Deterministic for a seed.
-
-    Args:
-        machine: the protocol.
-        timing: how long things take.
-        seed: of the random numbers that the timing draws, and of ties.
-        keep_notes: whether `notes` is kept; of millions of steps it would be what needs most memory.
+    they were sent, unless the timing takes care of that. Deterministic for a seed, that of ties and of what the timing
+    draws. `keep_notes` says whether `notes` is kept; of millions of steps it would be what needs most memory.
     """
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0, keep_notes: bool = True) -> None:
@@ -314,3 +313,35 @@ def _time(seconds: float) -> float:
     if not 0 <= seconds < float("inf"):
         raise InputError(f"virtual time: {seconds} s; work and messages take a finite time >= 0")
     return seconds
+
+
+class Recorder(Timing):
+    """A timing that records rounds, in arrays of shape (num_rounds, num_workers), in seconds.
+
+    A worker computes for `seconds` in each round, of the same shape, and then rests. It began to compute its round at
+    `begun` and had `computed` it; from `start` to `end` it communicated, and its round was over at `finish`.
+    """
+
+    def __init__(self, seconds: npt.NDArray[np.float64]) -> None:
+        self.seconds: list[list[float]] = seconds.tolist()
+        self.begun, self.computed, self.start, self.end, self.finish = np.full((5, *seconds.shape), np.nan)
+
+    def timeline(
+        self,
+        case: Case,
+        nic_bytes: npt.NDArray[np.float64],
+        ages: Ages | None,
+        *,
+        is_delayed: bool = False,
+        free_running: bool = True,
+        gaps: GapRecord | None = None,
+        quorum: QuorumRecord | None = None,
+    ) -> Timeline:
+        """What is recorded once the machine has run; `nic_bytes` (num_nodes,) left each node meanwhile."""
+        assert not np.isnan(self.finish).any(), "the protocol never halts before the end"
+        largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
+        if quorum is not None:
+            largest, mean = float(quorum.ages.max()), float(quorum.ages.mean())
+        rows = self.begun, self.computed, self.start, self.end, self.finish
+        observed = AsynchronousMetrics(nic_bytes, largest, mean, gaps, quorum)
+        return Timeline(case.worker_steps(), *rows, is_delayed=is_delayed, free_running=free_running, observed=observed)

@@ -15,23 +15,18 @@ import numpy.typing as npt
 from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.machine import Step, VirtualMachine
+from partreduce.schedulers.simulator.machine import Recorder, Step, VirtualMachine
 from partreduce.schedulers.simulator.network import Network
-from partreduce.schedulers.simulator.recorder import Recorder
 from partreduce.schedulers.simulator.staleness import MAX_WORKERS, IndirectAge, Meets
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class PairTiming(Recorder):
-    """How long the rounds of the active workers of a `Pairing` take.
+    """How long the rounds of the active workers of a `Pairing` take; models travel on `network`, or in no time.
 
-    Args:
-        seconds: as `Recorder` says.
-        network: what models travel on; None if that takes no time.
-        num_bytes: of a model.
-        is_delayed: the next round computes while the exchange runs, instead of after it.
-        on_exchange: called with who asked, who answered, and when the answer was there.
+    With `is_delayed` the next round computes while the exchange runs, instead of after it. `on_exchange` is called with
+    who asked, who answered, and when the answer was there.
     """
 
     def __init__(

@@ -21,11 +21,9 @@ import numpy.typing as npt
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
 from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, Partial, PartialState
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.fifo_links import InTurn
-from partreduce.schedulers.simulator.machine import Meeting, Step, VirtualMachine
-from partreduce.schedulers.simulator.record import QuorumRecord
-from partreduce.schedulers.simulator.recorder import Recorder
-from partreduce.schedulers.simulator.timeline import Timeline
+from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, VirtualMachine
+from partreduce.schedulers.simulator.network import InTurn
+from partreduce.schedulers.simulator.timeline import QuorumRecord, Timeline
 from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing import loads
 
@@ -73,12 +71,8 @@ class Waiting(Partial):
 class QuorumTiming(Recorder):
     """How long the calls and the rounds of a quorum take.
 
-    Args:
-        seconds: that each worker computes for each of its calls, shape (num_rounds, num_workers).
-        way: (source, to) → seconds that word is on its way.
-        sum_seconds: of a sum, of gradients or of models.
-        grace: seconds that a thread waits for its own worker's call.
-
+    Each worker computes for `seconds` (num_rounds, num_workers) for each of its calls; a message from source to
+    destination takes `way`, a sum of gradients or models `sum_seconds`; a thread waits up to `grace` for its own call.
     Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun
     (`begun`) and ended (`computed`), when it was taken, and averaged where models are (`finish`), and how many calls a
     worker had in the round (`gradients`). `summed` (2, num_rounds) is when each sum began and ended. `ages` says of

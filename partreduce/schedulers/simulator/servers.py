@@ -17,9 +17,8 @@ import numpy.typing as npt
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import Answer, Opened, Plan, Push, Shards, Take, shards_of
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.machine import Step, VirtualMachine
+from partreduce.schedulers.simulator.machine import Recorder, Step, VirtualMachine
 from partreduce.schedulers.simulator.network import Network
-from partreduce.schedulers.simulator.recorder import Recorder
 from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Ages
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.strategies.server import Server
@@ -27,17 +26,11 @@ from partreduce.topo.timing.coding import Coding
 
 
 class ShardsTiming(Recorder):
-    """How long the rounds of `Shards` take.
+    """How long the rounds of `Shards` take, whose shards of `num_bytes` travel on `network`.
 
-    Args:
-        machine: the protocol, with a plan of as many rounds.
-        seconds: as `Recorder` says.
-        network: what shards travel on.
-        num_bytes: of a shard.
-        pushes_first: a round's push leaves when it begins.
-        ages: how old what progress was computed with is when it is added; None where that is not followed.
-
-    A round communicates from its push to its last answer. With a delay these are those that run during its computing.
+    With `pushes_first` a round's push leaves when it begins. `ages`, if any, gets how old what progress was computed
+    with is when it is added. A round communicates from its push to its last answer. With a delay these are those that run
+    during its computing.
     """
 
     network: Network

@@ -10,15 +10,8 @@ from typing import Any
 
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
 from partreduce.schedulers.protocols.group_generator.draw import CHOICE_BITS, GeneratorSetting
-from partreduce.schedulers.protocols.group_generator.service import (
-    ACTIVE,
-    GroupGenerator,
-    Restarted,
-)
-from partreduce.schedulers.protocols.group_generator.worker import (
-    GroupWorker,
-    Retry,
-)
+from partreduce.schedulers.protocols.group_generator.service import ACTIVE, GroupGenerator, Restarted
+from partreduce.schedulers.protocols.group_generator.worker import GroupWorker, Retry
 from partreduce.topo.errors import InputError
 
 MODULUS = 4
@@ -29,18 +22,13 @@ MODULUS = 4
 class GroupSystem:
     """Workers 0..n−1 and the generator as process n, under one setting; a `Machine`.
 
-    Args:
-        setting: the rules of the draw.
-        rounds: rounds of every worker (None: endless, with sequence numbers counted from the oldest outstanding group).
-        collective: members meet by messages; see `GroupWorker`.
-        ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers. None
-            draws from the setting's seed, as at run time.
-        retries: how often each worker may repeat what may have been lost, also when nothing was.
-        costs: what a round costs each worker to compute, as they report it (empty: all the same); a tuple says it of
-            one round after the other, the last for all further ones.
-        breakers: workers whose collective may fail once although no worker has died; not in endless runs, where groups
-            long past have equal numbers, so that one that broke would be taken for met.
-        restarts: how often the generator may be killed and started again from its log.
+    `rounds` of every worker may be None: endless, with sequence numbers counted from the oldest outstanding group. A
+    draw comes out with one of `ways` random numbers: 1 explores one draw, k! all of k idle workers, None draws from the
+    setting's seed, as at run time. Each worker may repeat `retries` times what may have been lost, also when nothing
+    was, and the generator be killed and started again from its log `restarts` times. `costs` are what a round costs
+    each worker to compute, as it reports it (empty: all the same; a tuple: of one round after the other, the last for
+    all further ones). The collective of `breakers` may fail once although no worker has died; not in endless runs,
+    where groups long past have equal numbers, so that one that broke would be taken for met.
     """
 
     setting: GeneratorSetting

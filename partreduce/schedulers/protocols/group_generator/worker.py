@@ -83,14 +83,11 @@ Stepped = tuple[WorkerState, tuple[Action, ...]]
 
 
 class GroupWorker:
-    """The worker's part of the protocol, pure.
+    """The worker's part of the protocol, pure; `service` is the process number of the generator.
 
-    Args:
-        service: the process number of the generator.
-        rounds: how many rounds the worker has (None: it never ends).
-        collective: whether groups are met by `Here` messages; without it a worker may leave a group at any time after
-            it entered, which covers every real collective but cannot show members that wait for one another.
-        modulus: request numbers wrap here (None: they do not).
+    It has so many `rounds` (None: it never ends); request numbers wrap at `modulus` (None: they do not). With
+    `collective` groups are met by `Here` messages; without it a worker may leave a group at any time after it entered,
+    which covers every real collective but cannot show members that wait for one another.
     """
 
     def __init__(

@@ -185,18 +185,12 @@ class Restart:
 
 @dataclass(frozen=True)
 class Setting:
-    """A run.
+    """A run of `num_workers`, of which the last `outside` join when they ask, each up to `knocks` times.
 
-    Args:
-        num_workers: all, of which the last `outside` are no members at the start and join when they ask.
-        max_failures: how many may be missing at a time before the run ends instead.
-        groups: what an explored run averages in each round; None where a driver enters operations and says what comes
-            of them, and members do not meet by messages.
-        rounds: of an explored run; the last should be of all.
-        leases: how often the authority may give up those who are silent, by itself.
-        restarts: how often it may be started again.
-        outside: workers that are no members at the start.
-        knocks: how often each of them may ask.
+    At most `max_failures` may be missing at a time; else the run ends. `groups` is what an explored run averages in
+    each of its `rounds`, the last best of all; None where a driver enters operations and reports what comes of them,
+    and members do not meet by messages. The authority may give up silent workers by itself `leases` times, and be
+    started again `restarts` times.
     """
 
     num_workers: int
