@@ -29,8 +29,8 @@ class ShardsTiming(Recorder):
     """How long the rounds of `Shards` take, whose shards of `num_bytes` travel on `network`.
 
     With `pushes_first` a round's push leaves when it begins. `ages`, if any, gets how old what progress was computed
-    with is when it is added. A round communicates from its push to its last answer. With a delay these are those that run
-    during its computing.
+    with is when it is added. A round communicates from its push to its last answer; with a delay, those that run during
+    its computing.
     """
 
     network: Network
