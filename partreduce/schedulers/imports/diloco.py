@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import PurePath
 from typing import Any
 
-from partreduce.schedulers.imports.exact import add_row
+from partreduce.schedulers.imports.exact import current_notes
 from partreduce.topo.closed_model import unknown
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.reader import parse_json
@@ -160,8 +160,7 @@ def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None)
 
 
 def _import(settings: Settings, source: str, cluster: Cluster | None) -> Schedule:
-    for row in settings.rows():
-        add_row(row)
+    current_notes().rows.extend(settings.rows())
     return settings.schedule(source, cluster)
 
 
