@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal, replace_at
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
@@ -34,18 +34,15 @@ class Token:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Signal):
     """Message against an edge (NOTIFY-ACK): your update is reduced, the next may come."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendUpdate:
+class SendUpdate(Signal):
     """Event: the worker sends the update of its step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Signal):
     """Event: the worker averages the updates that its step asks for."""
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from hashlib import shake_256
 from itertools import permutations
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal, replace_at
 from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
 COMPUTING, CALLED, MEETING = range(3)
@@ -72,28 +72,23 @@ class Share:
     ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Signal):
     """Event: a gradient is computed and handed over."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Signal):
     """Event: the worker has no more data; from now on it only takes results."""
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Signal):
     """Event: the thread enters its next round with what is in the send buffer. Grace is only when this happens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Signal):
     """Event: the sum of the round is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(Signal):
     """Event: the training takes results and applies them."""
 
 

@@ -12,13 +12,12 @@ results at once; its computing stands in the row of the first, and the other row
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal
 from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, Partial, PartialState
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, VirtualMachine
@@ -28,13 +27,11 @@ from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing import loads
 
 
-@dataclass(frozen=True, slots=True)
-class BeginWithout:
+class BeginWithout(Signal):
     """Event: the thread enters its next round without its own call, for which it has waited long enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(Signal):
     """Event: the mean of all models is there."""
 
 

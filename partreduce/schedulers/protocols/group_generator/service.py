@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send, replace_at
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send, Signal, replace_at
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking, Outstanding
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of
 
@@ -38,37 +38,31 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Answer: take part in group `seq` at the end of the round."""
+class AnswerBase:
+    """An answer to a request, in a generation."""
 
     generation: int
     request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant(AnswerBase):
+    """Answer: take part in group `seq` at the end of the round."""
+
     seq: int
     members: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
+class Alone(AnswerBase):
     """Answer: no group in this round."""
 
-    generation: int
-    request: int
 
-
-@dataclass(frozen=True, slots=True)
-class Later:
+class Later(AnswerBase):
     """Answer: ask again when the round is computed, so that no other member waits for this slow worker's computing."""
 
-    generation: int
-    request: int
 
-
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(AnswerBase):
     """Answer to a last request: no worker waits for you."""
-
-    generation: int
-    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +80,7 @@ class Evicted:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(Signal):
     """Event of the generator: it was started again from its log; answers of its former life are no longer valid."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send, Signal
 from partreduce.schedulers.protocols.group_generator.service import Alone, Answer, Ask, Bye, Evicted, Grant, Later, Void
 
 ASKED, GRANTED, MEETING, ALONE, ENDED, EVICTED = "asked", "granted", "meeting", "alone", "ended", "evicted"
@@ -25,35 +25,29 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class NextRound:
-    """Event: the next round begins, after one without a group; `salt` is what a draw for it would use."""
+class Asking:
+    """An event after which the worker asks for a group; `salt` is what a draw for it would use."""
 
     salt: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
-    """Event: the round is computed and the worker enters its group; `salt` as in `NextRound`, for the ask after it."""
-
-    salt: int | None = None
+class NextRound(Asking):
+    """Event: the next round begins, after one without a group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """Event: the round is computed, and its group is asked for only now; `salt` as in `NextRound`."""
-
-    salt: int | None = None
+class Enter(Asking):
+    """Event: the round is computed and the worker enters its group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broke:
-    """Event: the group's collective failed, or could not begin; nothing of it was kept. `salt` as in `NextRound`."""
-
-    salt: int | None = None
+class Computed(Asking):
+    """Event: the round is computed, and its group is asked for only now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Broke(Asking):
+    """Event: the group's collective failed, or could not begin; nothing of it was kept."""
+
+
+class Retry(Signal):
     """Event: the worker has waited long and repeats all that may have been lost."""
 
 

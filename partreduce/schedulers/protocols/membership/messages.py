@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from partreduce.schedulers.protocols.base import Signal
+
 Place: TypeAlias = tuple[int, int]
 """Where a worker stands: its round, and how often all have met by then. Both rise, equally on all workers."""
 Members: TypeAlias = tuple[int, ...]
@@ -66,18 +68,15 @@ class Vote:
     blank: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Signal):
     """Message: the sender wants to be a member."""
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Signal):
     """Message: the sender has committed everything and needs no worker any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Signal):
     """Message: the others agree that the receiver has left; all that continue have what it committed."""
 
 
@@ -125,58 +124,47 @@ class Enter:
     meets: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Summed:
+class Summed(Signal):
     """Event: the sum is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
+class Confirmed(Signal):
     """Event: all members have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Signal):
     """Event: all members of the generation are connected, and have a state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(Signal):
     """Event: an operation, or connecting, failed, or a member is known to be lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Knock:
+class Knock(Signal):
     """Event of a worker outside: it asks to join."""
 
 
-@dataclass(frozen=True, slots=True)
-class Healed:
+class Healed(Signal):
     """Event of a worker that has joined: it has the donor's state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Signal):
     """Event: nothing is left to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Signal):
     """Event of the authority: what it has written down goes out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(Signal):
     """Event: the lease of those who have not voted is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Signal):
     """Event of the authority: the run is to end, since a worker failed by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
+class Restart(Signal):
     """Event: the authority is started again.
 
     It finds what it wrote down, the votes, and which processes are gone; not how much of the first has gone out.
