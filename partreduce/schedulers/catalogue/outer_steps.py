@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import noloco
+from partreduce.schedulers.constructions import per_round
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import outer_steps
 
@@ -65,8 +65,8 @@ OUTER_STEPS = (
         summary="Random pairs make outer steps, from each worker's own outer parameters: there is no global average.",
         source="Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911), equations 1 to 3 with beta = gamma = lr",
         kind="outer",
-        make=noloco.noloco,
-        unsupported_reason=noloco.noloco_unsupported_reason,
+        make=per_round.noloco,
+        unsupported_reason=per_round.noloco_unsupported_reason,
         parameters=(
             EVERY,
             OUTER[0],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from partreduce.schedulers.constructions import preconditions
 from partreduce.schedulers.entry import Entry, Parameter
 from partreduce.schedulers.rules import grids, nested, prague
@@ -22,7 +24,7 @@ RULES = (
         source="Luo et al., Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020, Figure 10",
         kind="rule",
         make=prague.figure_10,
-        unsupported_reason=preconditions.shared_nodes("Figure 10 averages inside nodes; use allreduce or hyper-cuboid"),
+        unsupported_reason=partial(preconditions.shared_nodes, "Figure 10 averages"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="4",
@@ -34,9 +36,7 @@ RULES = (
         source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronization, here without randomness",
         kind="rule",
         make=prague.inter_intra,
-        unsupported_reason=preconditions.shared_nodes(
-            "the intra phase averages inside nodes; use allreduce or hyper-cuboid"
-        ),
+        unsupported_reason=partial(preconditions.shared_nodes, "the intra phase averages"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="2",

@@ -23,24 +23,20 @@ MAX_EDGES = MAX_COMPLETE**2 // 2
 """What that many workers have; graphs of cliques stop there, too."""
 
 
-def neighbor_averaging(graph_of: Callable[..., Graph]) -> Callable[..., NeighborAveraging]:
-    """What builds the graph `graph_of(n, **parameters)` over all workers in rank order, weighed as `weights` says."""
-
-    def make(cluster: Cluster, *, weights: str, **parameters: object) -> NeighborAveraging:
-        return NeighborAveraging(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
-
-    return make
+def neighbor_averaging(
+    graph_of: Callable[..., Graph], cluster: Cluster, *, weights: str, **parameters: object
+) -> NeighborAveraging:
+    """The graph `graph_of(n, **parameters)` over all workers in rank order, weighed as `weights` says."""
+    return NeighborAveraging(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
 
 
-def rectangular(graph_of: Callable[[int, int], Graph], least: int) -> Callable[..., Graph]:
+def rectangular(
+    graph_of: Callable[[int, int], Graph], least: int, num_workers: int, shape: tuple[int, ...] | None
+) -> Graph:
     """A graph of rows and columns for n workers: of the given shape, else as square as possible."""
-
-    def of_size(num_workers: int, shape: tuple[int, ...] | None) -> Graph:
-        chosen = shape or preconditions.sides(num_workers, least)
-        assert chosen is not None
-        return graph_of(chosen[0], chosen[1])
-
-    return of_size
+    chosen = shape or preconditions.sides(num_workers, least)
+    assert chosen is not None
+    return graph_of(chosen[0], chosen[1])
 
 
 def hypercube_of_size(num_workers: int) -> Graph:
