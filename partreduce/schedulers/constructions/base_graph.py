@@ -25,10 +25,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
-    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid.
-
-    Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise.
-    """
+    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid: relaxed pairs if possible, else edges."""
     exchanges = base(cluster.num_workers, k)
     phases = tuple(phase for exchange in exchanges if (phase := as_phase(exchange)) is not None)
     if len(phases) == len(exchanges):

@@ -103,10 +103,7 @@ def round_of(imported: ImportedGraph, method: str) -> Round:
 
 
 def weighted_round(imported: ImportedGraph) -> Round:
-    """The graph as a round with its own weights, whether or not it connects all; edges of weight 0 are dropped.
-
-    Weights that balance at every worker up to rounding are balanced exactly (see `balance_weights`).
-    """
+    """The graph with its own weights, connected or not, without edges of weight 0, balanced as by `balance_weights`."""
     graph, weights = imported.graph, imported.weights
     if weights is None:
         raise ScheduleError("rows of 0 and 1 do not sum to 1; a stack holds mixing weights")

@@ -75,10 +75,7 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
-    """The levels of the cluster's switches where these form a regular tree, else racks × nodes in a rack.
-
-    Such racks are as square as the number of nodes allows; prime numbers stay one level.
-    """
+    """The levels of the cluster's switches if regular, else racks × nodes, as square as the number of nodes allows."""
     num_nodes = cluster.num_nodes
     if cluster.hardware is not None and cluster.hardware.switches:
         known = regular_levels(cluster.hardware.shared_switches(num_nodes), num_nodes)

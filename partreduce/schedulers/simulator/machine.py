@@ -34,10 +34,7 @@ class TimedNote:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An operation of several processes: it begins when the last of `members` has come, and takes so many seconds.
-
-    Or it is put on the timing's `network`, which says when it is over.
-    """
+    """An operation that begins when the last of `members` has come; it takes seconds, or is put on the `network`."""
 
     key: Hashable
     members: tuple[int, ...]
@@ -64,10 +61,7 @@ class Step:
 
 
 class Timing:
-    """How long things take. As it stands nothing takes any time; a subclass overrides what does.
-
-    All random numbers come from the driver's generator, so that a seed makes a run repeatable.
-    """
+    """How long things take: no time, unless a subclass overrides it, drawing from the driver's random numbers alone."""
 
     sees_messages = True
     """Whether `happened` is called for messages too; most of a large run's events are, so it is faster without."""
@@ -170,10 +164,7 @@ class VirtualMachine:
         return [process.state for process in self._processes]
 
     def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[TimedNote]:
-        """Let things happen until the clock passes `until`, nothing is left, or `max_events` have happened.
-
-        Returns what processes noted since the last call, in order of time. O(log queue) for each event.
-        """
+        """Let up to `max_events` happen until `until`; returns what processes noted meanwhile. O(log queue) each."""
         first = len(self.notes)
         left = max_events
         while left != 0 and (at := self._next_at()) < float("inf") and at <= until:

@@ -8,6 +8,7 @@ in both directions at once; a message uses one of a node's NICs.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +43,7 @@ class Ways:
         self._numbers: dict[Place, int] = {}
         self.inverse, self.lanes = [0.0], [1]
         """Of each place; place 0 takes no time."""
-        self._known: dict[tuple[int, int], Way] = {}
-
-    def between(self, source: int, to: int) -> Way:
-        way = self._known.get((source, to))
-        if way is None:
-            way = self._known[source, to] = self._way(source, to)
-        return way
+        self.between = cache(self._way)
 
     def _way(self, source: int, to: int) -> Way:
         if source == to:
@@ -58,11 +53,7 @@ class Ways:
         if here == there:
             inside = self.place(("inside", to), float(self._inside[1][here]))
             return Way((bus, inside), self._bus.latency + float(self._inside[0][here]))
-        places = [
-            bus,
-            self.nic_of(here),
-            self.place(("in", there), float(self._nic[1][there]), self._num_nics),
-        ]
+        places = [bus, self.nic_of(here), self.place(("in", there), float(self._nic[1][there]), self._num_nics)]
         up, down = float(self._nic[0][here]), float(self._nic[0][there])
         if self._uplinks is not None:
             for row in self._uplinks.above:
@@ -199,14 +190,14 @@ class InTurn:
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
         self._ways = Ways(cluster, hardware)
-        self._lines: dict[tuple[int, int], _Line] = {}
+        self._line = cache(self._make_line)
         self.nic_bytes: npt.NDArray[np.float64] = np.zeros(cluster.num_nodes)
         self._free: dict[int, float] = {}
         """When each place is done with what was sent through it."""
 
     def seconds(self, source: int, to: int, num_bytes: float, now: float) -> float:
         """Send a message now: seconds until it is there."""
-        line = self._lines.get((source, to)) or self._line(source, to)
+        line = self._line(source, to)
         if line.nic_of is not None:
             self.nic_bytes[line.nic_of] += num_bytes
         end = now
@@ -218,16 +209,12 @@ class InTurn:
 
     def latency(self, source: int, to: int) -> float:
         """Seconds that a message without content takes; it overtakes what stands in line."""
-        return (self._lines.get((source, to)) or self._line(source, to)).latency
+        return self._line(source, to).latency
 
-    def _line(self, source: int, to: int) -> _Line:
-        ways = self._ways
-        way = ways.between(source, to)
+    def _make_line(self, source: int, to: int) -> _Line:
+        ways, way = self._ways, self._ways.between(source, to)
         # One NIC of several takes a message no faster than it takes any.
         busy = [(place, ways.inverse[place], ways.inverse[place] / ways.lanes[place]) for place in way.places]
         here = ways.node_of[source]
-        line = _Line(
-            tuple(place for place in busy if place[1] > 0), way.latency, here if here != ways.node_of[to] else None
-        )
-        self._lines[source, to] = line
-        return line
+        nic_of = here if here != ways.node_of[to] else None
+        return _Line(tuple(place for place in busy if place[1] > 0), way.latency, nic_of)

@@ -145,10 +145,7 @@ class QuorumTiming(Recorder):
 
 
 def run_quorum(case: Case) -> Timeline:
-    """Every worker's rounds under a quorum; a round is O(n²) messages.
-
-    Where one worker starts a round, and not a number of them, it is O(n).
-    """
+    """Every worker's rounds under a quorum; a round is O(n²) messages, O(n) where one worker starts it."""
     schedule, cluster = case.schedule, case.schedule.cluster
     setting = schedule.strategy.sync
     assert isinstance(setting, PartialAllReduce), "the registry names the protocol"

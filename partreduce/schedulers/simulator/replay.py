@@ -106,10 +106,7 @@ class Replay(SentValues):
             now += self.update[worker]
 
     def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> ReplayResult:
-        """What was found in the steps that all workers have reached, up to the step `last`.
-
-        `node_of` (num_workers,) is everybody's node.
-        """
+        """What was found in the steps that all workers reached, up to `last`; `node_of` is (num_workers,)."""
         count, last = len(self.step), min(self.step) if last is None else last
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)

@@ -118,10 +118,7 @@ class ShardsTiming(Recorder):
 
 
 def run_servers(case: Case) -> Timeline:
-    """Every worker's rounds under a parameter server.
-
-    O(num_rounds · n · hosts) messages, each of O(n + messages on the links).
-    """
+    """Every worker's rounds under a server. O(num_rounds · n · hosts) messages of O(n + messages under way)."""
     schedule, strategy, worker_steps = case.schedule, case.schedule.strategy, case.worker_steps()
     assert isinstance(strategy, Server), "the registry chose this function"
     size, seconds, count = case.size(), case.seconds(), schedule.num_workers
@@ -147,10 +144,7 @@ def run_servers(case: Case) -> Timeline:
 def _seconds_without_waiting(
     strategy: Server, worker_steps: npt.NDArray[np.int64], network: Network, shard: float
 ) -> npt.NDArray[np.float64]:
-    """Seconds that each worker's exchange takes where no worker comes late, shape (n,): whatever is more is waiting.
-
-    A synchronous one is everybody's at the same time, an asynchronous one is a worker's alone.
-    """
+    """Seconds of each worker's exchange where none comes late, (n,): of all at once if synchronous, else alone."""
     workers = range(len(worker_steps))
     if strategy.synchronous:
         return np.full(len(worker_steps), _exchange(strategy, list(workers), network, shard, 0.0))

@@ -105,10 +105,10 @@ def run_rounds(case: Case) -> Timeline:
     """The rounds of a schedule with fixed phases, its prologue first. O(num_rounds · n)."""
     schedule, num_rounds = case.schedule, case.num_rounds
     stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
-    first = None
+    prologue, sync = [], schedule.strategy.sync
     if schedule.prologue:
         first = of_prologue(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
-    sync, prologue = schedule.strategy.sync, schedule.prologue
+        prologue = [first] * schedule.prologue
     worker_steps, exchange = case.worker_steps(), case.exchange
     seconds = case.seconds() if exchange is None else case.seconds_of_steps()
     records = np.empty((5, num_rounds, schedule.num_workers))
@@ -117,8 +117,8 @@ def run_rounds(case: Case) -> Timeline:
     waited = None if exchange is None else np.empty(records.shape[1:])
     operating = np.zeros(records.shape[1:]) if any(stage.segments or stage.turns for stage in stages) else None
     for round_ in range(num_rounds):
-        index = (round_ - prologue) % len(stages)
-        stage = first if first is not None and round_ < prologue else stages[index]
+        later = round_ - len(prologue)
+        stage = prologue[round_] if later < 0 else stages[later % len(stages)]
         if meeting is not None and waited is not None:
             records[:, round_], waited[round_] = meeting.next(stage, seconds[round_])
         else:

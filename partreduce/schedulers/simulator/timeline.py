@@ -200,21 +200,17 @@ class Timeline:
 
     def computing(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker computed, shape (num_workers,)."""
-        return np.asarray((self.compute_end - self.compute_start).sum(axis=0)) - self._apart() - self._met()
+        computed = self._sum(self.compute_end - self.compute_start)
+        return computed - self._sum(self.exchanging) - self._sum(self.waited)
 
-    def _apart(self) -> npt.NDArray[np.float64]:
-        """Seconds that rows of tables were exchanged, shape (num_workers,)."""
-        return np.zeros(len(self.worker_steps)) if self.exchanging is None else np.asarray(self.exchanging.sum(axis=0))
-
-    def _met(self) -> npt.NDArray[np.float64]:
-        """Seconds that each worker waited for others to exchange rows, shape (num_workers,)."""
-        return np.zeros(len(self.worker_steps)) if self.waited is None else np.asarray(self.waited.sum(axis=0))
+    def _sum(self, rows: npt.NDArray[np.float64] | None) -> npt.NDArray[np.float64]:
+        """The sum over rounds for each worker, shape (num_workers,); 0 of none."""
+        return np.zeros(len(self.worker_steps)) if rows is None else np.asarray(rows.sum(axis=0))
 
     def communicating(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker's group operations took (under overlap partly behind its computing), and tables."""
-        if self.operating is not None:
-            return np.asarray(self.operating.sum(axis=0)) + self._apart()
-        return np.asarray((self.communicate_end - self.communicate_start).sum(axis=0)) + self._apart()
+        operating = self.communicate_end - self.communicate_start if self.operating is None else self.operating
+        return self._sum(operating) + self._sum(self.exchanging)
 
     def waiting(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker neither computed nor communicated, shape (num_workers,).
@@ -231,6 +227,6 @@ class Timeline:
             waited = (self.finish - busy_to - hidden).sum(axis=0)
         else:
             waited = (self.communicate_start - self.compute_end).sum(axis=0)
-        waited = waited + self._met()
+        waited = waited + self._sum(self.waited)
         # Differences of long sums: what rounding leaves is no waiting, and never less than none.
         return np.where(waited > 1e-9 * self.finish[-1], waited, 0.0)

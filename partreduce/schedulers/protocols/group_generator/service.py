@@ -38,7 +38,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerBase:
+class Answer:
     """An answer to a request, in a generation."""
 
     generation: int
@@ -46,22 +46,22 @@ class AnswerBase:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant(AnswerBase):
+class Grant(Answer):
     """Answer: take part in group `seq` at the end of the round."""
 
     seq: int
     members: tuple[int, ...]
 
 
-class Alone(AnswerBase):
+class Alone(Answer):
     """Answer: no group in this round."""
 
 
-class Later(AnswerBase):
+class Later(Answer):
     """Answer: ask again when the round is computed, so that no other member waits for this slow worker's computing."""
 
 
-class Bye(AnswerBase):
+class Bye(Answer):
     """Answer to a last request: no worker waits for you."""
 
 
@@ -84,7 +84,6 @@ class Restarted(Signal):
     """Event of the generator: it was started again from its log; answers of its former life are no longer valid."""
 
 
-Answer = Grant | Alone | Later | Bye
 Reply = Answer | Void | Evicted
 
 

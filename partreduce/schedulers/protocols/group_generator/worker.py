@@ -138,17 +138,11 @@ class GroupWorker:
             case Void(generation, seq):  # never out of date: no group is granted again once it is void
                 state = replace(state, generation=max(generation, state.generation))
                 return (self.without_group(state) if self.holds(state, seq) else state), ()
-            case Grant() | Alone() | Later() | Bye() if self.is_stale(state, message.generation):
+            case Answer() if message.generation < state.generation or message.request != state.request:
                 return state, ()
-            case Grant() | Alone() | Later() | Bye() if message.request == state.request:
+            case Answer():
                 return self.answered(replace(state, generation=message.generation), message)
-            case Grant() | Alone() | Later() | Bye():
-                return state, ()
         raise AssertionError(f"not a message to a worker: {message}")
-
-    def is_stale(self, state: WorkerState, generation: int) -> bool:
-        """Whether a message comes from a past life of the generator."""
-        return generation < state.generation
 
     def holds(self, state: WorkerState, seq: int) -> bool:
         """Whether this is the group that the worker is in."""
