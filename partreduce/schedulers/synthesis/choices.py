@@ -140,7 +140,7 @@ class Choices:
 
     def cost(self, phase: RulePhase) -> float:
         """Seconds of one phase."""
-        return float(self._loads(phase).seconds().max(initial=0.0))
+        return float(self._times(phase).max())
 
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
         """Approximate seconds of a step of each period of one length, (N,), with computing and waiting.

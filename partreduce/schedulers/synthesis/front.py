@@ -26,7 +26,6 @@ from partreduce.topo import metrics
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scattered
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.rule import Block, RulePhase
-from partreduce.topo.schedule import Schedule
 
 MAX_REPORTED, MAX_PHASES = 60, 4
 """Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
@@ -111,17 +110,16 @@ class Exploration:
             if not self.clock.passed(start + ALIGNED_SHARE * span):
                 self._offer(period)
         if full is not None:
-            budgets: list[list[float | None]] = [[TIGHTER * k * self.choices.cost(full)] for k in (1, 2)]
-            self._decide(
-                [ScheduleModel(self.choices, k, agree=False) for k in (1, 2)], budgets, start + DECIDING_SHARE * span
-            )
+            budgets = [TIGHTER * k * self.choices.cost(full) for k in (1, 2)]
+            models = {ScheduleModel(self.choices, k, agree=False): [budgets[k - 1]] for k in (1, 2)}
+            self._decide(models, start + DECIDING_SHARE * span)
             self._compose(full, start + COMPOSING_SHARE * span)
         if full is None or limits.choose_groups:
             for period in self._by_digits():
                 self._offer(period)
             longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
-            models = [ScheduleModel(self.choices, k) for k in range(2, longest + 1)]
-            self._decide(models, [self._budgets(model.num_phases) for model in models], start + DECIDING_SHARE * span)
+            models = {ScheduleModel(self.choices, k): self._budgets(k) for k in range(2, longest + 1)}
+            self._decide(models, start + DECIDING_SHARE * span)
         self._improve(until)
 
     def prove(self, until: float) -> float:
@@ -136,7 +134,7 @@ class Exploration:
         bounds, best = [], inf
         for k in range(limits.min_period, limits.max_period + 1):
             model, bound = ScheduleModel(self.choices, k), 0.0
-            budget = None if limits.max_communication is None else k * limits.max_communication
+            budget = inf if limits.max_communication is None else k * limits.max_communication
             while bound < best and not clock.passed(until):
                 found = model.decide(clock=clock, until=until, seed=self.seed, budget=budget, below=best)
                 bound = max(bound, found.bound)
@@ -150,29 +148,30 @@ class Exploration:
             bounds.append(bound)
         return min(best, *bounds)
 
-    def _decide(self, models: list[ScheduleModel], budgets: list[list[float | None]], until: float) -> None:
-        """Every model within ever tighter budgets, in turns; what was decided once is not decided again."""
-        left = [list(some) for some in budgets]
-        while any(left) and not self.clock.passed(until):
-            for turn, model in enumerate(models):
-                if not left[turn] or self.clock.passed(until):
+    def _decide(self, models: dict[ScheduleModel, list[float]], until: float) -> None:
+        """Every model within its budgets and ever tighter ones, in turns; no period is decided twice."""
+        left = {model: list(budgets) for model, budgets in models.items()}
+        while any(left.values()) and not self.clock.passed(until):
+            for model, budgets in left.items():
+                if not budgets or self.clock.passed(until):
                     continue
                 self.say(f"deciding {model.num_phases} phase{'s' * (model.num_phases > 1)}")
-                budget = left[turn].pop(0)
+                budget = budgets.pop(0)
                 found = model.decide(clock=self.clock, until=until, seed=self.seed, budget=budget)
                 if spent := sum(map(self.choices.cost, found.phases)):
                     self.decided[frozenset(phase for phase in found.phases if phase)] = None
                     if model.agree:
                         self._offer(found.phases)
                         model.forbid(found.phases)
-                    left[turn] = left[turn] or [(MUCH_TIGHTER if model.agree else TIGHTER) * spent]
-                elif model.agree and not left[turn] and found.bound == inf and budget is not None:
-                    left[turn] = list(budgets[turn])  # others that are as good by the model may be better
+                    if not budgets:
+                        budgets.append((MUCH_TIGHTER if model.agree else TIGHTER) * spent)
+                elif model.agree and not budgets and found.bound == inf and budget < inf:
+                    budgets.extend(models[model])  # others that are as good by the model may be better
 
-    def _budgets(self, num_phases: int) -> list[float | None]:
-        """Seconds of a period to begin with: without a limit, then what is asked with as much silence as fits."""
+    def _budgets(self, num_phases: int) -> list[float]:
+        """Seconds of a period to begin with: without a limit, then those of the limit with as much silence as fits."""
         most, lengths = self.limits.max_communication, [num_phases * (1 + more) for more in (0, *MORE)]
-        return [None, *(most * k for k in lengths if most is not None and k <= self.limits.max_period)]
+        return [inf, *(most * k for k in lengths if most is not None and k <= self.limits.max_period)]
 
     def _compose(self, full: RulePhase, until: float) -> None:
         """Long periods of the decided phases; where only few phases may differ, of those that were decided together."""
@@ -188,8 +187,8 @@ class Exploration:
             if index and self.clock.passed(end):
                 continue
             phases = ((), *sorted(pool - {full}, key=str), full)
-            for period, cost, value in compositions(self.choices, phases, self.worker_steps[s], self.clock, end):
-                self._keep(period, self.choices.schedule(period, self.worker_steps[s]), cost, value, s)
+            for period, value in compositions(self.choices, phases, self.worker_steps[s], self.clock, end):
+                self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
         """Exchange phases of the front's periods for decided ones, and for what these are on other workers."""
@@ -219,33 +218,29 @@ class Exploration:
                 tries[period] += 1
                 spread = list(map(costs, front))
                 for found, at in exchanges.better(period, spread, self.clock):
-                    if not any(dominates(other, at) for other in spread):
-                        cost = sum(map(self.choices.cost, found)) / (len(found) * max(worker_steps))
-                        kept = self._keep(found, self.choices.schedule(found, worker_steps), cost, at[1], s)
-                        front += [] if kept is None else [(found, kept)]
+                    if not any(dominates(other, at) for other in spread) and (kept := self._keep(found, at[1], s)):
+                        front.append((found, kept))
 
     def _offer(self, period: Period) -> Candidate | None:
         """Keep a period, and if no other is better more of its cheapest phase or silence; the one of no more."""
-        first, spent = None, sum(map(self.choices.cost, period))
-        cheapest = min(period, key=self.choices.cost)
+        first, cheapest = None, min(period, key=self.choices.cost)
         for s, worker_steps in enumerate(self.worker_steps):
+            known = list(map(_communication_and_distance, self.candidates[s].values()))
             for filler, more in [((), 0), *((filler, more) for filler in ((), cheapest) for more in MORE)]:
                 phases = tuple(phase for one in period for phase in (one, *[filler] * more))
                 if len(phases) > self.limits.max_period:
                     continue
-                cost = (spent + more * len(period) * self.choices.cost(filler)) / (len(phases) * max(worker_steps))
                 self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
-                schedule = self.choices.schedule(phases, worker_steps)
-                value = float(metrics.consensus_distance(schedule))
-                known = list(map(_communication_and_distance, self.candidates[s].values()))
-                kept = self._keep(phases, schedule, cost, value, s)
-                first = kept if (s, more) == (0, 0) else first
-                if more == 0 and any(dominates(other, (cost, value)) for other in known):
-                    break
+                value = float(metrics.consensus_distance(self.choices.schedule(phases, worker_steps)))
+                kept = self._keep(phases, value, s)
+                if more == 0:
+                    first = kept if s == 0 else first
+                    if kept and any(dominates(other, _communication_and_distance(kept)) for other in known):
+                        break
         return first
 
-    def _keep(self, period: Period, schedule: Schedule, cost: float, value: float, s: int) -> Candidate | None:
-        """The candidate, None where it breaks a limit or its workers never agree."""
+    def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
+        """The candidate with this consensus distance, None where it breaks a limit or its workers never agree."""
         limits, kept = self.limits, value < inf and self.limits.min_period <= len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
             kept &= len(set(period) - {()}) <= limits.max_distinct_phases
@@ -257,10 +252,11 @@ class Exploration:
             return None
         if period not in self.candidates[s]:
             self.clock.charge(PER_TIMING * len(period))
+            steps, spent = self.worker_steps[s], sum(map(self.choices.cost, period))
             self.candidates[s][period] = Candidate(
-                schedule=schedule,
-                step_seconds=float(self.choices.step_seconds([period], self.worker_steps[s])[0]),
-                communication_seconds_per_step=cost,
+                schedule=self.choices.schedule(period, steps),
+                step_seconds=float(self.choices.step_seconds([period], steps)[0]),
+                communication_seconds_per_step=spent / (len(period) * max(steps)),
                 consensus_distance=value,
             )
         return self.candidates[s][period]

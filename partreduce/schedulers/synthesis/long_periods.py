@@ -51,8 +51,8 @@ class Piece(NamedTuple):
 
 def compositions(
     choices: Choices, phases: Period, worker_steps: Sequence[int], clock: Clock, until: float
-) -> Iterator[tuple[Period, float, float]]:
-    """Good periods of these phases with their seconds and consensus distance per step; the last phase averages all.
+) -> Iterator[tuple[Period, float]]:
+    """Good periods of these phases with their consensus distance; the last phase averages all.
 
     Beam search from consensus keeps the prefixes with the least distance at many prices; shapes: B of them, A phases.
     """
@@ -88,8 +88,7 @@ def compositions(
         spent, values = spent[parent] + costs[phase], values[parent] + after[parent, phase]
     found = _compose(pieces, limits.max_period, clock, lambda: clock.passed(begun_at + 0.9 * left))
     for indices, value in found.items():
-        seconds = float(costs[list(indices)].mean()) / space.instants
-        yield tuple(phases[index] for index in indices), seconds, space.floor + value / len(indices)
+        yield tuple(phases[index] for index in indices), space.floor + value / len(indices)
 
 
 def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np.int64]:

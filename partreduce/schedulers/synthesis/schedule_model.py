@@ -87,13 +87,11 @@ class ScheduleModel:
             self.model.add(self.spans[0] >= span)  # a period may begin anywhere
         self._minimize_distance()
 
-    def decide(
-        self, *, clock: Clock, until: float, seed: int, budget: float | None = None, below: float = inf
-    ) -> Decision:
+    def decide(self, *, clock: Clock, until: float, seed: int, budget: float = inf, below: float = inf) -> Decision:
         """The phases of the least value found within `budget` seconds for the period, and `below` a distance."""
         while True:
             model = self.model.clone()
-            if budget is not None:
+            if budget < inf:
                 model.add(sum(self.spans) <= floor(budget / self.tick * (1 + 1e-9)))
             if below < inf:
                 model.add(self.metric <= ceil(below * self.unit - 1e-6) - 1)
