@@ -66,8 +66,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
-    GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
-    GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
+    GENERATOR + "worker.py": (
+        tuple(f"tests/schedulers/protocols/test_generator_{of}.py" for of in ("worker", "system")),
+        EXPLORED,
+    ),
     **{
         f"partreduce/schedulers/protocols/membership/{name}.py": (
             ("tests/schedulers/protocols/test_membership_steps.py",),

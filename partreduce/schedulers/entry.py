@@ -75,11 +75,6 @@ SEED = Parameter(name="seed", default=0, minimum=0, help="seed of the random dra
 """The parameter of everything that is drawn at random."""
 
 
-def supports_any_cluster(cluster: Cluster, **_: Value) -> None:
-    """The `unsupported_reason` of entries that fit every cluster of two or more workers."""
-    del cluster
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One line of the catalogue: a family of schedules and how to build its member for a cluster.
@@ -95,7 +90,7 @@ class Entry:
     source: str
     kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "outer"]
     make: Callable[..., Strategy]
-    unsupported_reason: Callable[..., str | None] = supports_any_cluster
+    unsupported_reason: Callable[..., str | None] = lambda _, **__: None
     parameters: tuple[Parameter, ...] = ()
     condition: str = "any cluster"
     degree: str = ""

@@ -6,9 +6,10 @@ from functools import partial
 
 from partreduce.schedulers.constructions import fixed, preconditions
 from partreduce.schedulers.entry import SEED, Entry, Parameter
-from partreduce.topo.graphs.classic import complete, grid, ring, star, torus
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.graphs.classic import complete, grid, hypercube, ring, star, torus
 from partreduce.topo.graphs.directed import exponential
-from partreduce.topo.graphs.hop import double_ring, ring_based
+from partreduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
 from partreduce.topo.graphs.random_graphs import random_regular
 from partreduce.topo.graphs.weights import METHODS
 
@@ -55,7 +56,7 @@ GRAPHS = (
         name="hop-figure-21",
         summary="Three graphs over 8 workers on machines of 4, 2 and 2, with gaps that the paper prints.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019, Figure 21",
-        make=partial(fixed.neighbor_averaging, fixed.figure_21),
+        make=partial(fixed.neighbor_averaging, lambda _, setting: hop_figure_21(setting)),
         unsupported_reason=fixed.figure_21_unsupported_reason,
         parameters=(
             Parameter(
@@ -153,7 +154,7 @@ GRAPHS = (
         name="hypercube",
         summary="Neighbors differ in one bit: logarithmic degree and gap, all edges at once.",
         source="folklore; metrics as in Ying et al., NeurIPS 2021",
-        make=partial(fixed.neighbor_averaging, fixed.hypercube_of_size),
+        make=partial(fixed.neighbor_averaging, lambda count: hypercube(ceil_log(count))),
         unsupported_reason=partial(preconditions.power_of_two, ""),
         parameters=(WEIGHTS,),
         condition="n = 2^d",

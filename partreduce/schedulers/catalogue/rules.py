@@ -75,7 +75,7 @@ RULES = (
         source="hierarchical local SGD: Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020, section 5",
         kind="rule",
         make=nested.node_then_all,
-        unsupported_reason=nested.node_then_all_unsupported_reason,
+        unsupported_reason=partial(nested.lone_workers_unsupported_reason, "node rounds do nothing"),
         parameters=(
             Parameter(
                 name="node_rounds",
@@ -96,7 +96,7 @@ RULES = (
         source="this project; pairs as in Shi et al., Finite-time convergent gossiping, IEEE/ACM ToN 2016",
         kind="rule",
         make=nested.pairs_pairs_all,
-        unsupported_reason=nested.pairs_pairs_all_unsupported_reason,
+        unsupported_reason=partial(nested.lone_workers_unsupported_reason, "there are no pairs inside nodes"),
         parameters=(
             Parameter(
                 name="pair_rounds", default=2, minimum=1, maximum=10**5, help="rounds of pairs before a global one"

@@ -6,13 +6,10 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from partreduce.schedulers.constructions import preconditions
-from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
-from partreduce.topo.graphs.classic import hypercube
 from partreduce.topo.graphs.clustered import clustered_graph
 from partreduce.topo.graphs.directed import de_bruijn
-from partreduce.topo.graphs.hop import hop_figure_21
 from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 
@@ -37,17 +34,6 @@ def rectangular(
     chosen = shape or preconditions.sides(num_workers, least)
     assert chosen is not None
     return graph_of(chosen[0], chosen[1])
-
-
-def hypercube_of_size(num_workers: int) -> Graph:
-    """The hypercube of n = 2^d workers."""
-    return hypercube(ceil_log(num_workers))
-
-
-def figure_21(num_workers: int, setting: str) -> Graph:
-    """One of the three settings."""
-    assert num_workers == 8
-    return hop_figure_21(setting)
 
 
 def figure_21_unsupported_reason(cluster: Cluster, **_: object) -> str | None:

@@ -26,10 +26,10 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
     return static(cluster, compose(repeat(inside, node_rounds), everyone))
 
 
-def node_then_all_unsupported_reason(cluster: Cluster, node_rounds: int) -> str | None:
-    """It needs workers that share a node."""
+def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
+    """It needs workers that share a node, whose rounds before one of all it names; `so` says what is without them."""
     if len(local_ranks(cluster)) < 2:
-        return f"every node has 1 worker, so node rounds do nothing; use allreduce(every={node_rounds + 1})"
+        return f"every node has 1 worker, so {so}; use allreduce(every={sum(rounds.values()) + 1})"
     return None
 
 
@@ -40,13 +40,6 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
     phases = [_pairs(len(ranks), t % 2) for t in range(pair_rounds)]
     phases.append((Block(ranks, tuple(range(len(radices)))),))
     return static(cluster, RulePhases(radices, tuple(phases)))
-
-
-def pairs_pairs_all_unsupported_reason(cluster: Cluster, pair_rounds: int) -> str | None:
-    """It needs workers that share a node."""
-    if len(local_ranks(cluster)) < 2:
-        return f"every node has 1 worker, so there are no pairs inside nodes; use allreduce(every={pair_rounds + 1})"
-    return None
 
 
 def _pairs(size: int, shift: int) -> tuple[Block, ...]:

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.schedulers.protocols.group_generator.system import GroupSystem
-from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
+from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, GroupSystem, NextRound
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, Timing, VirtualMachine
 from partreduce.schedulers.simulator.network import Network

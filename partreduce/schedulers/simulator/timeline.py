@@ -31,11 +31,8 @@ class GapRecord:
 
     def largest_over_edges(self) -> int:
         """The most steps that one end of an edge was ever ahead of the other; exact. O(gap · num_rounds · edges)."""
-        both = (
-            np.concatenate([self.sources, self.targets]),
-            np.concatenate([self.targets, self.sources]),
-        )
-        ahead, behind = self.order[:, both[0]], self.order[:, both[1]]  # (num_rounds, 2 · edges)
+        one, other = self.order[:, self.sources], self.order[:, self.targets]
+        ahead, behind = np.hstack([one, other]), np.hstack([other, one])  # (num_rounds, 2 · edges)
         # Row r is left for step r+1; who leaves it before another one has left row r-g+1 is g ahead or more.
         for gap in range(1, len(self.order) + 1):
             if not (ahead[gap - 1 :] < behind[: len(behind) - gap + 1]).any():

@@ -52,12 +52,8 @@ class GeneratorSetting:
 
     @classmethod
     def of(cls, strategy: DynamicGroups, cluster: Cluster) -> GeneratorSetting:
-        nodes = [0] * cluster.num_workers
-        for node in range(cluster.num_nodes):
-            for worker in cluster.workers_of(node):
-                nodes[worker] = node
         return cls(
-            nodes=tuple(nodes),
+            nodes=tuple(cluster.node_of().tolist()),
             group_size=strategy.group_size,
             division=strategy.division,
             slow_worker_policy=strategy.slow_worker_policy,
