@@ -6,7 +6,7 @@ from functools import partial
 
 from partreduce.schedulers.constructions import preconditions
 from partreduce.schedulers.entry import Entry, Parameter
-from partreduce.schedulers.rules import grids, nested, prague
+from partreduce.schedulers.rules import grids, nested
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.strategies.allreduce import AllReduce
 
@@ -23,7 +23,7 @@ RULES = (
         summary="The published static schedule: one head per node meets globally, the rest average inside their node.",
         source="Luo et al., Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020, Figure 10",
         kind="rule",
-        make=prague.figure_10,
+        make=nested.figure_10,
         unsupported_reason=partial(preconditions.shared_nodes, "Figure 10 averages"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
@@ -35,7 +35,7 @@ RULES = (
         summary="Head workers meet across nodes while the others average inside; then every node averages.",
         source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronization, here without randomness",
         kind="rule",
-        make=prague.inter_intra,
+        make=nested.inter_intra,
         unsupported_reason=partial(preconditions.shared_nodes, "the intra phase averages"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
@@ -136,8 +136,8 @@ RULES = (
         ),
         source="this project, after Luo et al., Prague, ASPLOS 2020: inter-intra synchronization",
         kind="rule",
-        make=prague.rotating_heads,
-        unsupported_reason=prague.rotating_heads_unsupported_reason,
+        make=nested.rotating_heads,
+        unsupported_reason=nested.rotating_heads_unsupported_reason,
         condition="2 to 256 workers on the largest node",
         degree="up to the number of nodes − 1",
         period="2 × workers on a node",

@@ -231,10 +231,7 @@ class Partial:
     # Training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """The gradient joins the buffer; its worker counts for the next round that its thread enters.
-
-        By call it counts for its own round only.
-        """
+        """The gradient joins the buffer; its worker counts for the next round it enters, by call for its own alone."""
         called = replace(
             state,
             calls=state.calls + 1,
@@ -334,10 +331,7 @@ class Partial:
         return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
 
     def _drawn(self, round_: int) -> int:
-        """Who starts a round under `majority`, drawn from the seed; evenly, and the same on all workers.
-
-        The words keep these numbers apart from all others that come from a seed.
-        """
+        """Who starts a round under `majority`, drawn evenly, and apart from all else that is drawn from the seed."""
         if self.initiators:
             return self.initiators[round_ % len(self.initiators)]
         words = f"partreduce quorum, seed {self.setting.seed}, round {round_}"

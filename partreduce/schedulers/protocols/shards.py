@@ -43,10 +43,7 @@ class Take(Signal):
 
 
 class Drain(Signal):
-    """Event: answers are dropped and the generation is over, for all workers after the same round.
-
-    The driver lets no worker do it before all have come to it.
-    """
+    """Event: answers are dropped and the generation is over, once the driver has seen all come to it after a round."""
 
 
 @dataclass(frozen=True, slots=True)

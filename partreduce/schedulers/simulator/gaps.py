@@ -163,14 +163,10 @@ def run_gaps(case: Case) -> Timeline:
     """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges)."""
     setting, graph, cluster = case.schedule.strategy.sync, case.schedule.strategy.graphs[0], case.schedule.cluster
     assert isinstance(setting, IterationGap), "the registry chose this function"
-    worker_steps = case.worker_steps()
-    size, seconds = case.size(), case.seconds()
-    hop = hop_of(graph, setting)
-    links = InTurn(cluster, case.hardware)
-    told = (
-        ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(worker_steps) <= MAX_WORKERS else None
-    )
-    listeners = case.listeners if told is None else (told, *case.listeners)
+    worker_steps, size, seconds = case.worker_steps(), case.size(), case.seconds()
+    hop, links = hop_of(graph, setting), InTurn(cluster, case.hardware)
+    heard = ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(seconds.T) <= MAX_WORKERS else None
+    listeners = case.listeners if heard is None else (heard, *case.listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
     machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)
     machine.run()
@@ -183,5 +179,5 @@ def run_gaps(case: Case) -> Timeline:
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
     timing.start = np.where(late, finish - busy, begun)
     timing.end = timing.start + busy
-    ages = None if told is None else told.ages
+    ages = None if heard is None else heard.ages
     return timing.timeline(case, links.nic_bytes, ages, is_delayed=is_parallel, gaps=timing.record(graph))

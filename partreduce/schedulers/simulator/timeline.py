@@ -94,10 +94,7 @@ class QuorumRecord:
         return np.asarray(np.bincount(ages) / len(ages))
 
     def rates(self, *, warm_up: int = 0) -> tuple[float, float]:
-        """Rounds and gradients a second after so many rounds; infinite where they take no time.
-
-        The gradients of the rounds are counted, so those that came during the last one are not.
-        """
+        """Rounds, and gradients in them, a second after so many rounds; infinite where they take no time."""
         begun = self.summed[1, warm_up - 1] if warm_up else 0.0
         passed = float(self.summed[1, -1] - begun)
         rounds, gradients = len(self.gradients) - warm_up, int(self.gradients[warm_up:].sum())

@@ -29,10 +29,7 @@ class Status(StrEnum):
 
 
 class Objective(StrEnum):
-    """What to minimize within the limits; the front is the same for all.
-
-    Balanced is the predicted time to a loss; communication and waiting are per step; drift is of the data's spread.
-    """
+    """What to minimize within the limits: per step, or balanced, the predicted time to a loss."""
 
     BALANCED = "balanced"
     COMMUNICATION = "communication"

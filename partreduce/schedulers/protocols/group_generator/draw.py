@@ -223,10 +223,7 @@ class Drawing:
         return (group,) if len(group) > 1 else ()
 
     def is_due(self, now: Situation, apart: int) -> bool:
-        """Whether the workers that are not slow have asked for `all_every` rounds each since all met, on average.
-
-        A straggler's request calls no meeting.
-        """
+        """Whether the workers that are not slow asked for `all_every` rounds each, on average, since all met."""
         if self.setting.division != GroupSplit.NODE_THEN_ALL or self.is_limited(now):
             return False
         fast = len(self.fast_enough(now, now.alive))

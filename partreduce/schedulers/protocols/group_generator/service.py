@@ -292,10 +292,7 @@ class GroupGenerator:
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """A worker has failed, or is taken to have: a new generation without it, and no worker waits for it any more.
-
-        It is evicted: it may live, and wait for an answer or in a group.
-        """
+        """A worker has failed, or is taken to have: a new generation without it. It is evicted, since it may live."""
         if state.status[worker] == DEAD:
             return state, ()
         state = replace(

@@ -307,10 +307,7 @@ class Decisions(Setting):
         return self._looked(replace(state, lost=state.lost | gone, votes=votes))
 
     def _looked(self, state: Authority) -> Outcome[Authority]:
-        """A member that is lost makes a vote necessary, or who joins, once all know of which generation this is one.
-
-        No worker joins any more where somebody has left.
-        """
+        """Vote on a lost member or, if none has left, on a joining worker, once the view before is published."""
         if state.told < len(state.log):
             return state, ()
         if state.lost.intersection(state.view.members):

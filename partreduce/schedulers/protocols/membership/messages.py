@@ -165,10 +165,7 @@ class Stop(Signal):
 
 
 class Restart(Signal):
-    """Event: the authority is started again.
-
-    It finds what it wrote down, the votes, and which processes are gone; not how much of the first has gone out.
-    """
+    """Event: the authority starts again with its log, the votes and the failures, not with what was published."""
 
 
 @dataclass(frozen=True)
