@@ -32,14 +32,7 @@ SAMPLING_SHARE = 0.1
 MEASURE_SHARE = 0.2
 """Largest fraction of the time for measuring the schedules that the search found."""
 
-NOT_SEARCHED = Front(
-    candidates=(),
-    best=None,
-    status=Status.UNKNOWN,
-    seconds=0.0,
-    seed=0,
-    reason="it was not searched",
-)
+NOT_SEARCHED = Front(reason="it was not searched")
 """The search result of a quick answer, and of jobs that ask for only one kind run in virtual time."""
 
 

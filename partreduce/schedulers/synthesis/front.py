@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain, zip_longest
 from math import inf
 
 import numpy as np
 
+from partreduce.schedulers.rules.grids import grid_phases
 from partreduce.schedulers.synthesis.choices import Choices, Period, choices_of
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
@@ -86,7 +87,6 @@ def search(
         status=status,
         bound=bound,
         seconds=clock.elapsed - begun,
-        seed=seed,
         reason=reason,
     )
 
@@ -115,8 +115,10 @@ class Exploration:
             self._decide(models, start + DECIDING_SHARE * span)
             self._compose(full, start + COMPOSING_SHARE * span)
         if full is None or limits.choose_groups:
-            for period in self._by_digits():
-                self._offer(period)
+            n, base = self.choices.num_ranks, int(self.choices.sizes.max(initial=2))
+            for count in range(2, max(2, ceil_log(n, base)) + 1) if not self.choices.radices else ():
+                axes = grid_phases(n, (base,) * count)  # grids and cubes of the largest group
+                self._offer(tuple(tuple(Block(group.members) for group in phase) for phase in axes))
             longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
             models = {ScheduleModel(self.choices, k): self._budgets(k) for k in range(2, longest + 1)}
             self._decide(models, start + DECIDING_SHARE * span)
@@ -260,14 +262,6 @@ class Exploration:
                 consensus_distance=value,
             )
         return self.candidates[s][period]
-
-    def _by_digits(self) -> Iterator[Period]:
-        """Phase k joins the workers whose numbers differ in digit k of the largest group alone: grids and cubes."""
-        n, base = self.choices.num_ranks, int(self.choices.sizes.max(initial=2))
-        for num_phases in range(2, max(2, ceil_log(n, base)) + 1) if not self.choices.radices else ():
-            labels = (np.arange(n) // base ** (k + 1) * base**k + np.arange(n) % base**k for k in range(num_phases))
-            groups = ([tuple(np.flatnonzero(row == one).tolist()) for one in np.unique(row)] for row in labels)
-            yield tuple(tuple(Block(group) for group in phase if len(group) > 1) for phase in groups)
 
 
 def _impossible(problem: Problem) -> str | None:

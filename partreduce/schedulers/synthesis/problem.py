@@ -182,5 +182,4 @@ class Front:
     status: Status = Status.UNKNOWN
     bound: float = 0.0
     seconds: float = 0.0
-    seed: int = 0
     reason: str = ""
