@@ -25,7 +25,6 @@ EXCLUDED = (
     "partreduce/planner/",
     "partreduce/report/",
     "partreduce/verify/",
-    "partreduce/schedulers/synthesis/",
     "partreduce/topo/metrics/",
     "benchmarks/",
     "docs/conformance.md",  # written from the tests' table
