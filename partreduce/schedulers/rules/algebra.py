@@ -95,10 +95,10 @@ def static(cluster: Cluster, rule: RulePhases) -> StaticGroups:
     a block holds those of its local ranks that exist.
     """
 
-    def kept(phase: RulePhase) -> RulePhase:
+    def keep_groups(phase: RulePhase) -> RulePhase:
         return tuple(sorted((b for b in phase if b.makes_groups), key=lambda b: (b.local, b.across)))
 
-    phases = tuple(map(kept, rule.phases))
+    phases = tuple(map(keep_groups, rule.phases))
     if cluster.is_regular:
         return StaticGroups(phases=RulePhases(rule.node_radices, phases))
     expanded = {phase: _on_irregular(phase, cluster, rule.node_radices) for phase in set(phases)}

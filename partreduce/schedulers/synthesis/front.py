@@ -24,7 +24,7 @@ from partreduce.schedulers.synthesis.long_periods import Exchanges, compositions
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
 from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
 from partreduce.topo import metrics
-from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scattered
+from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scatter
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.rule import Block, RulePhase
 
@@ -214,7 +214,7 @@ class Exploration:
             front = list(self.candidates[s].items())
             while not self.clock.passed(end):
                 front = non_dominated(front, costs)
-                order = [period for period, _ in scattered(front, costs)]
+                order = [period for period, _ in scatter(front, costs)]
                 if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
                     break
                 tries[period] += 1
@@ -324,7 +324,7 @@ def _communication_and_distance(one: Candidate) -> tuple[float, float]:
 def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
     """The best for what is asked, then the fronts of what a step takes, and of what it communicates, spread."""
     both = (_step_and_distance, _communication_and_distance)
-    fronts = (scattered(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
+    fronts = (scatter(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
     best = best_of(problem, listed.values())
     return sorted(listed.values(), key=lambda one: one is not best)[:MAX_REPORTED]

@@ -41,7 +41,7 @@ def non_dominated(
     return [option for _, option in front]
 
 
-def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
+def scatter(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
     """The same entries, each beginning of the list spread over the whole front: first those on its lower convex hull.
 
     A time to a loss, a step's seconds times the steps, is a product of two sums that rise with one cost each, so that

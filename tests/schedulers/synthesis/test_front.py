@@ -9,7 +9,7 @@ from helpers.synthesis import synthesize
 from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
 from partreduce.schedulers.synthesis import front as front_module
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo.arithmetic.pareto import scattered
+from partreduce.topo.arithmetic.pareto import scatter
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.event_graph import cycle_time
@@ -156,7 +156,7 @@ def test_more_workers_than_are_told_apart_are_searched(shape):
 def test_the_first_reported_hold_the_least_time_whatever_a_unit_of_either_cost_costs(seed):
     rng = np.random.default_rng(seed)
     points = sorted(zip(np.sort(rng.random(40)), np.sort(rng.exponential(size=40))[::-1], strict=True))
-    ordered = scattered(points, lambda point: point)
+    ordered = scatter(points, lambda point: point)
     assert sorted(ordered) == points
     best = {
         min(points, key=lambda point: (computing + point[0]) * (1 + price * point[1]))
