@@ -10,10 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from partreduce.schedulers.simulator.asynchronous import run_groups, run_pairs
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
-from partreduce.schedulers.simulator.groups import run_groups
-from partreduce.schedulers.simulator.pairs import run_pairs
 from partreduce.schedulers.simulator.quorum import run_quorum
 from partreduce.schedulers.simulator.servers import run_servers
 from partreduce.schedulers.simulator.timeline import Timeline
