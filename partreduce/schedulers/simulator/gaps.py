@@ -131,16 +131,9 @@ class GapTiming(Recorder):
 
     def record(self, graph: Round) -> GapRecord:
         """What the run showed of gaps, over the edges of its graph."""
-        return GapRecord(
-            self.finish,
-            self.order,
-            graph.sources.astype(np.int64),
-            graph.targets.astype(np.int64),
-            self.skipped,
-            self.fill,
-            (self.reduced - self.computed).sum(axis=0),
-            (self.finish - self.reduced).sum(axis=0),
-        )
+        edges = graph.sources.astype(np.int64), graph.targets.astype(np.int64)
+        waits = (self.reduced - self.computed).sum(axis=0), (self.finish - self.reduced).sum(axis=0)
+        return GapRecord(self.finish, self.order, *edges, self.skipped, self.fill, *waits)
 
     def check_ended(self, machine: VirtualMachine) -> None:
         """Refuse a run that stands still before its end."""

@@ -128,14 +128,9 @@ def run_rounds(case: Case) -> Timeline:
     for round_ in range(num_rounds):
         if (due := sync.due(round_)) < num_rounds:
             awaited[due] = round_
-    start, computed, begin, end, finish = records
     return Timeline(
         worker_steps,
-        start,
-        computed,
-        begin,
-        end,
-        finish,
+        *records,
         is_delayed=schedule.strategy.is_delayed,
         awaited=awaited,
         drained=rounds.drained(),
