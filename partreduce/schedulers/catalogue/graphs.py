@@ -190,11 +190,7 @@ GRAPHS = (
         source="Friedman 2008 (near-Ramanujan); pairing model of Bollobás 1980",
         make=partial(fixed.neighbor_averaging, random_regular),
         unsupported_reason=fixed.random_regular_unsupported_reason,
-        parameters=(
-            Parameter(name="degree", default=4, minimum=2, help="neighbors a worker"),
-            SEED,
-            WEIGHTS,
-        ),
+        parameters=(Parameter(name="degree", default=4, minimum=2, help="neighbors a worker"), SEED, WEIGHTS),
         condition="n·d even, d < n",
         degree="d",
         metrics="second singular value about (1 + 2√(d−1))/(d + 1)",

@@ -86,11 +86,7 @@ def import_schedule(
 
 
 def _import(
-    path: str | os.PathLike[str],
-    format_: str | None,
-    cluster: Cluster | None,
-    weights: str,
-    options: dict[str, object],
+    path: str | os.PathLike[str], format_: str | None, cluster: Cluster | None, weights: str, options: dict[str, object]
 ) -> Schedule:
     check_unknown(weights)  # also where the file has weights, so that a mistyped name is not passed over
     data = read_bytes(path)

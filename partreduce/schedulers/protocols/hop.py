@@ -258,11 +258,7 @@ def check_setting(graph: Digraph, setting: IterationGap) -> None:
 
 
 def weights_of(
-    gap: IterationGap,
-    edge_weights: Mapping[int, Fraction],
-    step: int,
-    own_step: int,
-    used: Sequence[tuple[int, int]],
+    gap: IterationGap, edge_weights: Mapping[int, Fraction], step: int, own_step: int, used: Sequence[tuple[int, int]]
 ) -> tuple[Fraction, list[Fraction]]:
     """The weight of a worker's own parameters, and of each update that it takes; together they are 1, exactly.
 
