@@ -173,14 +173,7 @@ class PairTiming(Recorder):
         """Without overlap a worker computes on when it has the mean."""
         return not self.is_delayed and isinstance(message, Answer)
 
-    def picked(
-        self,
-        process: int,  # noqa: ARG002
-        offered: Sequence[Hashable],
-        *,
-        pending: bool,
-        rng: np.random.Generator,
-    ) -> Sequence[Hashable]:
+    def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:
         """One neighbor, drawn at random, for each round."""
         return () if pending else (offered[int(rng.integers(len(offered)))],)
 

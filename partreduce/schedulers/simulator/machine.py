@@ -82,14 +82,7 @@ class Timing:
         """Whether a process begins its next work only when it receives this message."""
         return False
 
-    def picked(
-        self,
-        process: int,  # noqa: ARG002
-        offered: Sequence[Hashable],
-        *,
-        pending: bool,  # noqa: ARG002
-        rng: np.random.Generator,  # noqa: ARG002
-    ) -> Sequence[Hashable]:
+    def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
         """Those of the newly offered events that the process works for; `pending` says that it already has others."""
         return offered
 
@@ -278,7 +271,7 @@ class VirtualMachine:
         new = [event for event in ready if event not in own.offers]
         if not new:
             return
-        for event in self.timing.picked(process, new, pending=bool(own.offers), rng=self._rng):
+        for event in self.timing.picked(new, pending=bool(own.offers), rng=self._rng):
             seconds = self.timing.work(process, own.state, event, self._rng)
             if seconds is not None:
                 work_end = own.acted + _time(seconds)
