@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 EXCLUDED = (
     "partreduce/planner/",
     "partreduce/report/",
-    "partreduce/schedulers/synthesis/",
     "benchmarks/",
     "docs/conformance.md",  # written from the tests' table
     "docs/make_conformance.py",

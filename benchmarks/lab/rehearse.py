@@ -28,9 +28,8 @@ from partreduce.runtime.codecs import BlockCodec
 from partreduce.schedulers.protocols.adpsgd import pairing_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.registry import build
-from partreduce.schedulers.simulator.groups import GroupTiming, WorkerRound, group_machine
+from partreduce.schedulers.simulator.asynchronous import GroupTiming, PairTiming, WorkerRound, group_machine
 from partreduce.schedulers.simulator.machine import VirtualMachine
-from partreduce.schedulers.simulator.pairs import PairTiming
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.document.canonical import schedule_sha256

@@ -59,24 +59,23 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/schedulers/protocols/test_hop.py",),
         ("tests/verify/explore/test_hop.py", "tests/verify/explore/test_seeded_bugs.py"),
     ),
-    **{
-        f"partreduce/schedulers/protocols/{name}.py": (
-            ("tests/schedulers/protocols/test_partial.py",),
-            ("tests/verify/explore/test_partial.py",),
-        )
-        for name in ("partial", "partial_state")
-    },
+    "partreduce/schedulers/protocols/partial.py": (
+        ("tests/schedulers/protocols/test_partial.py",),
+        ("tests/verify/explore/test_partial.py",),
+    ),
     GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
-    GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
-    GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
+    GENERATOR + "worker.py": (
+        tuple(f"tests/schedulers/protocols/test_generator_{of}.py" for of in ("worker", "system")),
+        EXPLORED,
+    ),
     **{
         f"partreduce/schedulers/protocols/membership/{name}.py": (
             ("tests/schedulers/protocols/test_membership_steps.py",),
             ("tests/schedulers/protocols/test_membership.py",),
         )
-        for name in ("authority", "machine", "member", "words")
+        for name in ("machine", "messages")
     },
     "partreduce/verify/consensus.py": (GROUPS, GRAPHS, (ORACLE, *PROVER)),
     **{f"partreduce/verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove")},

@@ -14,9 +14,8 @@ from partreduce.console import console, emit_json, seconds, size, write_text
 from partreduce.report.picture import save, titled
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
-from partreduce.schedulers.simulator.record import AsynchronousMetrics, GapRecord
 from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.schedulers.simulator.timeline import Timeline
+from partreduce.schedulers.simulator.timeline import AsynchronousMetrics, GapRecord, Timeline
 from partreduce.topo.describe import describe
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule

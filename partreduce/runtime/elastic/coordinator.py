@@ -29,8 +29,7 @@ from partreduce.runtime.transport.store import (
 )
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.schedulers.protocols.membership.authority import Authority
-from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.machine import Authority, Membership
 from partreduce.schedulers.protocols.membership.messages import Expire, Join, Left, Publish, Released, Stop, View, Vote
 
 if TYPE_CHECKING:

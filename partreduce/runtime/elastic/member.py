@@ -42,8 +42,8 @@ from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, PeerGoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.membership.machine import Member as MemberState
 from partreduce.schedulers.protocols.membership.machine import Membership
-from partreduce.schedulers.protocols.membership.member import Member as MemberState
 from partreduce.schedulers.protocols.membership.messages import (
     Broken,
     Confirmed,

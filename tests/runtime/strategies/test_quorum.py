@@ -33,7 +33,7 @@ from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
 from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.schedulers.protocols.partial_state import Share
+from partreduce.schedulers.protocols.partial import Share
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.topo.schedule import Schedule

@@ -23,8 +23,7 @@ from partreduce.runtime.strategies.protocol_driver import GapLog, Missing, PeerW
 from partreduce.runtime.transport.mailbox import MESSAGES, Bound
 from partreduce.runtime.transport.updates import Layout, PayloadRings, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
-from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of, weights_of
 from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 

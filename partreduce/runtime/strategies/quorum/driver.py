@@ -23,9 +23,11 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import put_gradients, sparse_gradient
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver, Missing, QuorumLog
 from partreduce.runtime.transport.mailbox import Mailbox, Message
-from partreduce.schedulers.protocols import partial_state
+from partreduce.schedulers.protocols import partial as partial_machine
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Partial
+from partreduce.schedulers.protocols.partial import (
+    Partial,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -225,7 +227,7 @@ class Spread:
             self._mailbox.send_newest((root + child) % self._size, f"{kind}{ROOT}{root}", numbers, urgent=True)
 
 
-AWord = partial_state.Activate | partial_state.Arrived | partial_state.Here | partial_state.Ended
+AWord = partial_machine.Activate | partial_machine.Arrived | partial_machine.Here | partial_machine.Ended
 WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_args(AWord)}  # those that go by mailbox
 KINDS = {word: kind for kind, word in WORDS.items()}
 
@@ -235,7 +237,7 @@ class StartedRound(NamedTuple):
 
     segment: int
     round: int
-    share: partial_state.Share
+    share: partial_machine.Share
     payload: GradientSum
 
 
@@ -254,7 +256,7 @@ class Word(NamedTuple):
     to: tuple[int, ...]
 
 
-class QuorumDriver(GenerationDriver[partial_state.PartialState]):
+class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     """The protocol object, its state and the gradients of one worker; a segment is a generation."""
 
     machine: Partial
@@ -283,22 +285,22 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
         with self.condition:
             load()
             self.log.add("called", self._generation, self.open_state.version, (self.open_state.calls,))
-            words = self._step(partial_state.Call())
+            words = self._step(partial_machine.Call())
         self._post(words)
 
     def end(self) -> None:
         with self.condition:
-            words = self._step(partial_state.End())
+            words = self._step(partial_machine.End())
         self._post(words)
 
     def may_take(self) -> bool:
-        return self.offers(partial_state.Take)
+        return self.offers(partial_machine.Take)
 
     def take(self) -> TakenResult:
         """The results that are there; `may_take` was true before."""
         with self.condition:
             before = self.open_state
-            words = self._step(partial_state.Take())
+            words = self._step(partial_machine.Take())
             after = self.open_state
             rounds = next(note[1] for note in self._notes if note[0] == "taken")
             sums = self.payload.take(rounds)
@@ -313,7 +315,7 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
 
     @property
     def is_meeting(self) -> bool:
-        return self._state is not None and self._state.stage == partial_state.MEETING
+        return self._state is not None and self._state.stage == partial_machine.MEETING
 
     def has_ended(self) -> bool:
         """Whether the last round of all is taken, where this worker has no more gradients."""
@@ -328,9 +330,9 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
         with self.condition:
             state = self.open_state
             ready = self.machine.ready(self.rank, state)
-            if state.is_running or partial_state.Begin() in ready or partial_state.Take() in ready:
+            if state.is_running or partial_machine.Begin() in ready or partial_machine.Take() in ready:
                 return None
-            if state.stage == partial_state.MEETING:
+            if state.stage == partial_machine.MEETING:
                 of = tuple(rank for rank, round_ in enumerate(state.here) if round_ < state.version)
                 return Missing(f"the models of all in round {state.version}", of)
             of = tuple(rank for rank in self.machine.awaited(self.rank, state) if rank != self.rank)
@@ -340,7 +342,7 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
         """Tell the others what this worker does, unless its thread is in a round, of which that tells."""
         with self.condition:
             state = self._state
-            if state is None or state.is_running or state.stage != partial_state.COMPUTING or state.resting:
+            if state is None or state.is_running or state.stage != partial_machine.COMPUTING or state.resting:
                 return
             waiting = len(state.results)
             they = "1 result waits" if waiting == 1 else f"{waiting} results wait"
@@ -351,14 +353,14 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
     def begin(self) -> StartedRound | None:
         """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
         with self.condition:
-            self.condition.wait_for(lambda: self._closing or self.offers(partial_state.Begin))
+            self.condition.wait_for(lambda: self._closing or self.offers(partial_machine.Begin))
             if self._grace and not self._closing and self._is_awaited():
                 self.condition.wait_for(lambda: self._closing or not self._is_awaited(), self._grace)
             if self._closing:
                 return None
             before = self.open_state
-            share = partial_state.Share(before.entered, before.buffer, before.oldest, before.resting)
-            self._step(partial_state.Begin())
+            share = partial_machine.Share(before.entered, before.buffer, before.oldest, before.resting)
+            self._step(partial_machine.Begin())
             self.log.add("begun", self._generation, share.round, share.gradients)
             return StartedRound(self._generation, share.round, share, self.payload.depart())
 
@@ -367,13 +369,13 @@ class QuorumDriver(GenerationDriver[partial_state.PartialState]):
         state = self.open_state
         return not state.buffer and not state.resting
 
-    def finish(self, begun: StartedRound, shares: Sequence[partial_state.Share]) -> None:
+    def finish(self, begun: StartedRound, shares: Sequence[partial_machine.Share]) -> None:
         words: list[Word] = []
         with self.condition:
             for source, share in enumerate(shares):
                 if source != self.rank:
                     words += self._step(Received(source, share))
-            words += self._step(partial_state.Finish())
+            words += self._step(partial_machine.Finish())
             self.payload.keep(begun.round, begun.payload)
             self.payload.retain([result.round for result in self.open_state.results])
             self.log.add("finished", self._generation, begun.round, tuple(len(share.gradients) for share in shares))

@@ -29,8 +29,7 @@ from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Background
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import Share
+from partreduce.schedulers.protocols.partial import Partial, Share
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.strategies.partial import PartialAllReduce
 
