@@ -42,7 +42,7 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import PLAIN, Coding, Travel
+from partreduce.topo.timing.coding import PLAIN, Algorithm, Coding, Travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,11 @@ class Communication:
 
 
 def communication(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Communication:
     """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
 
-    The algorithm of the sums is the schedule's own unless another is asked for. A gradient that is sent layer by layer
-    costs the sum of its segments.
+    A gradient that is sent layer by layer costs the sum of its segments.
     """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps = schedule.largest_steps_per_round

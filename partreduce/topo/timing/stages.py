@@ -33,9 +33,9 @@ from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
+from partreduce.topo.strategies.axes import Sync
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.coding import Algorithm, Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
@@ -126,11 +126,7 @@ class Stage:
 
 
 def of_period(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
     """The stages of one period. O(size of its phases), expanded.
 
@@ -144,11 +140,7 @@ def of_period(
 
 
 def of_prologue(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Stage:
     """The stage of a prologue round: everybody with everybody."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
@@ -290,7 +282,7 @@ def sample(
     compute: ComputeTimes,
     *,
     model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    algorithm: Algorithm = None,
     num_rounds: int = 200,
     num_samples: int = 32,
     seed: int = 0,

@@ -45,10 +45,10 @@ from partreduce.topo.fields import Checked, Floats, Whole
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
+from partreduce.topo.strategies.axes import Transport
 from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import Coding
+from partreduce.topo.timing.coding import Algorithm, Coding
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.stages import Moments, Rounds, Stage, of_period
 
@@ -306,7 +306,7 @@ def steady_seconds(
     exchange: Exchange,
     *,
     model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    algorithm: Algorithm = None,
 ) -> float:
     """Exact seconds of a step where every worker computes at a fixed speed. O(n · period).
 
