@@ -50,10 +50,7 @@ if TYPE_CHECKING:
 def _quantity(
     parse: Callable[[str], float], base: str, *, bare: bool = False, least: float = 0.0, most: float = inf
 ) -> tuple[Any, Any]:
-    """Validator and JSON schema of a text with its unit, as the command line takes it; `bare` numbers need none.
-
-    What is read is at least `least` and at most `most` in the unit `base`.
-    """
+    """Validator and JSON schema of a text with its unit, `least` to `most` of `base`; `bare`: or a number."""
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -63,10 +63,7 @@ def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file (or of a link to one), refused unread when it is too large.
-
-    `-` is standard input; it and `/dev/fd/N` may also be pipes.
-    """
+    """The content of a regular file, a link to one, or a connected descriptor; refused unread when it is too large."""
     source, connected = shown_path(path), descriptor_to_read(path)
     try:
         # O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever.

@@ -247,10 +247,7 @@ def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> T
 
 
 def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
-    """The traffic of an exchange: every worker hands an equal piece of its payload to each member, itself included.
-
-    O(groups).
-    """
+    """The traffic of an exchange: every worker hands an equal piece to each member, itself included. O(groups)."""
     k, few, none = shape.members, shape.inside, np.zeros(len(shape.sizes))
     return Traffic(
         ring=none,

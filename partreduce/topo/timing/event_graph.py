@@ -139,10 +139,7 @@ def _kinds(*columns: npt.NDArray[Any]) -> Whole:
 
 
 def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
-    """For every worker the kind of its cell: which kinds of workers it waits for, and how long it takes; -1 for none.
-
-    A set of kinds is known by the sum of 62 random bits of each.
-    """
+    """By worker the kind of its cell: kinds waited for (the sum of 62 random bits of each), seconds; -1: none."""
     if not len(stage.seconds):
         return np.full(len(kinds), -1, dtype=np.int64)
     cell, number = np.repeat(np.arange(len(stage.seconds)), np.diff(stage.offsets)), int(kinds.max()) + 1

@@ -53,10 +53,7 @@ class Segments:
 
 
 class Turn(NamedTuple):
-    """A part of a round's operation that begins, or is waited for, where a share of the round's computing is done.
-
-    It takes cell c `seconds[c]`.
-    """
+    """A part of a round's operation, begun or awaited at a share of its computing; it takes cell c `seconds[c]`."""
 
     at: float | Floats
     part: int
@@ -128,10 +125,7 @@ class Stage:
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """The stages of one period. O(size of its phases), expanded.
-
-    A hardware without any numbers of links costs nothing, so the model's size may be left out then.
-    """
+    """The stages of one period, expanded. Where links state no numbers, the model's size may be left out."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -199,10 +193,7 @@ class Moments(NamedTuple):
 
 
 class Rounds:
-    """Where all workers are, shape (..., num_workers); `next` takes them through a round.
-
-    With `skip_warm_up` the first round is the first one behind a pipeline's warm-up.
-    """
+    """Where all workers are, (..., num_workers). `skip_warm_up`: the first round is that behind the warm-up."""
 
     def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
         self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
@@ -253,10 +244,7 @@ class Rounds:
         return Moments(start, start + compute, begins[0], end, self.now)
 
     def drained(self) -> Floats:
-        """When all is over: behind the last round, what is still under way is awaited.
-
-        Also where it is then dropped: operations that have begun end, and no worker leaves before.
-        """
+        """When all that is under way behind the last round has ended, also where it is then dropped."""
         return np.maximum(self.now, self._last_end)
 
 

@@ -41,7 +41,7 @@ import numpy as np
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import Checked, Floats, Whole
+from partreduce.topo.fields import CheckedFields, Floats, Whole
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -63,7 +63,7 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RowAccess(Checked):
+class RowAccess(CheckedFields):
     """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
 
     place: ClassVar[str] = "touched share of "
@@ -72,7 +72,7 @@ class RowAccess(Checked):
     everyone: Share
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        CheckedFields.__post_init__(self)
         if not self.worker <= self.node <= self.everyone:
             raise InputError(
                 f"touched shares: are {self.worker:g}, {self.node:g} and {self.everyone:g} of a worker, of a node and "
@@ -125,10 +125,7 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers).
-
-    `beside_gathered` says whether another table is gathered, so that all workers talk to all.
-    """
+    """What one table takes in a step. `beside_gathered`: another one is gathered, so that all talk to all."""
     if route.way is Placement.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
@@ -278,10 +275,7 @@ class TableRounds:
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
-    """What the tables of a schedule take in each step; None where it has none that go their own way.
-
-    Nothing where links take no time for bytes and it is not given how much is touched.
-    """
+    """What the tables of a schedule take in each step; None where it has none that go their own way."""
     if not schedule.routes.apart:
         check_names(schedule, touched)
         return None
