@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -21,6 +22,7 @@ from partreduce.topo.document.reader import (
     MAX_BYTES,
     descriptor_to_read,
     descriptor_to_write,
+    in_file,
     is_file,
     parse_json,
     read_bytes,
@@ -42,9 +44,6 @@ from partreduce.topo.hardware import (
     nesting_problem,
 )
 from partreduce.topo.place import child, format_value, shown_path
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 
 def _quantity(
@@ -286,11 +285,8 @@ def _load_file(path: str) -> Cluster:
     connected = descriptor_to_read(path) is not None
     data = read_bytes(path, MAX_BYTES if as_json or connected else MAX_YAML_BYTES)
     as_json = as_json or (connected and data.lstrip()[:1] == b"{")
-    raw = parse_json(data, source=source) if as_json else parse_yaml(data, source=source)
-    try:
-        return cluster_of(raw)
-    except DocumentError as error:
-        raise DocumentError(error.place, error.problem, source) from None
+    with in_file(source):
+        return cluster_of(parse_json(data, source=source) if as_json else parse_yaml(data, source=source))
 
 
 def cluster_of(raw: object) -> Cluster:
@@ -302,8 +298,7 @@ def cluster_of(raw: object) -> Cluster:
     shape = shape_value(model, "")
     if "hardware" not in model.model_fields_set:
         return shape
-    hardware = hardware_value(model.hardware, shape, "hardware")
-    return Cluster(shape.num_nodes, shape.workers_per_node, shape.nodes, hardware)
+    return replace(shape, hardware=hardware_value(model.hardware, shape, "hardware"))
 
 
 def dump_cluster(cluster: Cluster) -> dict[str, Any]:
