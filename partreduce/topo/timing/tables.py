@@ -11,8 +11,7 @@ of the row's code, but for gradients inside nodes, which are added there as they
     sharded                   numbers, rows back: all_to_all of u   all_to_all of u                 2k(n−k)/n·u
     sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
-With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
-15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
+Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
 those of the same place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
 tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
 lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
