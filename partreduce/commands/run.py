@@ -133,9 +133,8 @@ def command(
             max_failures=max_failures, max_restarts=max_restarts,
         )  # fmt: skip
         try:
-            if endpoint is None:
-                return run_attempts(run.attempt, max_restarts)
-            return run.as_node(rank, nnodes, endpoint, rdzv_id)
+            attempts = functools.partial(run_attempts, run.attempt, max_restarts)
+            return attempts() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
         except Terminated as ended:
             return ended.exit_code
 
