@@ -222,10 +222,7 @@ def _notes(profile: "Profile") -> list[str]:
 def _job_measurement(
     output: Path, function: str, cluster: str | None, *, steps: int, seeds: int, warm_up: int, data: Data, as_json: bool
 ) -> Callable[[], None]:
-    """What every worker calls to train the job under a few schedules; rank 0 writes the pilot file.
-
-    With a `cluster` file there is a run-off of what would be recommended there.
-    """
+    """What every worker calls to train the job; rank 0 writes the pilot. A cluster file adds a run-off."""
     file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
     check_without_place(output)
     job = None  # else what `design CLUSTER` plans, without any other option

@@ -133,7 +133,8 @@ def command(
             max_failures=max_failures, max_restarts=max_restarts,
         )  # fmt: skip
         try:
-            return run.alone() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
+            attempts = functools.partial(run_attempts, run.attempt, max_restarts)
+            return attempts() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
         except Terminated as ended:
             return ended.exit_code
 
@@ -155,9 +156,6 @@ class _Run:
     @property
     def environment(self) -> dict[str, str]:
         return {} if self.path is None else {SCHEDULE: str(self.path)}
-
-    def alone(self) -> int:
-        return run_attempts(self.attempt, self.max_restarts)
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
         """Decide for all nodes as node 0, or follow it."""

@@ -25,6 +25,7 @@ from partreduce.topo.metrics import pipeline_metrics
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.topo.timing.coding import Algorithm
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
@@ -111,7 +112,7 @@ def command(
 
 
 def _traffic_facts(
-    schedule: Schedule, timeline: Timeline, hardware: Hardware, algorithm: AllReduceAlgorithm | None, *, free: bool
+    schedule: Schedule, timeline: Timeline, hardware: Hardware, algorithm: Algorithm, *, free: bool
 ) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     observed = timeline.observed
@@ -168,7 +169,7 @@ def _table_facts(
     times: ComputeTimes,
     touched: dict[str, RowAccess] | None,
     *,
-    algorithm: AllReduceAlgorithm | None,
+    algorithm: Algorithm,
     free: bool,
 ) -> dict[str, Any]:
     """What tables that go their own way add to a step, and the steady step with them where speeds are fixed."""
@@ -271,7 +272,7 @@ def _print(
     facts: dict[str, Any],
     output: Path | None,
     *,
-    algorithm: AllReduceAlgorithm | None,
+    algorithm: Algorithm,
     free: bool,
 ) -> None:
     out = console()

@@ -21,7 +21,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.metrics import consensus_distance, late_distance
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.timing.coding import Algorithm
 from partreduce.topo.timing.tables import ELEMENT_BYTES, RowAccess
 
 
@@ -30,7 +30,7 @@ def simulate_several(
     place: Cluster,
     hardware: Hardware,
     *,
-    algorithm: AllReduceAlgorithm | None,
+    algorithm: Algorithm,
     touched: list[str] | None,
     output: Path | None,
     as_json: bool,
@@ -120,10 +120,7 @@ def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) 
 
 
 def row_of(
-    schedule: Schedule,
-    hardware: Hardware,
-    algorithm: AllReduceAlgorithm | None,
-    touched: dict[str, RowAccess] | None = None,
+    schedule: Schedule, hardware: Hardware, algorithm: Algorithm, touched: dict[str, RowAccess] | None = None
 ) -> dict[str, Any]:
     """One line of the comparison."""
     shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}

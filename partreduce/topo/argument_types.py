@@ -27,10 +27,7 @@ WAYS_OUT = {
 
 
 def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a public function: arguments of a wrong type raise an InputError that names the argument.
-
-    A missing or unknown argument raises TypeError, as in any Python function.
-    """
+    """Decorate a public function: an argument of a wrong type raises an InputError that names the argument."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)

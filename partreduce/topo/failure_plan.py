@@ -72,35 +72,29 @@ def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) 
     n = cluster.num_workers
     most = min(MAX_FAILURES, n - 2)
     if most < 1:
-        raise ScheduleError(f"failure_plan: expected a cluster of 3 workers or more, got {n}; remove the plan")
+        raise _mismatch("", "a cluster of 3 workers or more", n, "remove the plan")
     if plan.failures > most:
-        raise ScheduleError(
-            f"failure_plan.failures: expected 1 to {most} for {n} workers, got {plan.failures}; choose one of these"
-        )
+        raise _mismatch(".failures", f"1 to {most} for {n} workers", plan.failures, "choose one of these")
     if isinstance(strategy, AllReduce) and plan.rule is not SurvivorRule.ALL_REDUCE:
-        raise ScheduleError(
-            f"failure_plan.rule: expected all_reduce for strategy allreduce, got {plan.rule}; write all_reduce"
-        )
+        raise _mismatch(".rule", "all_reduce for strategy allreduce", plan.rule, "write all_reduce")
     has_rule = isinstance(strategy, StaticGroups) and isinstance(strategy.phases, RulePhases)
     if plan.rule is SurvivorRule.REAPPLY_RULE and not has_rule:
-        raise ScheduleError(
-            "failure_plan.rule: expected a schedule with node_radices for reapply_rule, got listed groups; write "
-            "keep_groups or all_reduce"
-        )
+        needed = "a schedule with node_radices for reapply_rule"
+        raise _mismatch(".rule", needed, "listed groups", "write keep_groups or all_reduce")
     is_plain = strategy.payload.outer.is_plain
     if isinstance(strategy, StaticGroups) and plan.rule is not SurvivorRule.ALL_REDUCE and not is_plain:
         strategy.check_outer_settles(strategy.phases.relaxations())  # any group may be one of all survivors
     lists_groups = isinstance(strategy, StaticGroups) or not isinstance(strategy.steps_per_round, int)
     if lists_groups and n > MAX_EXPLICIT_WORKERS:
-        raise ScheduleError(
-            f"failure_plan: expected at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list, got {n}; "
-            "remove the plan"
-        )
+        most_listed = f"at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list"
+        raise _mismatch("", most_listed, n, "remove the plan")
     if plan.rule is not SurvivorRule.ALL_REDUCE and (index := _first_overlap(cluster, strategy)) is not None:
-        raise ScheduleError(
-            f"failure_plan.rule: expected groups that share no worker for {plan.rule}, got two that do in "
-            f"strategy.phases[{index}]; write all_reduce, or groups that are disjoint"
-        )
+        needed, place = f"groups that share no worker for {plan.rule}", f"two that do in strategy.phases[{index}]"
+        raise _mismatch(".rule", needed, place, "write all_reduce, or groups that are disjoint")
+
+
+def _mismatch(member: str, expected: str, got: object, way_out: str) -> ScheduleError:
+    return ScheduleError(f"failure_plan{member}: expected {expected}, got {got}; {way_out}")
 
 
 def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:

@@ -105,7 +105,7 @@ class JsonObject:
         )
 
 
-class Checked:
+class CheckedFields:
     """A dataclass whose fields have the types and ranges that their annotations state; else it raises InputError."""
 
     __slots__ = ()

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError, of_type
-from partreduce.topo.fields import Checked, JsonObject
+from partreduce.topo.fields import CheckedFields, JsonObject
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -29,7 +29,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Link(Checked):
+class Link(CheckedFields):
     """A link class of the α–β model: a message of b bytes takes latency + b * seconds_per_byte."""
 
     place: ClassVar[str] = "link."
@@ -78,10 +78,7 @@ class Switch:
 
 
 def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
-    """The first switch that neither nests with the others nor is disjoint from them, and why; None if all do.
-
-    O(sum of the sizes).
-    """
+    """The first switch that neither nests with the others nor is disjoint from them, and why. O(sum of sizes)."""
     largest: dict[int, int] = {}
     for index in smallest_first(switches):
         members = set(switches[index].nodes)
@@ -107,7 +104,7 @@ def smallest_first(switches: Sequence[Switch]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware(Checked):
+class Hardware(CheckedFields):
     """Links and speeds of a cluster.
 
     `inside` is the link between two workers of one node, `nic` the link of a node to the others, shared by every
@@ -141,7 +138,7 @@ class Hardware(Checked):
     backward: Share = 2 / 3
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        CheckedFields.__post_init__(self)
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers
         if listed is not None and (min(listed, default=0) < 0 or not any(listed)):
             raise InputError(

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -21,6 +22,7 @@ from partreduce.topo.document.reader import (
     MAX_BYTES,
     descriptor_to_read,
     descriptor_to_write,
+    in_file,
     is_file,
     parse_json,
     read_bytes,
@@ -43,17 +45,11 @@ from partreduce.topo.hardware import (
 )
 from partreduce.topo.place import child, format_value, shown_path
 
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-
 
 def _quantity(
     parse: Callable[[str], float], base: str, *, bare: bool = False, least: float = 0.0, most: float = inf
 ) -> tuple[Any, Any]:
-    """Validator and JSON schema of a text with its unit, as the command line takes it; `bare` numbers need none.
-
-    What is read is at least `least` and at most `most` in the unit `base`.
-    """
+    """Validator and JSON schema of a text with its unit, `least` to `most` of `base`; `bare`: or a number."""
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -289,11 +285,8 @@ def _load_file(path: str) -> Cluster:
     connected = descriptor_to_read(path) is not None
     data = read_bytes(path, MAX_BYTES if as_json or connected else MAX_YAML_BYTES)
     as_json = as_json or (connected and data.lstrip()[:1] == b"{")
-    raw = parse_json(data, source=source) if as_json else parse_yaml(data, source=source)
-    try:
-        return cluster_of(raw)
-    except DocumentError as error:
-        raise DocumentError(error.place, error.problem, source) from None
+    with in_file(source):
+        return cluster_of(parse_json(data, source=source) if as_json else parse_yaml(data, source=source))
 
 
 def cluster_of(raw: object) -> Cluster:
@@ -305,8 +298,7 @@ def cluster_of(raw: object) -> Cluster:
     shape = shape_value(model, "")
     if "hardware" not in model.model_fields_set:
         return shape
-    hardware = hardware_value(model.hardware, shape, "hardware")
-    return Cluster(shape.num_nodes, shape.workers_per_node, shape.nodes, hardware)
+    return replace(shape, hardware=hardware_value(model.hardware, shape, "hardware"))
 
 
 def dump_cluster(cluster: Cluster) -> dict[str, Any]:

@@ -63,10 +63,7 @@ def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file (or of a link to one), refused unread when it is too large.
-
-    `-` is standard input; it and `/dev/fd/N` may also be pipes.
-    """
+    """The content of a regular file, a link to one, or a connected descriptor; refused unread when it is too large."""
     source, connected = shown_path(path), descriptor_to_read(path)
     try:
         # O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever.
@@ -103,6 +100,15 @@ def _too_large(size: int, max_bytes: int, source: str) -> NoReturn:
     )
 
 
+@contextmanager
+def in_file(source: str) -> Iterator[None]:
+    """Give refusals of a document the name of its file, which may be empty."""
+    try:
+        yield
+    except DocumentError as error:
+        raise DocumentError(error.place, error.problem, error.source or source) from None
+
+
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
     """Read one JSON file strictly."""
     return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
@@ -113,8 +119,13 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
 
     O(len(data)), whatever the content. `source` is named in errors.
     """
-    text = decode(data, max_bytes=max_bytes, source=source)
-    check_depth(data, source=source)
+    with in_file(source):
+        text = decode(data, max_bytes=max_bytes)
+        check_depth(data)
+        return _parsed(text, data, source)
+
+
+def _parsed(text: str, data: bytes, source: str) -> object:
     faults: list[_Fault] = []
     hooks = _Hooks(faults)
     long_numbers = _has_long_numbers(data)
@@ -129,18 +140,15 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
             value = decoder.decode(text)
     except _TooManyFaultsError:
         first = faults[0].problem
-        raise DocumentError("document", f"has more than {MAX_FAULTS} faults; a value {first}", source) from None
+        raise DocumentError("document", f"has more than {MAX_FAULTS} faults; a value {first}") from None
     except json.JSONDecodeError as error:
         place = f"{error.lineno}:{error.colno}"
-        what = (
-            "ends too early"
-            if error.pos >= len(text.rstrip())
-            else f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
-        )
-        raise DocumentError(place, f"{what}; {_way_out(source)}", source) from None
+        said = f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+        problem = "ends too early" if error.pos >= len(text.rstrip()) else said
+        raise DocumentError(place, f"{problem}; {_way_out(source)}") from None
     if faults or _SURROGATE.search(data):
         for place, problem in _faults_in(value, ""):
-            raise DocumentError(place or "document", problem, source)
+            raise DocumentError(place or "document", problem)
     return value
 
 
@@ -149,9 +157,8 @@ def _way_out(source: str) -> str:
     if source.endswith((".yaml", ".yml")):
         return f"it looks like a cluster file; partreduce design {source} -o schedule.json makes a schedule for it"
     if source.endswith(".py"):
-        return (
-            f"it looks like a script; partreduce verify {source}:NAME --cluster CLUSTER --period N verifies a function"
-        )
+        example = f"partreduce verify {source}:NAME --cluster CLUSTER --period N"
+        return f"it looks like a script; {example} verifies a function"
     return "the file may be cut off or hand-edited; write it again"
 
 
@@ -175,7 +182,7 @@ def line_column(data: bytes, offset: int) -> str:
     return f"{data.count(10, 0, offset) + 1}:{offset - data.rfind(10, 0, offset)}"
 
 
-def check_depth(data: bytes, *, source: str = "") -> None:
+def check_depth(data: bytes) -> None:
     """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorized pass that knows strings."""
     # Blank the escapes that matter, keeping every offset: what is left of quotes opens or closes a string.
     blank = data.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in data else data
@@ -190,11 +197,8 @@ def check_depth(data: bytes, *, source: str = "") -> None:
         if len(steps):
             if steps.max() > MAX_DEPTH:
                 offset = start + int(where[int(np.argmax(steps > MAX_DEPTH))])
-                raise DocumentError(
-                    line_column(data, offset),
-                    f"is nested deeper than {MAX_DEPTH} levels; no document of ours is",
-                    source,
-                )
+                problem = f"is nested deeper than {MAX_DEPTH} levels; no document of ours is"
+                raise DocumentError(line_column(data, offset), problem)
             depth = int(steps[-1])
         inside = int(quotes[-1]) & 1
 

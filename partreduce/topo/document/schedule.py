@@ -13,12 +13,11 @@ from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.closed_model import Listed, Model, Name, custom_error, dump_fields, validate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.phases import plain_phase
-from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
+from partreduce.topo.document.reader import MAX_BYTES, collector_paused, in_file, parse_json, read_bytes
 from partreduce.topo.document.strategies import dump_strategy, load_strategy
 from partreduce.topo.errors import DocumentError, InputError, of_type
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.fields import Count, Index
-from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.place import format_value, shown_path
 from partreduce.topo.schedule import Schedule
@@ -66,12 +65,12 @@ Shape = Annotated[
 ]
 
 
-def shape_value(model: RegularShape | ListedShape, place: str, hardware: Hardware | None = None) -> Cluster:
+def shape_value(model: RegularShape | ListedShape, place: str) -> Cluster:
     """The cluster of a checked shape."""
     try:
         if isinstance(model, ListedShape):
-            return Cluster.irregular(model.nodes, hardware=hardware)
-        return Cluster.regular(model.num_nodes, model.workers_per_node, hardware=hardware)
+            return Cluster.irregular(model.nodes)
+        return Cluster.regular(model.num_nodes, model.workers_per_node)
     except InputError as error:
         raise error_at(error, place, drop="cluster") from None
 
@@ -87,11 +86,10 @@ def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
     """A refusal by a value, with its place below `root`: values say `phases[0][1].local: problem`."""
     if isinstance(error, DocumentError):
         return error
-    match = _PLACED.fullmatch(str(error))
-    if match is None:
+    if (match := _PLACED.fullmatch(str(error))) is None:
         return DocumentError(root or "document", str(error))
     inner = match[1].removeprefix(drop).lstrip(".") if drop else match[1]
-    return DocumentError(".".join(part for part in (root, inner) if part) or "document", match[2])
+    return DocumentError(".".join(filter(None, (root, inner))) or "document", match[2])
 
 
 FORMAT = "partreduce.schedule"
@@ -149,19 +147,15 @@ def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BY
         # A lone surrogate, which is no character, becomes bytes that are refused as such.
         document = document.encode(errors="surrogatepass")
     if not isinstance(document, bytes | bytearray):
-        raise InputError(
-            f"parse_schedule: the document is a {type(document).__name__}; it must be str or bytes; "
-            "load_schedule(path) reads a file"
-        )
+        kind = type(document).__name__
+        way_out = "it must be str or bytes; load_schedule(path) reads a file"
+        raise InputError(f"parse_schedule: the document is a {kind}; {way_out}")
     return _parse(bytes(document), max_bytes, "")
 
 
 def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
-    try:
-        with collector_paused():
-            return schedule_of(parse_json(data, max_bytes=max_bytes, source=source))
-    except DocumentError as error:
-        raise DocumentError(error.place, error.problem, source) from None
+    with in_file(source), collector_paused():
+        return schedule_of(parse_json(data, max_bytes=max_bytes, source=source))
 
 
 def schedule_of(raw: object) -> Schedule:

@@ -68,10 +68,7 @@ def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:
 
 
 def best_constant(graph: Graph) -> Round:
-    """`best_constant_weight` on every edge, as a fraction with a denominator ≤ 10⁶.
-
-    On uneven graphs a worker's own weight may be negative.
-    """
+    """`best_constant_weight` on every edge, as a fraction with a denominator ≤ 10⁶; own weights may be negative."""
     return constant(graph, Fraction(best_constant_weight(graph)).limit_denominator(10**6))
 
 

@@ -63,10 +63,7 @@ MOST = 64
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
     """Return the late distance, from synchronous averages with 1 step per round. O(Σ C g³ log(HORIZON / period)).
 
-    Args:
-        sectors: sectors of the schedule.
-        steps_per_round: steps of a round, the same for all workers.
-        curvature: learning rate times curvature; 0 gives the consensus distance of the late schedule.
+    All workers take `steps_per_round`; a curvature of 0 gives the consensus distance of the late schedule.
     """
     return _late_distances(sectors, (steps_per_round,), curvature)[steps_per_round]
 

@@ -49,10 +49,7 @@ class RoundSteps:
 
     @classmethod
     def of(cls, worker_steps: Whole, group_worker_steps: Floats, averaging: Averaging, instants: int) -> RoundSteps:
-        """Create from the steps per round (g,), their group means in every phase (T, g), and the maximum.
-
-        O(P·d² + g²) for d distinct steps per round.
-        """
+        """Create from steps per round (g,), group means (T, g) and the largest P. O(P·d² + g²), d of them distinct."""
         scale = np.ones_like(group_worker_steps)
         if averaging is Averaging.STEP_NORMALIZED:
             scale = group_worker_steps / worker_steps

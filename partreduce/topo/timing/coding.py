@@ -36,6 +36,9 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScop
 from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.payload import Move, moves
 
+Algorithm = AllReduceAlgorithm | None
+"""By which sums are made; the schedule's own where it is None."""
+
 FREE = CodecSeconds()
 """No time."""
 
@@ -100,7 +103,7 @@ class Travel:
     turns: tuple[tuple[float | Floats, Move], ...] = ()
 
     @classmethod
-    def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
+    def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
         """As `of`; fragments that take turns, or a model that is merged late, share the payload evenly."""
         travel, count = cls.of(strategy.transport, hardware, algorithm), strategy.payload.num_fragments
         if not strategy.lacks_newest:
@@ -115,7 +118,7 @@ class Travel:
         return replace(travel, shares=(1 / count,) * count, turns=turns)
 
     @classmethod
-    def of(cls, transport: Transport, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
+    def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
         """As a schedule says, in its own algorithm unless another is asked for.
 
         Segments become ready at equal distances during backward, the last share of a step's computing; those without
@@ -244,10 +247,7 @@ def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> T
 
 
 def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
-    """The traffic of an exchange: every worker hands an equal piece of its payload to each member, itself included.
-
-    O(groups).
-    """
+    """The traffic of an exchange: every worker hands an equal piece to each member, itself included. O(groups)."""
     k, few, none = shape.members, shape.inside, np.zeros(len(shape.sizes))
     return Traffic(
         ring=none,

@@ -22,7 +22,7 @@ import numpy as np
 
 from partreduce.topo.document.reader import read_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import Checked, Floats, Index, Whole
+from partreduce.topo.fields import CheckedFields, Floats, Index, Whole
 from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
 
 MAX_TRACE_BYTES = 2**30
@@ -38,7 +38,7 @@ class StragglerModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomSlowdown(Checked):
+class RandomSlowdown(CheckedFields):
     """A step takes `factor` times as long with the given probability, independently per worker and step."""
 
     place: ClassVar[str] = "random slowdown: "
@@ -51,7 +51,7 @@ class RandomSlowdown(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomDelay(Checked):
+class RandomDelay(CheckedFields):
     """`workers` workers, drawn again in every step, are held up by `seconds`."""
 
     place: ClassVar[str] = "delay: "
@@ -68,7 +68,7 @@ class RandomDelay(Checked):
 
 
 @dataclass(frozen=True, slots=True)
-class RotatingDelay(Checked):
+class RotatingDelay(CheckedFields):
     """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
 
     place: ClassVar[str] = "skew: "
@@ -76,7 +76,7 @@ class RotatingDelay(Checked):
     high: Seconds
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        CheckedFields.__post_init__(self)
         if self.low > self.high:
             raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
 
@@ -88,7 +88,7 @@ class RotatingDelay(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTimes(Checked):
+class ComputeTimes(CheckedFields):
     """Seconds that each worker computes for one step.
 
     `base` seconds for everybody, times the worker's `slowdown`; `jitter` is the coefficient of variation of a
@@ -104,7 +104,7 @@ class ComputeTimes(Checked):
     trace: Floats | None = None
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        CheckedFields.__post_init__(self)
         for worker, factor in self.slowdown:
             if worker < 0 or not 0 < factor <= LONGEST_SECONDS:
                 raise InputError(

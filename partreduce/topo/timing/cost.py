@@ -42,7 +42,7 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import PLAIN, Coding, Travel
+from partreduce.topo.timing.coding import PLAIN, Algorithm, Coding, Travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,9 @@ class Communication:
 
 
 def communication(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Communication:
-    """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
-
-    The algorithm of the sums is the schedule's own unless another is asked for. A gradient that is sent layer by layer
-    costs the sum of its segments.
-    """
+    """What one period costs, all segments, without the prologue. O(blocks) for rules, else O(n·period)."""
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps = schedule.largest_steps_per_round
     seconds, sent, peaks = list[float](), list[float](), list[float]()
@@ -142,10 +134,7 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """What every group of one phase puts on the links, segment by segment; rules are not expanded.
-
-    Equal segments share one entry's work.
-    """
+    """What every group of one phase puts on the links, segment by segment; rules are not expanded."""
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]

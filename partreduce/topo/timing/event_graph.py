@@ -23,8 +23,8 @@ from partreduce.topo.errors import UndecidedError
 from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.hardware import Hardware, regular_levels
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
-from partreduce.topo.timing.coding import Travel
+from partreduce.topo.strategies.axes import Sync
+from partreduce.topo.timing.coding import Algorithm, Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import first_equal, phase_loads, segment_seconds
 from partreduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
@@ -54,19 +54,13 @@ def cycle_time(
     compute: ComputeTimes | None = None,
     *,
     model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    algorithm: Algorithm = None,
 ) -> CycleTime:
     """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
 
     Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep them equal where
-    the rule's first digits count the racks.
-
-    Args:
-        schedule: what is run; its prologue is left out.
-        hardware: links and, unless `compute` is given, speeds.
-        compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.stages.sample` for those).
-        model_bytes: the model's size, unless the hardware states it.
-        algorithm: how groups average; the schedule's own by default.
+    the rule's first digits count the racks. The prologue is left out, and jitter and disturbances of `compute` are
+    ignored (`topo.timing.stages.sample` has them).
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
     return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
@@ -92,7 +86,7 @@ class TimedPeriod:
         times: ComputeTimes,
         *,
         model_bytes: int | None = None,
-        algorithm: AllReduceAlgorithm | None = None,
+        algorithm: Algorithm = None,
     ) -> TimedPeriod:
         """See `cycle_time` for arguments and refusals."""
         times.check(schedule.num_workers)
@@ -145,10 +139,7 @@ def _kinds(*columns: npt.NDArray[Any]) -> Whole:
 
 
 def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
-    """For every worker the kind of its cell: which kinds of workers it waits for, and how long it takes; -1 for none.
-
-    A set of kinds is known by the sum of 62 random bits of each.
-    """
+    """By worker the kind of its cell: kinds waited for (the sum of 62 random bits of each), seconds; -1: none."""
     if not len(stage.seconds):
         return np.full(len(kinds), -1, dtype=np.int64)
     cell, number = np.repeat(np.arange(len(stage.seconds)), np.diff(stage.offsets)), int(kinds.max()) + 1
@@ -191,9 +182,7 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
     return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
-def _one_node(
-    schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: AllReduceAlgorithm | None
-) -> list[Stage]:
+def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: Algorithm) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
     rule = schedule.rule(by_node=True)
     assert rule is not None, "homogeneous nodes have a rule"

@@ -56,11 +56,8 @@ class Uplinks:
     def crossings(self, group: Whole, node: Whole, here: Floats, num_nodes: Whole) -> Crossings:
         """Which groups cross which uplinks: those with nodes on both sides of the switch. O(incidences · levels).
 
-        Args:
-            group: of every (group, node) incidence, complete for the groups that cross nodes.
-            node: of every incidence.
-            here: workers of the group on the node, of every incidence.
-            num_nodes: how many nodes each group has.
+        `group`, `node` and `here`, the group's workers on the node, are of every (group, node) incidence, complete for
+        groups that cross nodes; `num_nodes` is of every group.
         """
         found: list[tuple[Whole, Whole, Floats, Floats]] = []
         climb = np.zeros(len(group))
@@ -83,10 +80,8 @@ class Uplinks:
     ) -> tuple[Floats, Floats, Floats]:
         """For messages of `size` bytes from node to node, all at once: what the uplinks add to each.
 
+        Returns seconds until all uplinks on the path are done, the latencies on the way up and those on the way down.
         An uplink works in both directions at once and serves the messages of one direction in turn.
-
-        Returns:
-            Seconds until all uplinks on the path are done, the latencies on the way up and those on the way down.
         """
         seconds, up, down = np.zeros(len(source)), np.zeros(len(source)), np.zeros(len(source))
         for row in self.above:

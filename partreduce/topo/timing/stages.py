@@ -33,9 +33,9 @@ from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
+from partreduce.topo.strategies.axes import Sync
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.coding import Algorithm, Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
@@ -53,10 +53,7 @@ class Segments:
 
 
 class Turn(NamedTuple):
-    """A part of a round's operation that begins, or is waited for, where a share of the round's computing is done.
-
-    It takes cell c `seconds[c]`.
-    """
+    """A part of a round's operation, begun or awaited at a share of its computing; it takes cell c `seconds[c]`."""
 
     at: float | Floats
     part: int
@@ -126,16 +123,9 @@ class Stage:
 
 
 def of_period(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """The stages of one period. O(size of its phases), expanded.
-
-    A hardware without any numbers of links costs nothing, so the model's size may be left out then.
-    """
+    """The stages of one period, expanded. Where links state no numbers, the model's size may be left out."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -144,11 +134,7 @@ def of_period(
 
 
 def of_prologue(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Stage:
     """The stage of a prologue round: everybody with everybody."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
@@ -207,10 +193,7 @@ class Moments(NamedTuple):
 
 
 class Rounds:
-    """Where all workers are, shape (..., num_workers); `next` takes them through a round.
-
-    With `skip_warm_up` the first round is the first one behind a pipeline's warm-up.
-    """
+    """Where all workers are, (..., num_workers). `skip_warm_up`: the first round is that behind the warm-up."""
 
     def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
         self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
@@ -261,10 +244,7 @@ class Rounds:
         return Moments(start, start + compute, begins[0], end, self.now)
 
     def drained(self) -> Floats:
-        """When all is over: behind the last round, what is still under way is awaited.
-
-        Also where it is then dropped: operations that have begun end, and no worker leaves before.
-        """
+        """When all that is under way behind the last round has ended, also where it is then dropped."""
         return np.maximum(self.now, self._last_end)
 
 
@@ -290,7 +270,7 @@ def sample(
     compute: ComputeTimes,
     *,
     model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    algorithm: Algorithm = None,
     num_rounds: int = 200,
     num_samples: int = 32,
     seed: int = 0,

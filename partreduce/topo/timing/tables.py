@@ -11,8 +11,7 @@ of the row's code, but for gradients inside nodes, which are added there as they
     sharded                   numbers, rows back: all_to_all of u   all_to_all of u                 2k(n−k)/n·u
     sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
-With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
-15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
+Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
 those of the same place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
 tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
 lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
@@ -41,14 +40,14 @@ import numpy as np
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import Checked, Floats, Whole
+from partreduce.topo.fields import CheckedFields, Floats, Whole
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
+from partreduce.topo.strategies.axes import Transport
 from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import Coding
+from partreduce.topo.timing.coding import Algorithm, Coding
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.stages import Moments, Rounds, Stage, of_period
 
@@ -63,7 +62,7 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RowAccess(Checked):
+class RowAccess(CheckedFields):
     """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
 
     place: ClassVar[str] = "touched share of "
@@ -72,7 +71,7 @@ class RowAccess(Checked):
     everyone: Share
 
     def __post_init__(self) -> None:
-        Checked.__post_init__(self)
+        CheckedFields.__post_init__(self)
         if not self.worker <= self.node <= self.everyone:
             raise InputError(
                 f"touched shares: are {self.worker:g}, {self.node:g} and {self.everyone:g} of a worker, of a node and "
@@ -125,10 +124,7 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers).
-
-    `beside_gathered` says whether another table is gathered, so that all workers talk to all.
-    """
+    """What one table takes in a step. `beside_gathered`: another one is gathered, so that all talk to all."""
     if route.way is Placement.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
@@ -278,10 +274,7 @@ class TableRounds:
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
-    """What the tables of a schedule take in each step; None where it has none that go their own way.
-
-    Nothing where links take no time for bytes and it is not given how much is touched.
-    """
+    """What the tables of a schedule take in each step; None where it has none that go their own way."""
     if not schedule.routes.apart:
         check_names(schedule, touched)
         return None
@@ -306,7 +299,7 @@ def steady_seconds(
     exchange: Exchange,
     *,
     model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    algorithm: Algorithm = None,
 ) -> float:
     """Exact seconds of a step where every worker computes at a fixed speed. O(n · period).
 
