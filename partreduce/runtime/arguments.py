@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError, of_type
 from partreduce.topo.schedule import Schedule
-
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from partreduce.runtime.transport.worlds import World
-
 
 LONGEST_TIMEOUT = 1e9  # seconds, which is 30 years: beyond, torch's own deadlines overflow
 
@@ -33,8 +29,6 @@ def checked_timeout(timeout: float) -> float:
 
 def checked_number(place: str, value: float | torch.Tensor) -> float:
     """One number, of Python's or of torch's."""
-    import torch
-
     try:
         return float(torch.as_tensor(value).detach())
     except (TypeError, ValueError, RuntimeError):
@@ -68,8 +62,6 @@ def checked_world(world: World | None) -> World | None:
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
     """The dimension of a mesh along which the replicas lie, if one was given."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     if mesh is None:
         return None
     of_type(mesh, DeviceMesh, "mesh", 'pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')

@@ -158,7 +158,7 @@ class Runner:
         self.reducers: tuple[Reducer, ...] = ()  # what it averages by, apart from the run's own reducers
         self.mailboxes: list[Mailbox] = []  # closed together with this runner
 
-    def open_mailbox(
+    def _open_mailbox(
         self, kind: str, deliver: Callable[[Message], None], *, max_bytes: int = 0, bound: Bound | None = None
     ) -> Mailbox:
         """A mailbox of this runner; `deliver` is called with each message once it is started."""
@@ -253,7 +253,7 @@ class OneSided(Runner):
         reducer = run.reducer
         self._peer_watch = PeerWatch(reducer.heartbeat, everyone)
         max_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets)
-        self._mailbox = self.open_mailbox(strategy.kind, deliver, max_bytes=max_bytes, bound=bound)
+        self._mailbox = self._open_mailbox(strategy.kind, deliver, max_bytes=max_bytes, bound=bound)
 
     def after_step(self, step: int) -> StepResult:
         round_, taken = divmod(step, self.run.steps_per_round)

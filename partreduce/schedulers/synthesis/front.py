@@ -217,6 +217,8 @@ class Exploration:
                 order = [period for period, _ in scatter(front, costs)]
                 if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
                     break
+                if not self.clock.fits(exchanges.work(period), end):
+                    break
                 tries[period] += 1
                 spread = list(map(costs, front))
                 for found, at in exchanges.better(period, spread, self.clock):

@@ -162,7 +162,7 @@ class Exchanges:
         for length in sorted({len(indices) for indices in found}):
             table = [indices for indices in found if len(indices) == length]
             periods = [tuple(self.phases[index] for index in indices) for indices in table]
-            self._charge(clock, len(table) * self.space.fresh.size, length)
+            clock.charge(self._work(len(table) * self.space.fresh.size, length))
             seconds = self.choices.step_seconds(periods, self.worker_steps)
             values = self.distances(np.array(table), clock)
             yield from zip(periods, zip(seconds.tolist(), values.tolist(), strict=True), strict=True)
@@ -171,7 +171,7 @@ class Exchanges:
         """The consensus distance of each period of phases, (N, T) → (N,); infinite where workers never agree."""
         space, noise = self.space, np.zeros((len(table), *self.space.fresh.shape))
         product = noise + np.eye(noise.shape[-1])
-        self._charge(clock, noise.size, 4 * table.shape[1] + 24)
+        clock.charge(self._work(noise.size, 4 * table.shape[1] + 24))
         for phases in table.T:
             matrices = self.matrices[phases]
             noise = matrices @ (noise + space.fresh) @ matrices.swapaxes(-1, -2)
@@ -219,7 +219,7 @@ class Exchanges:
     ) -> tuple[float, Floats, Floats, Floats]:
         """The sum of distances; what a phase of the pool adds in place of one, or before it, (T, A), and none, (T,)."""
         space, size, chosen, tried = self.space, len(own), self.matrices[list(own)], self.matrices[pool]
-        self._charge(clock, tried.size * size, 3)
+        clock.charge(self._work(tried.size * size, 3))
         eye = np.broadcast_to(np.eye(chosen.shape[-1]), space.fresh.shape)
         product, noise, weight = eye, np.zeros_like(eye), np.zeros_like(eye)
         for one in chosen:
@@ -245,6 +245,11 @@ class Exchanges:
         total = sum(float(weigh(one, eye)) for one in before[1:])
         return total, replaced, inserted, removed
 
-    def _charge(self, clock: Clock, entries: int, operations: int) -> None:
+    def work(self, period: Period) -> float:
+        """Nominal seconds of trying the exchanges of a period, about."""
+        size, length = self.space.fresh.size, len(period)
+        return self._work(TRIED * length * size, 3) + self._work(SCORED * size, 4 * length + 24)
+
+    def _work(self, entries: int, operations: int) -> float:
         size = self.matrices.shape[-1]
-        clock.charge(operations * (PER_CALL + entries / size**2 * (PER_MATRIX + PER_PRODUCT * size**3)))
+        return operations * (PER_CALL + entries / size**2 * (PER_MATRIX + PER_PRODUCT * size**3))

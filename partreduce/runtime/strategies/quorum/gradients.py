@@ -137,7 +137,7 @@ class QuorumGradients(Runner):
         if not world.has(everyone, name=self._line):
             world.create(everyone, name=self._line)
         self.communicator = world.communicator(everyone, name=self._line)
-        mailbox = self.open_mailbox("quorum", self.driver.deliver)  # last: where what follows fails it were open
+        mailbox = self._open_mailbox("quorum", self.driver.deliver)  # last: where what follows fails it were open
         self.driver.spread = Spread(mailbox, len(everyone))
         self.on_host = reducer.of((), "quorum", world)
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
