@@ -83,10 +83,8 @@ def command(
     whole = load_schedule(schedules[0])
     loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
-        raise InputError(
-            f"--cluster: is {place}, but the schedule is for {loaded.cluster}; name a cluster of that shape, or design "
-            "a schedule for this one"
-        )
+        rule = "name a cluster of that shape, or design a schedule for this one"
+        raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}; {rule}")
     free = hardware.model_bytes is None
     if free:
         hardware = hardware.without_bandwidths()

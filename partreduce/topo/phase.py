@@ -135,10 +135,8 @@ class Phase(Arrays):
         counts = np.bincount(self.members, minlength=self.num_workers)
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
-            raise ScheduleError(
-                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint: "
-                "`partreduce verify` names the phase"
-            )
+            rule = "groups are disjoint: `partreduce verify` names the phase"
+            raise ScheduleError(f"worker {worker} stands in {int(counts[worker])} groups of one phase; {rule}")
         result = np.full(self.num_workers, -1, dtype=np.int32)
         result[self.members] = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
         return result

@@ -66,10 +66,8 @@ class Strategy(JsonObject, ABC):
     def check(self, cluster: Cluster) -> None:
         """Refuse what cannot run on the cluster."""
         if not isinstance(self.steps_per_round, int) and len(self.steps_per_round) != cluster.num_workers:
-            raise ScheduleError(
-                f"steps_per_round: has {len(self.steps_per_round)} entries; give 1 number or 1 for each of "
-                f"{cluster.num_workers} workers"
-            )
+            rule = f"give 1 number or 1 for each of {cluster.num_workers} workers"
+            raise ScheduleError(f"steps_per_round: has {len(self.steps_per_round)} entries; {rule}")
         if not isinstance(self.sync, self.sync_types):
             raise ScheduleError(f"sync: strategy {self.kind!r} has no {self.sync.called}; leave it out")
         self.sync.check()

@@ -42,10 +42,8 @@ class NeighborAveraging(HasMixingMatrix):
         if len(self.rounds) > 1:
             raise ScheduleError(f"rounds: has {len(self.rounds)}; a gap is kept over the edges of 1 fixed graph")
         if not isinstance(self.steps_per_round, int):
-            raise ScheduleError(
-                "steps_per_round: has one number for each worker; with sync.iteration_gap give one, a faster worker "
-                "runs ahead"
-            )
+            rule = "with sync.iteration_gap give one, a faster worker runs ahead"
+            raise ScheduleError(f"steps_per_round: has one number for each worker; {rule}")
         graph = self.rounds[0]
         gap.check_neighbors(np.bincount(graph.targets, minlength=graph.num_workers).tolist())
         if gap.takes_all and gap.weights is EdgeWeighting.UNIFORM and (edge := _uneven(graph)) is not None:

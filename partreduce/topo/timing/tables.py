@@ -184,10 +184,8 @@ def exchanges(
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
-            raise InputError(
-                f"touched: does not say how much of {route.parameter!r} a step touches; say it, on the command line "
-                f"--set touched={route.parameter}:0.8% or what it is"
-            )
+            rule = f"say it, on the command line --set touched={route.parameter}:0.8% or what it is"
+            raise InputError(f"touched: does not say how much of {route.parameter!r} a step touches; {rule}")
         total += exchange(
             route,
             touched[route.parameter],
