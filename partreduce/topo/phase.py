@@ -127,11 +127,7 @@ class Phase(Arrays):
         return np.diff(self.offsets)
 
     def labels(self) -> npt.NDArray[np.int32]:
-        """The group index of every worker, −1 for workers that skip; shape (num_workers,).
-
-        Raises:
-            ScheduleError: two groups share a worker.
-        """
+        """The group index of every worker, −1 for workers that skip; shape (num_workers,)."""
         counts = np.bincount(self.members, minlength=self.num_workers)
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
@@ -142,11 +138,7 @@ class Phase(Arrays):
         return result
 
     def apply(self, values: Floats) -> Floats:
-        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size).
-
-        Raises:
-            ScheduleError: two groups share a worker.
-        """
+        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size)."""
         self.labels()
         return self.averaged(values)
 
