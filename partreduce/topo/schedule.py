@@ -112,7 +112,7 @@ class Schedule:
         return phased.phase(index % phased.period, self.cluster)
 
     def group_of(self, worker: int, round_: int) -> Group | None:
-        """The group of one worker in one round (prologue included), None if it skips. O(size of the group) for rules."""
+        """The group of one worker in one round (prologue included), None if it skips. Rules: O(size of the group)."""
         phased = self.phased
         if round_ < phased.prologue:
             return Group(tuple(range(self.num_workers)))
