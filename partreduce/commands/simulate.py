@@ -254,15 +254,13 @@ def workers_of(timeline: Timeline) -> dict[str, Any]:
     """Seconds of each worker, for at most 4096 of them."""
     if timeline.finish.shape[1] > 4096:
         return {}
-    columns = zip(
-        timeline.computing().tolist(), timeline.communicating().tolist(), timeline.waiting().tolist(), strict=True
-    )
-    return {
-        "workers": [
-            {"worker": rank, "computing_seconds": a, "communicating_seconds": b, "waiting_seconds": c}
-            for rank, (a, b, c) in enumerate(columns)
-        ]
+    columns = {
+        "worker": range(timeline.finish.shape[1]),
+        "computing_seconds": timeline.computing().tolist(),
+        "communicating_seconds": timeline.communicating().tolist(),
+        "waiting_seconds": timeline.waiting().tolist(),
     }
+    return {"workers": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}
 
 
 def _print(
