@@ -273,12 +273,11 @@ class TableRounds:
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
     """What the tables of a schedule take in each step; None where it has none that go their own way."""
+    check_names(schedule, touched)
     if not schedule.routes.apart:
-        check_names(schedule, touched)
         return None
     if touched is None and hardware.is_free_of_bytes():
         return Exchange()
-    check_names(schedule, touched)
     return exchanges(schedule.routes, dict(touched or {}), schedule.cluster, hardware)
 
 
