@@ -13,6 +13,7 @@ from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, check_failure_plan
+from partreduce.topo.graphs import Graph
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
@@ -123,19 +124,13 @@ class Schedule:
 
         One period, prologue included, where that never comes. O(rounds · num_workers).
         """
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        phased, n = self.phased, self.num_workers
+        phased = self.phased
         last = 1 if phased.prologue else phased.period
         met: list[tuple[int, int]] = []
         for round_ in range(last - 1):
             met += [(group.members[0], member) for group in self.phase(round_) for member in group.members]
             here, there = np.array(met or [(0, 0)]).T
-            if (
-                connected_components(coo_array((np.ones(len(here)), (here, there)), shape=(n, n)), directed=False)[0]
-                == 1
-            ):
+            if Graph.undirected(self.num_workers, here, there).is_connected:
                 return round_ + 1
         return last
 

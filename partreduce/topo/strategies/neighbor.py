@@ -9,6 +9,7 @@ import numpy as np
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs import Graph
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.axes import DelayedAveraging, Sync, Synchronous
 from partreduce.topo.strategies.base import HasMixingMatrix
@@ -97,12 +98,7 @@ def _uneven(graph: Round) -> tuple[int, int] | None:
 
 def _one_way(graph: Round) -> tuple[int, int] | None:
     """An edge whose target has no path back to its source. O(edges)."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    n = graph.num_workers
-    sent = csr_array((np.ones(len(graph), dtype=np.int8), (graph.sources, graph.targets)), shape=(n, n))
-    _, component = connected_components(sent, connection="strong")  # (n,)
+    component = Graph(graph.num_workers, graph.sources, graph.targets).components()  # (n,)
     across = np.flatnonzero(component[graph.sources] != component[graph.targets])
     if not len(across):
         return None
