@@ -172,14 +172,7 @@ def exchange(
     )
 
 
-def exchanges(
-    routes: Payload,
-    touched: dict[str, RowAccess],
-    cluster: Cluster,
-    hardware: Hardware,
-    *,
-    element_bytes: int = ELEMENT_BYTES,
-) -> Exchange:
+def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
     """What a step of all tables of a schedule takes, one after the other."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
@@ -187,14 +180,9 @@ def exchanges(
             rule = f"say it, on the command line --set touched={route.parameter}:0.8% or what it is"
             raise InputError(f"touched: does not say how much of {route.parameter!r} a step touches; {rule}")
         total += exchange(
-            route,
-            touched[route.parameter],
-            cluster,
-            hardware,
-            local_aggregation=routes.local_aggregation,
-            element_bytes=element_bytes,
+            route, touched[route.parameter], cluster, hardware, local_aggregation=routes.local_aggregation,
             beside_gathered=gathers,
-        )
+        )  # fmt: skip
     return total
 
 
@@ -278,7 +266,7 @@ def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, Ro
         return None
     if touched is None and hardware.is_free_of_bytes():
         return Exchange()
-    return exchanges(schedule.routes, dict(touched or {}), schedule.cluster, hardware)
+    return exchanges(schedule.routes, touched or {}, schedule.cluster, hardware)
 
 
 def check_names(schedule: Schedule, touched: Mapping[str, RowAccess] | None) -> None:
