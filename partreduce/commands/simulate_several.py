@@ -134,9 +134,7 @@ def row_of(
         "where": str(strategy.transport.where),
         "gradient_buckets": str(strategy.transport.gradient_buckets),
         "runs": describe(schedule),
-        "steps_per_round": strategy.steps_per_round
-        if isinstance(strategy.steps_per_round, int)
-        else list(strategy.steps_per_round),
+        "steps_per_round": strategy.steps_per_round,
         "period": phases_of(schedule)[0],
         "communication_seconds_per_step": costs.communication_seconds,
         "seconds_per_step": costs.step_seconds,
