@@ -223,7 +223,8 @@ def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 -
             option = str(parameter.metavar or parameter.name).strip("[].").upper()
         if first in parameter.opts and first.startswith("-"):
             return typer.BadParameter(problem, ctx=context, param_hint=place)
-        if key := next((key for key in _keys(value) if first in _places_of_key(option, key)), None):
+        places = {key: (key, f"{option.removeprefix('--')}-{key}", f"hardware.{key}") for key in _keys(value)}
+        if key := next((key for key, names in places.items() if first in names), None):  # as functions name it
             return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {key}")
         if isinstance(value, (str, Path)) and Path(value).is_file():  # whose content may be what is wrong
             continue
@@ -238,11 +239,6 @@ def _keys(value: object) -> list[str]:
     """The keys of `OPTION KEY=VALUE`, as often as it is given."""
     entries = [str(entry).partition("=") for entry in value] if isinstance(value, list) else []
     return [key for key, sign, _ in entries if sign]
-
-
-def _places_of_key(option: str, key: str) -> tuple[str, ...]:
-    """How functions name a key of an option: `slow`, `max-group`, `hardware.jitter`."""
-    return key, f"{option.removeprefix('--')}-{key}", f"hardware.{key}"
 
 
 def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own click

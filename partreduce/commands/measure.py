@@ -247,10 +247,8 @@ def _run_on_workers(
 
     rank, count = place()
     if job is not None and count > 1 and job.cluster.num_workers != count:
-        raise InputError(
-            f"CLUSTER: has {job.cluster.num_workers} workers and {count} run here; schedules of the one do not run on "
-            "the other: start as many, or leave CLUSTER out"
-        )
+        rule = "schedules of the one do not run on the other: start as many, or leave CLUSTER out"
+        raise InputError(f"CLUSTER: has {job.cluster.num_workers} workers and {count} run here; {rule}")
     say = console(errors=True).print if rank == 0 and not quiet else None
     run_off = None if job is None else RunOff(job, steps=steps)
     curves = run_pilot(

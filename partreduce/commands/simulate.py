@@ -82,10 +82,8 @@ def command(
     whole = load_schedule(schedules[0])
     loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
-        raise InputError(
-            f"--cluster: is {place}, but the schedule is for {loaded.cluster}; name a cluster of that shape, or design "
-            "a schedule for this one"
-        )
+        rule = "name a cluster of that shape, or design a schedule for this one"
+        raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}; {rule}")
     free = hardware.model_bytes is None
     if free:
         hardware = hardware.without_bandwidths()
@@ -255,15 +253,13 @@ def workers_of(timeline: Timeline) -> dict[str, Any]:
     """Seconds of each worker, for at most 4096 of them."""
     if timeline.finish.shape[1] > 4096:
         return {}
-    columns = zip(
-        timeline.computing().tolist(), timeline.communicating().tolist(), timeline.waiting().tolist(), strict=True
-    )
-    return {
-        "workers": [
-            {"worker": rank, "computing_seconds": a, "communicating_seconds": b, "waiting_seconds": c}
-            for rank, (a, b, c) in enumerate(columns)
-        ]
+    columns = {
+        "worker": range(timeline.finish.shape[1]),
+        "computing_seconds": timeline.computing().tolist(),
+        "communicating_seconds": timeline.communicating().tolist(),
+        "waiting_seconds": timeline.waiting().tolist(),
     }
+    return {"workers": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}
 
 
 def _print(

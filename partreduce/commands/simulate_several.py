@@ -41,10 +41,8 @@ def simulate_several(
     loaded = [load_schedule(path) for path in schedules]
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
-            raise InputError(
-                f"{path}: is for {schedule.cluster}, the others are compared on {place}; compare schedules of one "
-                "shape, or simulate each alone"
-            )
+            rule = "compare schedules of one shape, or simulate each alone"
+            raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}; {rule}")
     shares = None if touched is None else touched_of(touched, place)
     job = PlanRequest(cluster=replace(place, hardware=hardware))
     rows = [
@@ -136,9 +134,7 @@ def row_of(
         "where": str(strategy.transport.where),
         "gradient_buckets": str(strategy.transport.gradient_buckets),
         "runs": describe(schedule),
-        "steps_per_round": strategy.steps_per_round
-        if isinstance(strategy.steps_per_round, int)
-        else list(strategy.steps_per_round),
+        "steps_per_round": strategy.steps_per_round,
         "period": phases_of(schedule)[0],
         "communication_seconds_per_step": costs.communication_seconds,
         "seconds_per_step": costs.step_seconds,

@@ -127,28 +127,18 @@ class Phase(Arrays):
         return np.diff(self.offsets)
 
     def labels(self) -> npt.NDArray[np.int32]:
-        """The group index of every worker, −1 for workers that skip; shape (num_workers,).
-
-        Raises:
-            ScheduleError: two groups share a worker.
-        """
+        """The group index of every worker, −1 for workers that skip; shape (num_workers,)."""
         counts = np.bincount(self.members, minlength=self.num_workers)
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
-            raise ScheduleError(
-                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint: "
-                "`partreduce verify` names the phase"
-            )
+            rule = "groups are disjoint: `partreduce verify` names the phase"
+            raise ScheduleError(f"worker {worker} stands in {int(counts[worker])} groups of one phase; {rule}")
         result = np.full(self.num_workers, -1, dtype=np.int32)
         result[self.members] = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
         return result
 
     def apply(self, values: Floats) -> Floats:
-        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size).
-
-        Raises:
-            ScheduleError: two groups share a worker.
-        """
+        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size)."""
         self.labels()
         return self.averaged(values)
 

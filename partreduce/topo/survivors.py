@@ -14,9 +14,9 @@ from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_covered
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 
@@ -94,11 +94,8 @@ def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRul
 
 
 def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
-    if cluster.workers_per_node is None:
-        everyone = Group(tuple(range(cluster.num_workers)))
-        return GroupPhases((Phase.from_groups(cluster.num_workers, [everyone]),))
-    radices = (cluster.num_nodes,) if cluster.num_nodes > 1 else ()
-    return RulePhases(radices, ((Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices)))),),))
+    rule = AllReduce().rule(cluster, by_node=True)
+    return GroupPhases((AllReduce().phase(0, cluster),)) if rule is None else RulePhases(rule.radices, rule.phases)
 
 
 def _without(failed: Collection[int], phases: Iterable[Phase]) -> GroupPhases:

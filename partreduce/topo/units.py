@@ -61,6 +61,12 @@ def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fr
     raise InputError(f"{_shorten(text)} has an unknown unit; {what} is written such as {example}, in one of {known}")
 
 
+def _parse_positive(text: str, units: dict[str, Fraction], what: str, example: str) -> float:
+    if not (value := _parse(text, units, what, example)):
+        raise InputError(f"{_shorten(text)} is {what.replace('a ', 'no ', 1)}; it must be > 0")
+    return float(value)
+
+
 def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
     """What a small b may stand for: `Gb/s` for GB/s or Gbit/s, `Mb` among sizes for MB alone; empty for other units."""
     prefix, _, rest = unit.partition("b")
@@ -83,10 +89,7 @@ def _shorten(text: str) -> str:
 
 def parse_bandwidth(text: str) -> float:
     """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
-    value = _parse(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
-    if value == 0:
-        raise InputError(f"{_shorten(text)} is no bandwidth; it must be > 0")
-    return float(value)
+    return _parse_positive(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
 
 
 def parse_time(text: str) -> float:
@@ -106,10 +109,7 @@ def parse_size(text: str) -> int:
 
 def parse_factor(text: str) -> float:
     """A factor > 0: `5x` or `1.25`."""
-    value = _parse(text, FACTORS, "a factor", "5x")
-    if value == 0:
-        raise InputError(f"{_shorten(text)} is no factor; it must be > 0")
-    return float(value)
+    return _parse_positive(text, FACTORS, "a factor", "5x")
 
 
 def parse_number(text: str) -> float | Fraction:

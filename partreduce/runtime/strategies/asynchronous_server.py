@@ -13,7 +13,7 @@ from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradi
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
-from partreduce.runtime.transport.server_allreduce import shard_bounds
+from partreduce.runtime.transport.multistage_allreduce import block_bounds
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
 from partreduce.schedulers.protocols import shards
@@ -35,7 +35,7 @@ class AsynchronousServer(OneSided):
     def __init__(self, server: Server, run: Run) -> None:
         super().__init__(server, run, "an asynchronous server", self._deliver)
         self.server = server
-        self._bounds = [shard_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
+        self._bounds = [block_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
         """For each bucket the part of every host."""
         self._machine = shards.shards_of(server, run.schedule.num_workers)
         self.driver = ProtocolDriver[Any](self._machine, run.rank, is_open=True)

@@ -14,13 +14,13 @@ from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.messages import key_in
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, Runner, StepResult
-from partreduce.runtime.transport.worlds import GroupTable
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
-_running: WeakKeyDictionary[GroupTable, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
+_running: WeakKeyDictionary[World, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
 
 class GeneratedMeans(Runner):
@@ -39,7 +39,6 @@ class GeneratedMeans(Runner):
     def __init__(self, strategy: DynamicGroups, run: Run) -> None:
         super().__init__(run)
         world = run.reducer.world
-        assert isinstance(world, GroupTable), "no other world makes groups while it runs"
         self.world = world
         self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
         self._starts: list[torch.Tensor] = []

@@ -295,18 +295,12 @@ def _round(model: RoundModel, num_workers: int, place: str) -> Round:
     _check_edges(
         sources == targets, edges, place, "a worker's weight on itself is what the others leave; leave the edge out"
     )
-    order = np.lexsort((sources, targets))
-    sources, targets = sources[order], targets[order]
-    twice = np.zeros(len(edges), dtype=bool)
-    twice[order[1:]] = (np.diff(sources) == 0) & (np.diff(targets) == 0)
+    order, twice = np.lexsort((sources, targets)), np.zeros(len(edges), dtype=bool)
+    twice[order[1:]] = (np.diff(sources[order]) == 0) & (np.diff(targets[order]) == 0)
     _check_edges(twice, edges, place, "is given twice; keep it once")
     if isinstance(weights, list):
-        values = sorted(set(weights))
-        index = {weight: number for number, weight in enumerate(values)}
-        weight_of = np.array([index[weight] for weight in weights], dtype=np.int32)[order]
-    else:
-        values, weight_of = [weights] if len(edges) else [], np.zeros(len(edges), dtype=np.int32)
-    return Round(num_workers, sources.astype(np.int32), targets.astype(np.int32), tuple(values), weight_of)
+        return Round.from_arrays(num_workers, sources, targets, weights, range(len(weights)))
+    return Round.from_arrays(num_workers, sources, targets, [weights], np.zeros(len(edges), dtype=np.int32))
 
 
 def _check_edges(bad: npt.ArrayLike, edges: Whole, place: str, rule: str) -> None:

@@ -122,10 +122,10 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
     with in_file(source):
         text = decode(data, max_bytes=max_bytes)
         check_depth(data)
-        return _parsed(text, data, source)
+        return _parse(text, data, source)
 
 
-def _parsed(text: str, data: bytes, source: str) -> object:
+def _parse(text: str, data: bytes, source: str) -> object:
     faults: list[_Fault] = []
     hooks = _Hooks(faults)
     long_numbers = _has_long_numbers(data)

@@ -29,10 +29,10 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
     """Parse one YAML document strictly; refusals name its `source`."""
     with in_file(source):
-        return _parsed(decode(data, max_bytes=max_bytes), source)
+        return _parse(decode(data, max_bytes=max_bytes), source)
 
 
-def _parsed(text: str, source: str) -> object:
+def _parse(text: str, source: str) -> object:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

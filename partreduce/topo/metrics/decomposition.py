@@ -26,6 +26,7 @@ import numpy.typing as npt
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
 from partreduce.topo.fields import Floats, Whole
+from partreduce.topo.graphs import Graph
 from partreduce.topo.metrics.sectors import Batch, RoundSteps, Sectors, group_worker_steps
 from partreduce.topo.mixing import Operators
 from partreduce.topo.round import Round
@@ -330,8 +331,7 @@ def hop_gap(graph: Round) -> float:
     n = graph.num_workers
     if n > MAX_GAP_WORKERS:
         raise InputError(f"hop gap: {n} workers; at most {MAX_GAP_WORKERS} as one matrix")
-    adjacency = np.zeros((n, n))
-    adjacency[graph.targets, graph.sources] = 1.0
+    adjacency = Graph(n, graph.sources, graph.targets).adjacency()
     degrees = adjacency.sum(axis=1)
     if not degrees.all():
         raise InputError(f"hop gap: worker {int(np.argmin(degrees))} has no neighbor; every worker needs at least 1")

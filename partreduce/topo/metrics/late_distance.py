@@ -13,8 +13,7 @@ there a late deviation is multiplied by λ as any other, which the consensus dis
 
 The *late distance* is the consensus distance at a given h of a schedule with late averages: independent unit noise in
 every step, a mean square over all instants of a period, after as many periods as a training has (a factor near −1
-reaches its steady state slowly, one beyond it has none). Derived here; the tests compare it with the recursion run on
-noise.
+reaches its steady state slowly, one beyond it has none).
 
 `RetimedMetrics` has the metrics of the same phases with another steps_per_round, by formula from those of 1 step per
 round, synchronous.
@@ -30,8 +29,8 @@ steps_per_round 1 late, e the mean square of one worker's noise off the mean and
     consensus distance   k·d + e·(k−1)/2                       late: + k·e
     drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
 
-where c = (D' − D − b)/2 is the correlation of the state with the push. Derived here; the tests compare each with the
-solution of the steady state for that steps_per_round.
+where c = (D' − D − b)/2 is the correlation of the state with the push. Derived here; the tests compare the late
+distance with the recursion run on noise, and the others with the steady state for that steps_per_round.
 """
 
 from __future__ import annotations

@@ -222,17 +222,13 @@ class Transport(JsonObject):
             for name in ("block", "error_feedback"):
                 if getattr(self, name) != getattr(default, name):
                     value = getattr(self, name)
-                    raise ScheduleError(
-                        f"transport.{name}: is {str(value).lower()}; only the codecs int8 and int4 have it (the codec "
-                        f"is {self.codec})"
-                    )
+                    rule = f"only the codecs int8 and int4 have it (the codec is {self.codec})"
+                    raise ScheduleError(f"transport.{name}: is {str(value).lower()}; {rule}")
         if self.where is not CodecScope.ALL and self.codec is Codec.NONE:
             raise ScheduleError(f"transport.where: is {self.where}; there is no codec whose place it could say")
         if self.where is CodecScope.ACROSS_NODES and self.algorithm is not AllReduceAlgorithm.HIERARCHICAL:
-            raise ScheduleError(
-                f"transport.where: is {self.where}; algorithm {self.algorithm} has no separate stage across nodes, "
-                "hierarchical has"
-            )
+            rule = f"algorithm {self.algorithm} has no separate stage across nodes, hierarchical has"
+            raise ScheduleError(f"transport.where: is {self.where}; {rule}")
 
 
 RING = Transport()

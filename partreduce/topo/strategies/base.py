@@ -66,10 +66,8 @@ class Strategy(JsonObject, ABC):
     def check(self, cluster: Cluster) -> None:
         """Refuse what cannot run on the cluster."""
         if not isinstance(self.steps_per_round, int) and len(self.steps_per_round) != cluster.num_workers:
-            raise ScheduleError(
-                f"steps_per_round: has {len(self.steps_per_round)} entries; give 1 number or 1 for each of "
-                f"{cluster.num_workers} workers"
-            )
+            rule = f"give 1 number or 1 for each of {cluster.num_workers} workers"
+            raise ScheduleError(f"steps_per_round: has {len(self.steps_per_round)} entries; {rule}")
         if not isinstance(self.sync, self.sync_types):
             raise ScheduleError(f"sync: strategy {self.kind!r} has no {self.sync.called}; leave it out")
         self.sync.check()
@@ -284,7 +282,10 @@ class Strategy(JsonObject, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasMixingMatrix(Strategy):
-    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, metrics and a period."""
+    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, metrics and a period.
+
+    `steps` and `phase` raise ScheduleError for a rule phase whose blocks overlap.
+    """
 
     @property
     @abstractmethod
@@ -298,11 +299,7 @@ class HasMixingMatrix(Strategy):
 
     @abstractmethod
     def steps(self, cluster: Cluster) -> tuple[MixingStep, ...]:
-        """What the rounds of one period average.
-
-        Raises:
-            ScheduleError: a rule phase has overlapping blocks.
-        """
+        """What the rounds of one period average."""
 
     @abstractmethod
     def num_distinct_phases(self, cluster: Cluster) -> int:
@@ -315,11 +312,7 @@ class HasGroups(HasMixingMatrix):
 
     @abstractmethod
     def phase(self, index: int, cluster: Cluster) -> Phase:
-        """The explicit groups of phase `index`, 0 ≤ index < period. O(num_workers).
-
-        Raises:
-            ScheduleError: a rule phase has overlapping blocks.
-        """
+        """The explicit groups of phase `index`, 0 ≤ index < period. O(num_workers)."""
 
     @abstractmethod
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:

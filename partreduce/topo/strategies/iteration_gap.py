@@ -65,10 +65,8 @@ class SkipPolicy(JsonObject):
 
     def check(self) -> None:
         if self.limit < self.trigger:
-            raise ScheduleError(
-                f"sync.iteration_gap.skip.limit: is {self.limit}; a worker skips by {self.trigger} (trigger) or more "
-                "steps"
-            )
+            rule = f"a worker skips by {self.trigger} (trigger) or more steps"
+            raise ScheduleError(f"sync.iteration_gap.skip.limit: is {self.limit}; {rule}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +132,14 @@ class IterationGap(JsonObject, Waiting):
         """Backup workers of each worker, shape (num_workers,)."""
         given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
         if len(given) != num_workers:
-            raise ScheduleError(
-                f"sync.iteration_gap.backup: has {len(given)} numbers; give 1 number or 1 for each of {num_workers} "
-                "workers"
-            )
+            rule = f"give 1 number or 1 for each of {num_workers} workers"
+            raise ScheduleError(f"sync.iteration_gap.backup: has {len(given)} numbers; {rule}")
         return given
 
     def check(self) -> None:
         if self.notify_ack and not self.takes_all:
-            raise ScheduleError(
-                "sync.iteration_gap.notify_ack: needs every update of every step; backup, staleness and skip do not "
-                "go with it"
-            )
+            rule = "backup, staleness and skip do not go with it"
+            raise ScheduleError(f"sync.iteration_gap.notify_ack: needs every update of every step; {rule}")
         if not self.staleness and self.weights is EdgeWeighting.ITERATION:
             raise ScheduleError(
                 "sync.iteration_gap.weights: is iteration; without staleness all that is averaged is of one step; "

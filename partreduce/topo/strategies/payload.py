@@ -175,10 +175,8 @@ def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int
         if len(found) != 1:
             said = " and ".join(f"{number} ({pattern!r})" for number, pattern in found.items())
             said = f"fragments {said}" if found else "no fragment"
-            raise InputError(
-                f"model: parameter {names[0]!r} is in {said}; payload.fragments of the schedule has each "
-                "parameter in exactly one"
-            )
+            rule = "payload.fragments of the schedule has each parameter in exactly one"
+            raise InputError(f"model: parameter {names[0]!r} is in {said}; {rule}")
         result += found
     for number, patterns in enumerate(fragments):
         if number not in result:
@@ -378,10 +376,8 @@ def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
         raise ScheduleError(f"{where}.hosts: has a worker twice; parts are dealt to each in turn")
     least = len(route.hosts) or num_workers
     if route.partitions is not None and not least <= route.partitions <= route.rows:
-        raise ScheduleError(
-            f"{where}.partitions: is {route.partitions}; at least one for each of {least} hosts, and at most one for "
-            f"each of {route.rows} rows"
-        )
+        rule = f"at least one for each of {least} hosts, and at most one for each of {route.rows} rows"
+        raise ScheduleError(f"{where}.partitions: is {route.partitions}; {rule}")
 
 
 PLAIN_PAYLOAD = Payload()

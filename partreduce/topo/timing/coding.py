@@ -119,11 +119,7 @@ class Travel:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """As a schedule says, in its own algorithm unless another is asked for.
-
-        Segments become ready at equal distances during backward, the last share of a step's computing; those without
-        any bytes send nothing.
-        """
+        """As a schedule says; segments become ready at equal distances during backward, the empty ones send nothing."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()

@@ -255,16 +255,10 @@ def of_pieces(
 ) -> Loads:
     """The loads of an all_to_all over all workers in which everybody asks some of them for pieces.
 
-    A link works in both directions at once, so handing out costs what handing back the same bytes costs. A message goes
-    to every other worker, or to `others` on other nodes, however little is in it. O(num_nodes · levels of switches).
-
-    Args:
-        cluster: of the workers.
-        hardware: their links.
-        wanted: bytes that each node's workers ask for together, shape (num_nodes,).
-        held: the share of all that the workers of each node hand out, shape (num_nodes,).
-        workers: how many of them do, shape (num_nodes,).
-        others: to how many workers of other nodes each sends a message; to all workers where it is not said.
+    The workers of each node ask for `wanted` bytes together; `workers` of them hand out the share `held` of all, shapes
+    (num_nodes,). A link works in both directions at once, so handing out costs what handing back the same bytes costs.
+    A message goes to every other worker, or to `others` on other nodes, however little is in it. O(num_nodes · levels
+    of switches).
     """
     messages = cluster.num_workers - 1 if others is None else others
     sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)

@@ -53,11 +53,8 @@ def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, step
 def balance(seconds: Floats, setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0) -> ManyRounds:
     """Rounds of workers that come independently of one another. O(samples · n); under majority O(n² log samples).
 
-    Args:
-        seconds: that workers compute for a gradient, (samples, num_workers).
-        setting: who starts the rounds; late gradients count for the open round, no queue is full, and no grace.
-        word: seconds that word of the start, or of coming, is on its way.
-        sum_seconds: of a sum.
+    Workers compute `seconds` (samples, num_workers) for a gradient; `word` of the start, or of coming, and a sum take
+    their own. Late gradients count for the open round, no queue is full, and there is no grace.
     """
     least = word + sum_seconds
     if setting.quorum is QuorumStart.MAJORITY:

@@ -172,31 +172,17 @@ def exchange(
     )
 
 
-def exchanges(
-    routes: Payload,
-    touched: dict[str, RowAccess],
-    cluster: Cluster,
-    hardware: Hardware,
-    *,
-    element_bytes: int = ELEMENT_BYTES,
-) -> Exchange:
+def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
     """What a step of all tables of a schedule takes, one after the other."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
-            raise InputError(
-                f"touched: does not say how much of {route.parameter!r} a step touches; say it, on the command line "
-                f"--set touched={route.parameter}:0.8% or what it is"
-            )
+            rule = f"say it, on the command line --set touched={route.parameter}:0.8% or what it is"
+            raise InputError(f"touched: does not say how much of {route.parameter!r} a step touches; {rule}")
         total += exchange(
-            route,
-            touched[route.parameter],
-            cluster,
-            hardware,
-            local_aggregation=routes.local_aggregation,
-            element_bytes=element_bytes,
+            route, touched[route.parameter], cluster, hardware, local_aggregation=routes.local_aggregation,
             beside_gathered=gathers,
-        )
+        )  # fmt: skip
     return total
 
 
@@ -275,13 +261,12 @@ class TableRounds:
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
     """What the tables of a schedule take in each step; None where it has none that go their own way."""
+    check_names(schedule, touched)
     if not schedule.routes.apart:
-        check_names(schedule, touched)
         return None
     if touched is None and hardware.is_free_of_bytes():
         return Exchange()
-    check_names(schedule, touched)
-    return exchanges(schedule.routes, dict(touched or {}), schedule.cluster, hardware)
+    return exchanges(schedule.routes, touched or {}, schedule.cluster, hardware)
 
 
 def check_names(schedule: Schedule, touched: Mapping[str, RowAccess] | None) -> None:

@@ -10,7 +10,7 @@ import torch
 from helpers import coded_sums
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.hierarchical import levels_of
+from partreduce.runtime.transport.multistage_allreduce import levels_of
 from partreduce.runtime.transport.worlds import world_for_algorithm
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import LEVELS
