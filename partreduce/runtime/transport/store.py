@@ -30,9 +30,6 @@ DEATHS = "partreduce/dead"  # below all prefixes the launcher notes here how a w
 STAGES = "partreduce/stage"  # there a worker notes how far it has come, by rank, for the launcher to name when it dies
 NOT_STARTED = "has not started a round"
 """What a worker says first; between that and its next sign it may do many rounds."""
-MEMBERSHIP = "partreduce/membership"
-"""Below all prefixes workers vote here and read who continues after failures (see `elastic.coordinator`)."""
-JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
 LAST_WORDS_SECONDS = 0.2  # how long what a worker said last may come after its death
 CHANGES = "changes"  # counts, under DEATHS, notes of failures: who waits looks closer when it has grown
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.02
