@@ -130,6 +130,7 @@ def test_a_killed_neighbor_is_named_with_what_it_did_not_send(driver):
     for rank in (0, 2):
         text = answer["errors"][rank]["text"]
         assert "worker 1 was killed by signal 9" in text
+        assert "--tolerate-failures" not in text, "its survivors could not continue"
         assert answer["errors"][rank]["seconds"] < EARLY
     texts = {rank: answer["errors"][rank]["text"] for rank in (0, 2)}
     lacking = [
@@ -148,6 +149,9 @@ def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(d
         assert report["error"] == "PeerFailedError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
         assert re.match(r"step \d+, round \d+: group \{", report["text"])
+        assert report["text"].endswith(
+            "`partreduce run --tolerate-failures K` the other workers continue after such a failure"
+        )
         assert report["seconds"] < EARLY
     for report in (r for r in answer["reports"] if "values" in r):
         # Means of {1,2,3,4} in the pairs' order; a partial sum would be 1, 3, 6, 10 or a mixture.
