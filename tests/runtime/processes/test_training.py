@@ -451,6 +451,28 @@ def test_an_error_of_ours_is_shown_where_torch_wraps_the_hook(tmp_path):
     assert (done.returncode, done.stderr.splitlines()[-1]) == (75, "StoreLostError: ours")
 
 
+@pytest.mark.parametrize(
+    ("ends", "code", "line"),
+    [
+        (
+            "partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, 'none')",
+            74,
+            "FileError: none: ",
+        ),
+        ("partreduce.design('4x4', build='none')", 65, "ScheduleError: no schedule family 'none'"),
+        ("partreduce.design\nraise ValueError('theirs')", 1, "[rank0]: ValueError: theirs"),
+    ],
+)
+def test_an_error_of_ours_is_one_line_where_the_script_makes_the_process_group_before(tmp_path, ends, code, line):
+    """By then torch has put its hook around Python's."""
+    begins = "import torch\nimport torch.distributed as dist\n"
+    begins += f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+    done = WARM.run("-c", begins + "import partreduce\nmodel = torch.nn.Linear(1, 1)\n" + ends, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].startswith(line)
+    assert ("Traceback" in done.stderr) == ("theirs" in ends)
+
+
 @pytest.mark.parametrize("error", ["ValueError('theirs')", "StoreLostError('ours')"])
 def test_errors_of_ours_are_one_line_in_a_thread_of_the_script_too(error):
     code = "import threading\nfrom partreduce.runtime.launcher.processes import install_excepthook\n"
