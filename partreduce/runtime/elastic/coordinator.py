@@ -99,10 +99,7 @@ class Generator(Protocol):
 
 
 class OnRequest(FailureRule[P]):
-    """Groups on request: up to `max_failures` may fail, and the generator hands out groups of the others.
-
-    It hears from here at once which processes have ended, and the silent ones that it evicts are killed here.
-    """
+    """Groups on request: up to `max_failures` may fail; the generator hears of it, what it evicts is killed here."""
 
     def __init__(self, workers: Sequence[P], generator: Generator, max_failures: int, outlet: Output) -> None:
         super().__init__(workers, outlet)

@@ -257,10 +257,7 @@ def _forward(
 
 
 def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
-    """Leave word in the store of how a worker died, for the others' messages, and say a signal's death here.
-
-    Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
-    """
+    """Leave word in the store of how a worker died, for others' messages; say here what it cannot say itself."""
     from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes, read_stage  # loads torch, as workers do
 
     assert worker.code is not None
