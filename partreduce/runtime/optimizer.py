@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from weakref import ref
@@ -31,7 +32,12 @@ from partreduce.runtime.averaging.mean_model import ADVICE, restore_local_values
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.member import Member, joins
-from partreduce.runtime.elastic.support import schedule_for_present_nodes, supports_elastic, warn_nodes_missing
+from partreduce.runtime.elastic.support import (
+    schedule_for_present_nodes,
+    supports_elastic,
+    warn_nodes_missing,
+    way_to_continue,
+)
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
 from partreduce.runtime.launcher.processes import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -158,9 +164,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             reached = world_for_algorithm(reached, chosen, self.schedule.cluster)
         lives_on = own_process and supports_elastic(plan, reached, agreed.key, replica)
         heartbeat = Heartbeat(
-            reached.store, reached.rank, agreed.key, beats=own_process, lifelines=agreed.lifelines,
+            reached.store,
+            reached.rank,
+            agreed.key,
+            beats=own_process,
+            lifelines=agreed.lifelines,
             worker_steps=self.schedule.worker_steps(),
-        )  # fmt: skip
+            way_to_continue=partial(way_to_continue, plan, reached, agreed.key, replica) if own_process else str,
+        )
         with _connecting(reached, heartbeat):
             if not alone:
                 _prepare(reached, plan, heartbeat, own_process=own_process, connects=not (lives_on and joins()))

@@ -368,7 +368,7 @@ class Reducer:
         self.heartbeat.record_failure(text)
         with contextlib.suppress(OSError):
             self.recorder.dump(text)
-        return PeerFailedError(text)
+        return PeerFailedError(text + self.heartbeat.way_out(reason))
 
     def stream(self, _device: torch.device) -> contextlib.AbstractContextManager[object]:
         """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""

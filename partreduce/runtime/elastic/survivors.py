@@ -69,10 +69,7 @@ class Survivors(FixedMembership):
         return f"worker {failed[0]} has failed" if failed else None
 
     def connected(self, members: tuple[int, ...], instance: str, why: Callable[[], str | None]) -> bool:
-        """Have a communicator of these members, all of whom call this; False if one does not come.
-
-        A group that was made once is kept until it fails. `instance` names this making of it.
-        """
+        """Have a communicator, made once, of these members, all of whom call this; False if one does not come."""
         if self.world.has(members):
             return True
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")

@@ -154,8 +154,8 @@ class Heartbeat(SignsOfLife):
     def gathering(self, what: str, round_: int, advice: str | None = None) -> Iterator[None]:
         """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
 
-        So has who finished after it. Two gatherings and the end may fall between the same rounds, so the round alone
-        would not tell, and what such a worker has sent may take longer to come than the worker to continue.
+        So has who finished after it. Two gatherings and the end may fall between the same rounds, which would not tell
+        alone.
         """
         self.gather(what, round_, advice)
         with self._inside("gathering"):
@@ -298,8 +298,7 @@ class Heartbeat(SignsOfLife):
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.
 
-        Such a member never comes to a collective of that round. (It may still answer messages from a side thread.)
-        `way_out` stands in place of the place's own advice.
+        Such a member never comes to a collective of that round. `way_out` stands in place of the place's own advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None

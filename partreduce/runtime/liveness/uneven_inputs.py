@@ -78,10 +78,7 @@ class UnevenInputs:
             time.sleep(POLL_SECONDS)
 
     def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
-        """Wait for everybody at the end of the run and compare rounds; returns who is there.
-
-        With `lost` a worker that it names is not waited for, unless it has noted its end before it was lost.
-        """
+        """Wait for everybody at the end and compare rounds; returns who is there: not who was `lost` before its end."""
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)

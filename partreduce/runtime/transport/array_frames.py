@@ -55,10 +55,7 @@ class Snapshots:
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """The bytes of these arrays as they are now, which stay so as long as anybody has them.
-
-        All calls of one instance give arrays of the same sizes. Not to be called by two threads at a time.
-        """
+        """The bytes of these arrays (always of the same sizes) as they are now; not for two threads at a time."""
         snapshot = self._free() or self._freed_soon() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)

@@ -187,10 +187,7 @@ def first_line(error: BaseException) -> str:
 
 
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
-    """Whether messages are long, of which the longest has so many bytes, as all members of a group know.
-
-    `node_size` is how many such exchanges share a node's link, at most.
-    """
+    """Whether messages, the longest of so many bytes, are long; `node_size` exchanges share a node's link, at most."""
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 
 

@@ -112,10 +112,7 @@ class GlooWorld(World):
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
-        """The network device that all groups of this process share.
-
-        By itself gloo takes the address of this machine's name, which on many machines is a loopback address.
-        """
+        """The network device of all groups; gloo itself takes the address of this machine's name, often a loopback."""
         if self._device is None:
             make = ProcessGroupGloo
             if interface := chosen_interface():

@@ -30,9 +30,6 @@ DEATHS = "partreduce/dead"  # below all prefixes the launcher notes here how a w
 STAGES = "partreduce/stage"  # there a worker notes how far it has come, by rank, for the launcher to name when it dies
 NOT_STARTED = "has not started a round"
 """What a worker says first; between that and its next sign it may do many rounds."""
-MEMBERSHIP = "partreduce/membership"
-"""Below all prefixes workers vote here and read who continues after failures (see `elastic.coordinator`)."""
-JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
 LAST_WORDS_SECONDS = 0.2  # how long what a worker said last may come after its death
 CHANGES = "changes"  # counts, under DEATHS, notes of failures: who waits looks closer when it has grown
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.02
@@ -116,10 +113,7 @@ os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thre
 
 
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
-    """This process's line to the server of a store, and what stands before a key there.
-
-    None for stores that live in memory or in a file, which cannot go away. The others are asked without a deadline.
-    """
+    """This process's line to a store's server, and what stands before a key there; None for one in memory or a file."""
     root: Any = root_store(store)
     if not isinstance(root, TCPStore):
         return None
@@ -169,10 +163,7 @@ def processes_of(store: Store, worker: int) -> list[int]:
 
 
 class Pauses:
-    """Between questions of one wait to the store: the longer it waits the longer they are.
-
-    All workers wait for the launcher at one time, on cores that they share with it and with those that they wait for.
-    """
+    """Between questions of one wait to the store: the longer it waits the longer they are, as the cores are shared."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

@@ -182,10 +182,7 @@ class PayloadRings:
         self.dropped = 0  # how many updates came too late, or were replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Take in one part of an update; those of one update come in order, and so do the updates of one sender.
-
-        Its memory belongs to the ring from now on.
-        """
+        """Take in one part of an update, and its memory; parts come in order, and so do updates of one sender."""
         with self._lock:
             if part == 0:
                 self._forget_arriving(source)
@@ -214,19 +211,13 @@ class PayloadRings:
         return self._tensors(payload)
 
     def look(self, source: int, step: int | None = None) -> list[torch.Tensor]:
-        """The same, of the newest where no step is given, and the place stays filled: not to be written to.
-
-        What the caller has does not change, even when a newer update replaces it meanwhile.
-        """
+        """The same, of the newest where no step is given; the place stays filled, what the caller has never changes."""
         with self._lock:
             payload = self._payload(source, max(self._rings[source]) if step is None else step)
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
-        """The updates of steps before this one are over: their places are free, and what comes of them is dropped.
-
-        To be called before any message goes out that lets an in-neighbor continue.
-        """
+        """The updates of steps before this one are over; to be called before a message lets an in-neighbor continue."""
         with self._lock:
             self._before = max(self._before, before)
             for source, ring in self._rings.items():

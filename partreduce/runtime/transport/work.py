@@ -180,8 +180,8 @@ class OverdueError(Exception):
 class BoundedCall(Generic[Result]):
     """One of torch's calls that may block for ever, in its own thread, which stays behind, without the GIL.
 
-    A store whose port somebody else holds, and a gloo group whose member dies while it connects, block inside torch for
-    several times their timeout, or without end.
+    A store whose port another has, and a gloo group whose member dies while it connects, block for much longer than
+    asked.
     """
 
     def __init__(self, action: Callable[[], Result]) -> None:

@@ -201,10 +201,7 @@ class World:
                 other.abandon()
 
     def destroy(self, doomed: Iterable[tuple[int, ...]], *, seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy some groups at once, as `abandon` does all; the others stay as they are.
-
-        It waits so many seconds at most for their end, which comes in any case.
-        """
+        """Destroy some groups at once, as `abandon` does all, and wait so many seconds at most for their end."""
         sets = set(doomed)
         # Another thread may do so, too.
         taken = [self._groups.pop(key, None) for key in list(self._groups) if key[0] in sets]
