@@ -167,14 +167,10 @@ class Outcome:
 def run(
     job: PlanRequest, *, exhaust: bool = False, again: bool = False, settings: bool = False, overrun: float = OVERRUN
 ) -> Outcome:
-    """Plan a job and check the answer.
+    """Plan a job and check the answer, which may take `overrun` seconds beyond its limit.
 
-    Args:
-        job: what is planned.
-        exhaust: compare with all short schedules.
-        again: compare with a second run.
-        settings: compare with every algorithm, codec, delay and steps per round of what was measured.
-        overrun: seconds that a plan may take beyond its time limit.
+    `exhaust` compares with all short schedules, `again` with a second run, `settings` with every algorithm, codec,
+    delay and steps per round of what was measured.
     """
     begun, worked = time.monotonic(), time.process_time()
     planned: Plan | None = None

@@ -38,8 +38,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parameters_to_vector
 
 from benchmarks import kit
-from benchmarks.lab.rehearse import by_schedule, by_turns, steps_to
 from benchmarks.lab.tasks import Samples, evaluated, samples_of
+from benchmarks.planner.training import by_schedule, by_turns, steps_to
 from partreduce import PlanRequest
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.gain import gain, is_outer, simplest
