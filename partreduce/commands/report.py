@@ -11,7 +11,6 @@ from partreduce.console import console, emit_json, number, seconds, size
 from partreduce.report.table import Column, table
 from partreduce.report.traces import read_run, verdict
 
-
 own = panel()
 
 
