@@ -49,7 +49,7 @@ def run_pilot(
 
     `build` makes this worker's job from a seed. `warm_up` steps of All-Reduce before every run do not count: the prices
     are then those of what follows. `data` says how samples are spread: `shuffled`, `per-worker` or `per-node`. `then`
-    is asked on worker 0, with all curves so far, what else to run, until that is nothing; `progress` is told what is
+    is asked on worker 0, with all curves so far, what else to run, until that is nothing; `progress` gets what is
     run.
     """
     say = progress or (lambda _: None)
