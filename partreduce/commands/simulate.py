@@ -340,7 +340,6 @@ def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
 def _print_quorum(found: dict[str, Any]) -> None:
     """Calls are gradients where these are averaged, and progress where parameters are."""
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
-
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "
         f"{found['mean_active']:.3g} workers active in a round; gradients are {found['mean_age']:.2g} rounds late, at "
