@@ -147,8 +147,7 @@ def train(folder: Path, name: str, deaths: dict[int, int]) -> tuple[list[list[fl
 
 
 def draw_curves(curves: dict[str, list[list[float]]], path: Path) -> None:
-    from partreduce.report.axes import quiet
-    from partreduce.report.palette import style
+    from partreduce.report.palette import quiet, style
 
     figure = _figure(3.6)
     axis = figure.subplots()

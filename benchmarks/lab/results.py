@@ -19,8 +19,7 @@ from benchmarks.lab.contestants import EVERY_STEP
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.plots import draw_setting, pyplot
 from benchmarks.lab.setting import Setting
-from partreduce.report.axes import quiet
-from partreduce.report.palette import INK, OKABE_ITO
+from partreduce.report.palette import INK, OKABE_ITO, quiet
 
 COLUMNS = (
     "contestant",

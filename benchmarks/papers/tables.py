@@ -30,7 +30,7 @@ from benchmarks.papers.tables_worker import (
     Language,
     LanguageData,
 )
-from partreduce.planner.tables import Chosen
+from partreduce.planner.tables import TableChoice
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware, Link
@@ -183,7 +183,7 @@ class Known:
         kind, aggregated, codec = OURS[way]
         return routes_of(self.model, kind, aggregated=aggregated, gradient="sparse", codec=codec)
 
-    def chosen(self, schedule: Schedule, codecs: tuple[Codec, ...] = (Codec.NONE,)) -> Chosen:
+    def chosen(self, schedule: Schedule, codecs: tuple[Codec, ...] = (Codec.NONE,)) -> TableChoice:
         """The planner's routes beside a strategy for everything else, rows in one of these codecs."""
         from partreduce.planner.tables import Table, choose_routes
 

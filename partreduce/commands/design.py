@@ -12,8 +12,7 @@ from partreduce.commands.design_list import list_entries
 from partreduce.commands.options import SyncChoice
 from partreduce.commands.simulate_tables import touched_of
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
-from partreduce.planner.delay import Delay
-from partreduce.planner.job import Data, PlanRequest, effort_of
+from partreduce.planner.job import Data, Delay, PlanRequest, effort_of
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.tables import ModelFacts, read_model
 from partreduce.schedulers import registry

@@ -13,7 +13,7 @@ from partreduce.commands.simulate_several import simulate_several
 from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
 from partreduce.commands.verify import print_sent
 from partreduce.console import console, emit_json, seconds, size, write_text
-from partreduce.report.picture import save, titled
+from partreduce.report.picture import format_title, save
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
 from partreduce.schedulers.simulator.record import AsynchronousMetrics, GapRecord
@@ -255,12 +255,8 @@ def _write(timeline: Timeline, schedule: Schedule, output: Path) -> None:
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     else:
-        save(
-            draw_timeline(
-                timeline, titled(schedule.name, describe(schedule), 10), worker_steps=schedule.worker_steps().tolist()
-            ),
-            output,
-        )
+        title = format_title(schedule.name, describe(schedule), 10)
+        save(draw_timeline(timeline, title, worker_steps=schedule.worker_steps().tolist()), output)
 
 
 def _print(

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from partreduce.demo.results import Result
-from partreduce.report.axes import logarithmic, quiet
 from partreduce.report.grid import Grid
-from partreduce.report.palette import EDGE, GRAY, INK, PALE, style
+from partreduce.report.palette import EDGE, GRAY, INK, PALE, logarithmic, quiet, style
 from partreduce.report.picture import legend_below, new_figure
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import pytest
 
 from partreduce import PlanRequest
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.gain import decisive_time
 from partreduce.planner.measuring import measure
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import plan
+from partreduce.planner.recommend import decisive_time
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import SteadyCheck, is_steady, try_all
 from partreduce.schedulers import registry
