@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXCLUDED = (
-    "partreduce/planner/",
-    "partreduce/report/",
     "partreduce/verify/",
     "partreduce/schedulers/synthesis/",
     "partreduce/topo/metrics/",
