@@ -5,8 +5,7 @@ from __future__ import annotations
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from partreduce.report.axes import logarithmic
-from partreduce.report.palette import COMPUTE, DASHES, INK, OKABE_ITO
+from partreduce.report.palette import COMPUTE, DASHES, INK, OKABE_ITO, logarithmic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,8 +22,7 @@ from benchmarks.lab.plots import draw_setting, pyplot
 from benchmarks.lab.setting import Job, Setting
 from benchmarks.lab.tasks import SEQUENCES, Clock, Samples, accuracy, evaluated, loss_of, make_model
 from benchmarks.lab.worker import APART, HEADER
-from partreduce.report.axes import quiet
-from partreduce.report.palette import INK, OKABE_ITO
+from partreduce.report.palette import INK, OKABE_ITO, quiet
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import kit
 from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
 from benchmarks.papers.rows import RESULTS, read
-from partreduce.report.axes import logarithmic, quiet
-from partreduce.report.palette import OKABE_ITO, PALE
+from partreduce.report.palette import OKABE_ITO, PALE, logarithmic, quiet
 
 if TYPE_CHECKING:
     from benchmarks.papers.cells import LabPaper

@@ -14,9 +14,8 @@ import numpy as np
 
 from partreduce import Objective
 from partreduce.planner.axes import within_gap
-from partreduce.planner.measuring import measure
+from partreduce.planner.measuring import measure, traveling
 from partreduce.planner.plan import plan
-from partreduce.planner.travel import traveling
 from partreduce.topo.errors import InfeasibleError, InputError, PartreduceError, UndecidedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule

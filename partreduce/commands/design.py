@@ -13,8 +13,7 @@ from rich.markup import escape
 from partreduce.commands import cluster_options, options
 from partreduce.commands.options import in_model, in_output, panel
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
-from partreduce.planner.delay import Delay
-from partreduce.planner.job import Data, PlanRequest, effort_of
+from partreduce.planner.job import Data, Delay, PlanRequest, effort_of
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.tables import read_model
 from partreduce.report.table import Column, Table
