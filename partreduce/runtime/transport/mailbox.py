@@ -296,7 +296,13 @@ class Mailbox:
             raise PeerGoneError(self.failure)
 
     def traffic(self) -> dict[int, Account[Message]]:
-        return {peer: account for peer, account in sorted(self._accounts.items()) if peer != self.rank}
+        """What went between this worker and each other one so far, as it stands now."""
+        with self._changed:
+            return {
+                peer: replace(one, sent=replace(one.sent), granted=replace(one.granted), received=replace(one.received))
+                for peer, one in sorted(self._accounts.items())
+                if peer != self.rank
+            }
 
     def traffic_facts(self) -> dict[str, Any]:
         """What went so far, as JSON by rank: what the recorder writes into traces and reports of failures."""

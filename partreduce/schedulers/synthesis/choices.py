@@ -222,8 +222,8 @@ class Choices:
             gaps = set(np.diff([*steps, steps[0] + len(period)]).tolist())
             parts.append(f"{word}-every-{gaps.pop()}" if len(gaps) == 1 else f"{word}-{len(steps)}-of-{len(period)}")
         phases = RulePhases(self.radices, period) if self.radices else GroupPhases(tuple(map(self._groups, period)))
-        paces = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
-        return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=paces))
+        per_round = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
+        return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
 
     def turned(self, phase: RulePhase, rng: np.random.Generator) -> RulePhase:
         """The same phase with the places of each node exchanged at random."""
@@ -277,8 +277,8 @@ class Choices:
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
         if self.radices:
             return Space(weight, np.stack([eye if c else center for c in classes]))
-        paces = np.array(worker_steps, dtype=np.int64)
-        steps = RoundSteps.of(paces, paces[None] / 1, Averaging.MEAN, int(paces.max()))
+        counts = np.array(worker_steps, dtype=np.int64)
+        steps = RoundSteps.of(counts, counts[None] / 1, Averaging.MEAN, int(counts.max()))
         inner = float(steps.partial.sum()) * (1 - 1 / self.num_ranks) / (self.num_ranks * steps.instants)
         return Space(weight, (center @ np.diag(steps.noise[0]) @ center)[None], inner, steps.instants)
 
