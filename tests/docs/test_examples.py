@@ -45,7 +45,7 @@ exit ${code:-0}
 """What a cluster has, as programs of this machine; SLURM's start the command once for each node."""
 
 
-def head(name: str) -> list[tuple[list[str], list[str]]]:
+def head(name):
     """The commands in the head of an example, and the lines that each is shown to print."""
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1].replace("\\\\\n", " ")
     found: list[tuple[list[str], list[str]]] = []
@@ -57,7 +57,7 @@ def head(name: str) -> list[tuple[list[str], list[str]]]:
     return found
 
 
-def form(line: str) -> str:
+def form(line):
     """A line without its numbers, of which machines and settings have others."""
     return re.sub(r"\d[\d,.]*", "N", line)
 
@@ -90,17 +90,17 @@ def test_an_example_prints_what_its_head_shows(name, tmp_path):
     CHECKS.get(name, lambda *_: None)(*outputs)
 
 
-def numbers(pattern: str, output: str) -> list[float]:
+def numbers(pattern, output):
     return [float(one) for one in re.findall(pattern, output)]
 
 
-def check_slow_link(whole: str, rarely: str) -> None:
+def check_slow_link(whole, rarely):
     """Rare averages take less time and fewer bytes on the link, for as many steps."""
     for pattern, ratio in ((r"(\d+) ms per step", 1.3), (r"(\d+) kB", 10), (r"(\d+) steps", 0.99)):
         assert numbers(pattern, whole)[0] > ratio * numbers(pattern, rarely)[0]
 
 
-def check_straggler(waiting: str, paced: str) -> None:
+def check_straggler(waiting, paced):
     """The other workers wait under All-Reduce; with steps per round the slow one takes a fifth of their steps."""
     seconds = [max(numbers(r"in ([\d.]+) s", one)) for one in (waiting, paced)]
     assert seconds[0] > 2 * seconds[1]
@@ -108,14 +108,14 @@ def check_straggler(waiting: str, paced: str) -> None:
     assert fast == 5 * slow
 
 
-def check_failure(output: str) -> None:
+def check_failure(output):
     """Both workers end with the same model in the same step, and one of them is a replacement."""
     ends = {re.sub(r"^.*worker \d: |, replaced.*$", "", line) for line in output.splitlines() if "replaced" in line}
     assert len(ends) == 1
     assert re.search(r"worker 2: step 400, .* replaced: True", output)
 
 
-def check_bytes(output: str) -> None:
+def check_bytes(output):
     ours, whole = numbers(r"sends (\d+) kB", output)
     assert whole / ours == pytest.approx(15, rel=0.05)
 

@@ -13,7 +13,7 @@ FORMATS = {"partreduce.schedule", "partreduce.cluster", "partreduce.pilot"}
 """What `format` is in our files."""
 
 
-def resolves(name: str) -> bool:
+def resolves(name):
     """Whether a dotted name is a module, or a name of one, or a name of a class of one."""
     module, rest = name, []
     while module:

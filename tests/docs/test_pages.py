@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.results import Row, listed
+from benchmarks.lab.results import listed
 from helpers.warm import WARM
+from partreduce import load_cluster, load_schedule, predict
 from partreduce.__main__ import main
-from partreduce.planner.predict import predict
-from partreduce.topo.document.cluster import load_cluster
-from partreduce.topo.document.schedule import load_schedule, parse_schedule
+from partreduce.files import parse_schedule
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -27,24 +26,24 @@ OURS = ["peers-ours"]
 GUIDES_WORDS = {"fault-tolerance": 900, "multi-node": 300}
 
 
-def text_of(page: str) -> str:
+def text_of(page):
     return (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 
-def blocks(text: str, language: str) -> list[str]:
+def blocks(text, language):
     """The blocks of code of a page in a language; "" for those that name none."""
     return [
         code for name, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if name == language
     ]
 
 
-def commands(text: str) -> list[tuple[str, list[str]]]:
+def commands(text):
     """Every command behind a `$` with the lines that it is shown to print."""
     pieces = [piece for block in blocks(text, "") for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
     return [(command, lines) for command, *lines in (piece.strip("\n").splitlines() for piece in pieces)]
 
 
-def plain(line: str) -> str:
+def plain(line):
     """A line with single spaces; which workers of several said the same in time is left out."""
     return re.sub(r"^\[\d+-\d+\] ", "[0] ", " ".join(line.split()))
 
@@ -74,7 +73,7 @@ def test_the_commands_of_a_page_print_what_it_shows_in_this_order(path, tmp_path
     assert seen == SHOWN.get(path.stem, 0)
 
 
-def rows_of(name: str) -> dict[str, Row]:
+def rows_of(name):
     """The rows of a lab's result by contestant."""
     ((_, rows),) = listed(json.loads((RESULTS / f"lab-{name}.json").read_text()))
     return {row.contestant: row for row in rows}

@@ -19,7 +19,7 @@ VALUES = {"-c", "--group", "-r", "--index-url"}
 PATTERN = re.compile(r"\bpip3?\s+install\s+([^`\n);]+)")
 
 
-def name_of(requirement: str) -> str:
+def name_of(requirement):
     """The distribution that a requirement such as `torch>=2.6` or `partreduce[plot]` names."""
     return re.split(r"[\[<>=!~ ]", requirement, maxsplit=1)[0].lower()
 
@@ -29,7 +29,7 @@ KNOWN = {OURS, "."} | {
 }  # fmt: skip
 
 
-def strings(tree: ast.AST) -> list[str]:
+def strings(tree):
     """All literal texts of a module; what an f-string puts in stands there as {}."""
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     found = []
@@ -41,7 +41,7 @@ def strings(tree: ast.AST) -> list[str]:
     return found
 
 
-def documents() -> list[Path]:
+def documents():
     folders = ("partreduce", "benchmarks", "examples", "docs", ".ci")
     files = {path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
     files |= {ROOT / "Makefile", *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml")}
@@ -49,7 +49,7 @@ def documents() -> list[Path]:
     return sorted(path for path in texts if "__pycache__" not in path.parts)
 
 
-def commands() -> list[tuple[str, str]]:
+def commands():
     """Where a `pip install` stands, and the words behind it."""
     found = []
     for path in documents():
@@ -61,7 +61,7 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
-def requirements(words: str) -> list[str]:
+def requirements(words):
     """What a command asks pip for, without its options."""
     parts, asked = iter(shlex.split(words)), []
     for part in parts:
@@ -72,7 +72,7 @@ def requirements(words: str) -> list[str]:
     return asked
 
 
-def refused(words: str) -> list[str]:
+def refused(words):
     """The requirements that are neither ours nor dependencies of ours, or name an extra that is not there."""
     wrong = []
     for requirement in requirements(words):

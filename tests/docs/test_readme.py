@@ -11,14 +11,10 @@ import typer.main
 from benchmarks.lab.results import draw_front, shown
 from benchmarks.papers import page, rows
 from helpers.warm import WARM
+from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands import build_app
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
-from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.strategies import AllReduce, GroupPhases, PartialAllReduce, Phase, StaticGroups
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,7 +45,7 @@ MEASURED = {
 """Row and column of the README's table, and the result file, row and column that hold the number."""
 
 
-def kept(name: str, row: str, column: str) -> str:
+def kept(name, row, column):
     """The cell of a table in a result file."""
     lines = (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()
     table = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
@@ -57,7 +53,7 @@ def kept(name: str, row: str, column: str) -> str:
     return found[table[0].index(column)]
 
 
-def commands(text: str) -> list[list[str]]:
+def commands(text):
     """The words of every `partreduce …` line in a block of code, without its comment."""
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
@@ -140,7 +136,7 @@ def compute_loss(model, batch):
 """
 
 
-def script_of_the_readme() -> str:
+def script_of_the_readme():
     (diff,) = re.findall(r"^```diff\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     lines = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
     return "\n".join([SETTING, *lines, "print(optimizer.round, optimizer.steps, 'done')"])

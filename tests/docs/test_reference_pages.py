@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from partreduce.commands import HIDDEN, build_app
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.files import dump_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text
 from partreduce.verify import checker
 from partreduce.verify.prove import prove

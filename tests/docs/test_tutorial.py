@@ -21,7 +21,7 @@ SHOWN = (
 ROW = re.compile(r" {2,}\d+ +(\S+ \S+) +(\S+ \S+) +\S+ +\S+ +(\S+) +\S+ \S+ +catalogue$")
 
 
-def shown() -> list[tuple[str, list[str]]]:
+def shown():
     """Every command of the page with the lines that it is shown to print."""
     blocks = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     pieces = [piece.split("\n") for block in blocks for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import partreduce
+from partreduce import PartreduceError
 from partreduce.__main__ import in_options, main
+from partreduce.errors import InputError
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.errors import InputError, PartreduceError
 
 HARDWARE = partreduce.Hardware(nic=partreduce.Link(1e-5, 1e-9), inside=partreduce.Link(1e-6, 1e-10), model_bytes=10**6)
 CLUSTER = partreduce.Cluster.regular(2, 2, hardware=HARDWARE)

@@ -1,7 +1,5 @@
 """Docstrings of the public API have every parameter under `Args:`, and what comes back under `Returns:`."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import enum

@@ -1,7 +1,5 @@
 """Constructions of the literature against their published lengths, exactness and rates."""
 
-from __future__ import annotations
-
 from math import lcm, log
 
 import networkx as nx
@@ -10,14 +8,14 @@ import pytest
 
 from helpers.figures_by_definition import n_eff
 from helpers.golden import GOLDEN
+from partreduce import Cluster, metrics
+from partreduce.errors import ScheduleError
 from partreduce.schedulers import registry
 from partreduce.schedulers.constructions import base_graph
 from partreduce.schedulers.constructions.moshpit import random_phase
 from partreduce.schedulers.imports import from_networkx
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.metrics import contraction, metrics
-from partreduce.topo.strategies import NeighborAveraging
+from partreduce.strategies import NeighborAveraging
+from partreduce.topo.metrics import contraction
 
 
 def build(name, n, **parameters):

@@ -1,7 +1,5 @@
 """What the explorer cannot see of a draw, because it chooses the random number itself: that the seed's numbers do."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -17,7 +15,7 @@ from partreduce.schedulers.protocols.group_generator.draw import (
 )
 from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
-from partreduce.topo.strategies.dynamic_groups import GroupSplit
+from partreduce.strategies import GroupSplit
 
 EVERYBODY = frozenset(range(4))
 KNOWN = ((0, 1), (0, 2), (0, 3))

@@ -1,7 +1,5 @@
 """Laws over every registered entry and a list of clusters."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from fractions import Fraction
@@ -9,11 +7,13 @@ from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from partreduce import Cluster
+from partreduce.errors import ScheduleError
+from partreduce.files import parse_schedule
 from partreduce.schedulers import registry
 from partreduce.schedulers.catalogue.graphs import GRAPHS
 from partreduce.schedulers.catalogue.outer_steps import OUTER_STEPS
@@ -21,22 +21,14 @@ from partreduce.schedulers.catalogue.rounds import PER_ROUND
 from partreduce.schedulers.catalogue.rules import RULES
 from partreduce.schedulers.entry import Entry
 from partreduce.schedulers.rules import algebra
-from partreduce.topo.cluster import Cluster
+from partreduce.strategies import AllReduce, NeighborAveraging, StaticGroups
 from partreduce.topo.document.canonical import canonical_bytes
-from partreduce.topo.document.schedule import parse_schedule
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies import AllReduce, NeighborAveraging, StaticGroups
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.schedule import Schedule
 
 CLUSTERS = ["2x4", "4x4", "3x4", "5x3", "8x2", "1x8", "9x1", "16x1", "3,3,2", "5,3", "1,1,4"]
 CASES = [(name, cluster) for name in registry.names() for cluster in CLUSTERS]
 
 
-def build(name: str, text: str) -> Schedule | None:
+def build(name, text):
     """The schedule, or None after checking that the refusal is told the same way twice."""
     cluster = Cluster.parse(text)
     entry = registry.entry(name)
@@ -50,7 +42,7 @@ def build(name: str, text: str) -> Schedule | None:
     return None
 
 
-def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
+def exact_matrix(schedule, index):
     """W of one round, row by row, in fractions."""
     n = schedule.num_workers
     matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
@@ -66,7 +58,7 @@ def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
     return matrix
 
 
-def partition_law(schedule: Schedule) -> None:
+def partition_law(schedule):
     """Every phase is a partition, and `group_of` agrees with it."""
     for t in range(schedule.period):
         phase = schedule.phase(t)
@@ -77,7 +69,7 @@ def partition_law(schedule: Schedule) -> None:
             assert group == (None if labels[worker] < 0 else phase[int(labels[worker])])
 
 
-def stochastic_law(matrix: list[list[Fraction]]) -> None:
+def stochastic_law(matrix):
     """A round is doubly stochastic in exact arithmetic."""
     assert all(sum(row) == 1 for row in matrix)
     assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
@@ -124,7 +116,7 @@ def test_one_worker_is_refused_in_one_line(name):
     assert "\n" not in str(caught.value)
 
 
-def public_functions(package: str) -> dict[str, Callable[..., object]]:
+def public_functions(package):
     """The functions that the modules of a package define themselves, by dotted name."""
     modules = [
         import_module(module.name)
@@ -139,7 +131,7 @@ def public_functions(package: str) -> dict[str, Callable[..., object]]:
     }
 
 
-def first_parameter(function: Callable[..., object]) -> str:
+def first_parameter(function):
     return next(iter(inspect.signature(function).parameters), "")
 
 

@@ -1,7 +1,5 @@
 """Rule algebra and rule families: the published rules, generalizations, laws of the algebra."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import prod
 
@@ -10,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partreduce import Cluster
+from partreduce.errors import ScheduleError
 from partreduce.schedulers import registry
 from partreduce.schedulers.rules.algebra import compose, interleave, refine, repeat
 from partreduce.schedulers.rules.prague import figure_10_rule
+from partreduce.strategies import Block, RulePhases, StaticGroups
 from partreduce.topo.arithmetic.whole_numbers import (
     ceil_log,
     divisors,
@@ -20,11 +21,8 @@ from partreduce.topo.arithmetic.whole_numbers import (
     prime_factors,
     smallest_prime_factor,
 )
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
 from partreduce.topo.metrics import contraction
-from partreduce.topo.rule import Block, RuleView
-from partreduce.topo.strategies import RulePhases, StaticGroups
+from partreduce.topo.rule import RuleView
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 10, 250_000])

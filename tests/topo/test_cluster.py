@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partreduce.topo.cluster import MAX_WORKERS, Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce import Cluster, Hardware, Link
+from partreduce.errors import InputError
+from partreduce.topo.cluster import MAX_WORKERS
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 import partreduce
 from helpers import drawn_schedules
+from partreduce import Cluster, Schedule, describe
 from partreduce.errors import ScheduleError
 from partreduce.schedulers import registry
-from partreduce.strategies import (
+from partreduce.strategies import Block, Phase
+from partreduce.topo.describe import LONGEST
+from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,
     Averaging,
-    Block,
     Codec,
     CodecScope,
     DelayedAveraging,
@@ -34,7 +36,6 @@ from partreduce.strategies import (
     Pairwise,
     PartialAllReduce,
     Payload,
-    Phase,
     Pipeline,
     Placement,
     RulePhases,
@@ -46,9 +47,6 @@ from partreduce.strategies import (
     Transport,
     UpdateOrder,
 )
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.describe import LONGEST, describe
-from partreduce.topo.schedule import Schedule
 
 SHAPES = ("4x4", "1x8", "8x1", "5,3,1", "3x3", "2,2,4")
 PLACE = Cluster.parse("4x4")

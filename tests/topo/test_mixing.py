@@ -1,7 +1,5 @@
 """Mixing matrices in all their forms say the same, and rows and columns sum to 1."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -9,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, ScheduleError
+from partreduce import Cluster, Schedule
+from partreduce.errors import InputError, ScheduleError
+from partreduce.strategies import AllReduce, Group, GroupPhases, Phase, Round, StaticGroups
 from partreduce.topo.mixing import (
     Operators,
     exact_product,
@@ -19,23 +18,20 @@ from partreduce.topo.mixing import (
     mixing_matrix,
     period_product,
 )
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Round, StaticGroups
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
 FEW = settings(max_examples=30)
 
 
 @st.composite
-def phases(draw: st.DrawFn, n: int | None = None) -> Phase:
+def phases(draw, n=None):
     count = n or draw(st.integers(2, 10))
     labels = draw(st.lists(st.integers(-1, 3), min_size=count, max_size=count))
     return Phase.from_labels(labels, {k: draw(st.sampled_from(FACTORS)) for k in range(4)})
 
 
 @st.composite
-def rounds(draw: st.DrawFn, n: int | None = None) -> Round:
+def rounds(draw, n=None):
     count = n or draw(st.integers(2, 8))
     pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=12))
@@ -44,7 +40,7 @@ def rounds(draw: st.DrawFn, n: int | None = None) -> Round:
 
 @FEW
 @given(st.one_of(phases(), rounds()))
-def test_dense_sparse_and_exact_agree(step: Phase | Round) -> None:
+def test_dense_sparse_and_exact_agree(step):
     exact = exact_product([step]).rows()
     floats = np.array([[float(value) for value in row] for row in exact])
     assert mixing_matrix(step) == pytest.approx(floats, abs=1e-14)
@@ -56,7 +52,7 @@ def test_dense_sparse_and_exact_agree(step: Phase | Round) -> None:
 
 @FEW
 @given(phases())
-def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase: Phase) -> None:
+def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase):
     matrix = mixing_matrix(phase)
     assert is_doubly_stochastic(phase)
     assert matrix == pytest.approx(matrix.T, abs=1e-15)
@@ -64,13 +60,13 @@ def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase: Phase) ->
     assert matrix @ x == pytest.approx(phase.apply(x), abs=1e-13)
 
 
-def test_negative_entries_begin_above_k_over_k_minus_1() -> None:
+def test_negative_entries_begin_above_k_over_k_minus_1():
     for relaxation, negative in ((Fraction(3, 2), False), (Fraction(3, 2) + Fraction(1, 100), True)):
         phase = Phase.from_groups(4, [Group((0, 1, 2), relaxation)])
         assert has_negative_entries(phase) is negative
 
 
-def test_a_period_is_applied_to_a_million_workers() -> None:
+def test_a_period_is_applied_to_a_million_workers():
     n = 10**6
     ranks = np.arange(n, dtype=np.int32)
     phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
@@ -79,12 +75,12 @@ def test_a_period_is_applied_to_a_million_workers() -> None:
     assert (Operators(schedule.steps()).period_operator() @ x)[:4] == pytest.approx([1.5] * 4)
 
 
-def test_allreduce_mixes_everything() -> None:
+def test_allreduce_mixes_everything():
     schedule = Schedule("a", Cluster.parse("3,2"), AllReduce())
     assert period_product(schedule) == pytest.approx(np.full((5, 5), 0.2))
 
 
-def test_overlapping_groups_and_sizes_are_refused() -> None:
+def test_overlapping_groups_and_sizes_are_refused():
     phase = Phase.from_groups(4, [(0, 1), (1, 2)])
     for function in (
         mixing_matrix,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.phase import Group, Phase
+from partreduce.errors import ScheduleError
+from partreduce.strategies import Group, Phase
 
 laws = settings(max_examples=60)
 relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12))

@@ -6,19 +6,10 @@ from math import prod
 
 import pytest
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import (
-    Block,
-    RuleView,
-    check_rule,
-    digit_of,
-    group_of,
-    nodes_of_group,
-    representative,
-    strides_of,
-)
+from partreduce import Cluster
+from partreduce.errors import ScheduleError
+from partreduce.strategies import Block, Phase
+from partreduce.topo.rule import RuleView, check_rule, digit_of, group_of, nodes_of_group, representative, strides_of
 
 RADICES = [(), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (4, 2), (3, 3)]
 

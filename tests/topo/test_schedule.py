@@ -5,12 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.hardware import Hardware
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from partreduce import Cluster, Hardware, Schedule
+from partreduce.errors import ScheduleError
+from partreduce.strategies import Block, Group, Phase
 from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,
@@ -19,6 +16,7 @@ from partreduce.topo.strategies import (
     DrainPolicy,
     DynamicGroups,
     GroupPhases,
+    GroupSplit,
     IterationGap,
     NeighborAveraging,
     Pairwise,
@@ -31,7 +29,6 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Transport,
 )
-from partreduce.topo.strategies.dynamic_groups import GroupSplit
 
 CLUSTER = Cluster.regular(4, 2)
 RULE = StaticGroups(phases=RulePhases((2, 2), ((Block((0,), (0, 1)),), (Block((0, 1)),), ())), prologue=2)

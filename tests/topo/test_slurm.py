@@ -2,11 +2,11 @@
 
 import pytest
 
+from partreduce import Cluster
 from partreduce.commands.cluster_options import NETWORKS, NODES, cluster_settings, hardware_of
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileError, InputError
-from partreduce.topo.hardware import Switch
+from partreduce.errors import FileError, InputError
 from partreduce.topo.slurm import expand_hosts, read_switches
+from partreduce.types import Switch
 
 TWO_RACKS = """
 # two racks under one switch

@@ -6,14 +6,11 @@ from math import prod
 
 import pytest
 
+from partreduce import Cluster, Schedule
+from partreduce.errors import ScheduleError
 from partreduce.schedulers.registry import build
-from partreduce.topo.cluster import Cluster
+from partreduce.strategies import Block, FailurePlan, Group, Phase, SurvivorRule
 from partreduce.topo.document.writer import schedule_text
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
     Codec,
@@ -21,12 +18,12 @@ from partreduce.topo.strategies import (
     DynamicGroups,
     GradientBuckets,
     GroupPhases,
+    PartialAllReduce,
     Pipeline,
     RulePhases,
     StaticGroups,
     Transport,
 )
-from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.survivors import after_failure, after_failure_of_nodes, planned_failures, reapply_rule
 from partreduce.verify.failure_plans import planned_classes
 
@@ -39,7 +36,7 @@ UNEVEN = Cluster.irregular([[0, 1, 2], [3, 4]])
 RULE = StaticGroups(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0,), (0,)), Block((1,), (0,))))))
 
 
-def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group() -> None:
+def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group():
     found = after_failure(Schedule("pairs", UNEVEN, PAIRS), {1, 3})
     assert found.cluster == Cluster.irregular([[0, 1], [2]])
     assert found.strategy == StaticGroups(
@@ -47,7 +44,7 @@ def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group() -> None:
     )
 
 
-def test_all_reduce_stays_all_reduce() -> None:
+def test_all_reduce_stays_all_reduce():
     found = after_failure(Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=3)), {2, 3})
     assert found == Schedule("all", Cluster.regular(3, 2), AllReduce(steps_per_round=3))
 
@@ -59,11 +56,11 @@ def test_all_reduce_stays_all_reduce() -> None:
         AllReduce(sync=Pipeline(), transport=Transport(codec=Codec.BFLOAT16)),
     ],
 )
-def test_what_comes_late_stays_late(strategy: AllReduce) -> None:
+def test_what_comes_late_stays_late(strategy):
     assert after_failure(Schedule("all", Cluster.regular(4, 2), strategy), {2}).strategy == strategy
 
 
-def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_round_1_are_left() -> None:
+def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_round_1_are_left():
     """All-Reduce at steps_per_round 1 averages gradients, which would leave the models apart for ever."""
     found = after_failure(Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 1, 1, 5))), {3})
     assert found.group_of(0, 0) == Group((0, 1, 2))
@@ -85,12 +82,12 @@ def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_ro
         ),
     ],
 )
-def test_what_cannot_continue_is_refused_by_name(strategy: StaticGroups, failed: set[int], said: str) -> None:
+def test_what_cannot_continue_is_refused_by_name(strategy, failed, said):
     with pytest.raises(ScheduleError, match=said):
         after_failure(Schedule("it", Cluster.regular(4, 2), strategy), failed)
 
 
-def _moved(found: Schedule, schedule: Schedule, failed: tuple[int, ...]) -> list[set[frozenset[int]]]:
+def _moved(found, schedule, failed):
     """The groups of each phase, by the workers' ranks in the first schedule."""
     left = [worker for worker in range(schedule.num_workers) if worker not in failed]
     return [
@@ -99,7 +96,7 @@ def _moved(found: Schedule, schedule: Schedule, failed: tuple[int, ...]) -> list
     ]
 
 
-def _groups_without(schedule: Schedule, failed: tuple[int, ...]) -> list[set[frozenset[int]]]:
+def _groups_without(schedule, failed):
     left = [
         {frozenset(set(group.members) - set(failed)) for group in phase}
         for phase in map(schedule.phase, range(schedule.period))
@@ -108,7 +105,7 @@ def _groups_without(schedule: Schedule, failed: tuple[int, ...]) -> list[set[fro
 
 
 @pytest.mark.parametrize("strategy", [PAIRS, RULE])
-def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strategy: StaticGroups) -> None:
+def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strategy):
     cluster = UNEVEN if strategy is PAIRS else Cluster.regular(4, 2)
     plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
     schedule = Schedule("it", cluster, strategy, failure_plan=plan)
@@ -124,7 +121,7 @@ def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strat
         assert found.prologue == schedule.prologue
 
 
-def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_stand() -> None:
+def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_stand():
     """Nodes are uneven, and their workers not in order; a node with more workers than the plan says is covered."""
     plan, cluster = FailurePlan(SurvivorRule.KEEP_GROUPS, 1), Cluster.irregular([[5, 1, 3], [0], [4, 2]])
     covered = {failed for k in range(7) for failed in combinations(range(6), k) if plan.covers(cluster, failed)}
@@ -135,7 +132,7 @@ def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_st
     assert plan.most_failures(pair) == 1
 
 
-def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left() -> None:
+def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left():
     schedule = Schedule("it", Cluster.regular(4, 2), RULE, failure_plan=FailurePlan(SurvivorRule.REAPPLY_RULE, 2))
     for node in range(4):
         smaller = RulePhases((3,), RULE.phases.phases)
@@ -158,9 +155,7 @@ def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left() -> None:
         ((3, 5), 1, ()),
     ],
 )
-def test_radices_for_other_nodes_stay_near_the_old_ones(
-    radices: tuple[int, ...], nodes: int, fitted: tuple[int, ...]
-) -> None:
+def test_radices_for_other_nodes_stay_near_the_old_ones(radices, nodes, fitted):
     phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
     old = Cluster.regular(prod(radices), 2)
     found = reapply_rule(Schedule("it", old, StaticGroups(phases=RulePhases(radices, phases))), nodes)
@@ -170,7 +165,7 @@ def test_radices_for_other_nodes_stay_near_the_old_ones(
     assert kept == list(range(len(fitted))), "each digit that is left keeps its phase"
 
 
-def test_what_the_nodes_left_run_is_the_same_whichever_are_lost() -> None:
+def test_what_the_nodes_left_run_is_the_same_whichever_are_lost():
     square = StaticGroups(phases=RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),))))
     for rule, count in ((SurvivorRule.REAPPLY_RULE, 1), (SurvivorRule.REAPPLY_RULE, 2), (SurvivorRule.ALL_REDUCE, 2)):
         schedule = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(rule, 4))
@@ -182,7 +177,7 @@ def test_what_the_nodes_left_run_is_the_same_whichever_are_lost() -> None:
         after_failure_of_nodes(kept, 2)
 
 
-def test_planned_losses_of_a_million_workers_need_no_list_of_groups() -> None:
+def test_planned_losses_of_a_million_workers_need_no_list_of_groups():
     bare = build("prague-figure-10", Cluster.regular(250_000, 4))
     schedule = replace(bare, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
     assert len(schedule_text(schedule)) < 1000
@@ -192,7 +187,7 @@ def test_planned_losses_of_a_million_workers_need_no_list_of_groups() -> None:
     assert found.group_of(777_777, 1) == Group((777_776, 777_777, 777_778))
 
 
-def test_groups_that_no_survivor_could_list_are_refused_before_a_loss() -> None:
+def test_groups_that_no_survivor_could_list_are_refused_before_a_loss():
     cluster = Cluster.regular(2**23 + 1, 2)
     rule = StaticGroups(phases=RulePhases((cluster.num_nodes,), RULE.phases.phases))
     with pytest.raises(ScheduleError, match=r"failure_plan: expected at most 16777216 workers"):

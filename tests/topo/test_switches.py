@@ -9,19 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
+from partreduce.errors import InputError
+from partreduce.strategies import Block, Phase
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    GroupPhases,
+    NeighborAveraging,
+    Round,
+    RulePhases,
+    StaticGroups,
+)
 from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing.coding import Travel
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
+from partreduce.types import ComputeTimes, Switch
 
 CLUSTER = Cluster.regular(4, 2)
 RACKS = (Switch((0, 1), Link.of_bandwidth(0.5)), Switch((2, 3), Link.of_bandwidth(0.5)))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partreduce.errors import InputError
 from partreduce.topo import units
-from partreduce.topo.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Prague's convergence conditions: the closed forms against the full expectation, enumerated in fractions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -11,11 +9,11 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from partreduce import Cluster
+from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
+from partreduce.strategies import DynamicGroups, GroupSplit
 from partreduce.verify.asynchronous import (
     SecondEigenvalue,
     Theorem,

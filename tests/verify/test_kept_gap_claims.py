@@ -1,7 +1,5 @@
 """Claims about neighbors that keep a gap: proved as a setting allows, confirmed by the checker, refused elsewhere."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -14,13 +12,11 @@ import pytest
 
 from helpers.claims import facts_of
 from helpers.gap_bounds import named
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
+from partreduce import Cluster, Schedule
+from partreduce.files import dump_schedule
+from partreduce.strategies import EdgeWeighting, IterationGap, NeighborAveraging, Round, SkipPolicy, UpdateOrder
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import METHODS
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import NeighborAveraging, Round
-from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 from partreduce.verify.checker.gaps import two_closed_sets

@@ -1,7 +1,5 @@
 """The membership claim piece by piece: who is asked, what is expected of whom, and what is compared with it."""
 
-from __future__ import annotations
-
 import hashlib
 from fractions import Fraction
 from itertools import product
@@ -9,11 +7,8 @@ from random import Random
 
 import pytest
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Group
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, RulePhases, StaticGroups
+from partreduce import Cluster, Schedule
+from partreduce.strategies import AllReduce, Block, Group, RulePhases, StaticGroups
 from partreduce.verify import Status, membership, prove
 from partreduce.verify.certificate import confirm
 from partreduce.verify.membership import answers_of, expected_group, prove_membership

@@ -5,8 +5,6 @@ of the functions that run. The unchanged copy is proved, so what is refused is t
 no function is proved, right or wrong.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from fractions import Fraction
@@ -14,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from partreduce import Cluster, Schedule
+from partreduce.strategies import AllReduce, Block, RulePhases, StaticGroups
 from partreduce.topo import rule
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.rule import Block, RuleView
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, RulePhases, StaticGroups
+from partreduce.topo.rule import RuleView
 from partreduce.verify import Status, prove
 from partreduce.verify.membership import prove_membership
 
@@ -113,7 +110,7 @@ ZOO = {
 }  # fmt: skip
 
 
-def small() -> Schedule:
+def small():
     phases = (
         (Block((0,), (0, 1)), Block((2, 3), (), Fraction(4, 3))),
         (Block((0, 1, 2, 3), ()),),
@@ -122,13 +119,13 @@ def small() -> Schedule:
     return Schedule("small", Cluster.regular(12, 4), StaticGroups(phases=RulePhases((3, 4), phases), prologue=2))
 
 
-def middle() -> Schedule:
+def middle():
     """Three digits, one of which has radix 128, and more than 100 nodes; every worker is asked."""
     phases = ((Block((0,), (0, 2)), Block((1, 2), (1,), Fraction(1, 2))), (Block((0, 2), (0,)), Block((1,), (1, 2))))
     return Schedule("middle", Cluster.regular(2 * 128 * 3, 4), StaticGroups(phases=RulePhases((2, 128, 3), phases)))
 
 
-def large() -> Schedule:
+def large():
     phases = (
         (Block((0,), (0, 1)), Block((2, 3), ())),
         (Block((0, 3), ()), Block((1,), (0,), Fraction(1, 2))),
@@ -139,7 +136,7 @@ def large() -> Schedule:
 SCHEDULES = {"small": small(), "middle": middle(), "large": large()}
 
 
-def imported(folder: Path, source: str):
+def imported(folder, source):
     path = folder / "variant.py"
     path.write_text(source, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("partreduce_variant", path)

@@ -1,7 +1,5 @@
 """Claim `outer-consensus`: prover, checker and workers one by one agree, and nothing else is accepted."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -12,17 +10,12 @@ import pytest
 
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, explicit, random_blocks
+from partreduce import Cluster, Hardware, Link, Schedule, predict, write_schedule
 from partreduce.__main__ import main
-from partreduce.planner.predict import predict
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.errors import ScheduleError
+from partreduce.files import dump_schedule
+from partreduce.strategies import GroupPhases, OuterStep, Payload, Phase, RulePhases, StaticGroups
 from partreduce.topo.metrics.outer_steps import outer_radius
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, OuterStep, Payload, RulePhases, StaticGroups
 from partreduce.verify import checker, prove
 
 NAMES = ("outer-own", "outer-own-rule")

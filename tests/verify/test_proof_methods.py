@@ -1,7 +1,5 @@
 """The single proof methods: exactness, functions, the program."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys
@@ -15,15 +13,10 @@ from benchmarks.forgery.schedules import explicit, graph
 from helpers.golden import GOLDEN
 from helpers.readings import written
 from helpers.warm_checker import run_checker
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import InputError, RefutedError
-from partreduce.topo.metrics import metrics
+from partreduce import Cluster, Schedule, metrics, write_schedule
+from partreduce.errors import InputError, RefutedError
+from partreduce.strategies import Block, Group, NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.topo.metrics.evaluate import growth_bits
-from partreduce.topo.phase import Group
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.prove import prove_function
@@ -31,7 +24,7 @@ from partreduce.verify.prove import prove_function
 CHECKER = Path(checker.__file__).parent
 
 
-def accepted(schedule) -> list[str]:
+def accepted(schedule):
     """The claims that the checker confirms, and the facts that it states, in this process."""
     from partreduce.topo.document.schedule import dump_schedule
 
@@ -227,7 +220,7 @@ def test_a_period_that_cannot_be_asked_is_an_error(period, said):
 # The program
 
 
-def program(folder, certificate: bytes, schedule: bytes):
+def program(folder, certificate, schedule):
     (folder / "c.json").write_bytes(certificate)
     (folder / "s.json").write_bytes(schedule)
     return run_checker(folder / "c.json", folder / "s.json")

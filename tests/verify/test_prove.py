@@ -1,7 +1,5 @@
 """prove: the claims, their witnesses, and the checker's agreement, on schedules small enough to follow by hand."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -12,12 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks.forgery.schedules import explicit, graph, shift
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.phase import Group
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, StaticGroups
+from partreduce import Cluster, Schedule, write_schedule
+from partreduce.strategies import AllReduce, Block, Group, GroupPhases, RulePhases, StaticGroups
 from partreduce.verify import Status, prove
 from partreduce.verify.certificate import certificate_bytes
 
@@ -25,7 +19,7 @@ CHECKER = Path(__file__).parents[2] / "verify" / "checker"
 ALL = Block((0, 1, 2, 3))
 
 
-def figure_10(num_nodes: int) -> Schedule:
+def figure_10(num_nodes):
     radices = (2, num_nodes // 2) if num_nodes > 2 else (2,)
     every = tuple(range(len(radices)))
     phases = (
@@ -37,12 +31,12 @@ def figure_10(num_nodes: int) -> Schedule:
     return Schedule("figure-10", Cluster.regular(num_nodes, 4), StaticGroups(phases=RulePhases(radices, phases)))
 
 
-def expanded(schedule: Schedule) -> Schedule:
+def expanded(schedule):
     phases = tuple(schedule.phase(t) for t in range(schedule.period))
     return Schedule(schedule.name, schedule.cluster, StaticGroups(phases=GroupPhases(phases)))
 
 
-def run_checker(folder: Path, schedule: Schedule, certificate) -> subprocess.CompletedProcess[str]:
+def run_checker(folder, schedule, certificate):
     """The checker as a stranger runs it: isolated, without site packages, in an empty environment."""
     write_schedule(folder / "s.json", schedule)
     (folder / "c.json").write_bytes(certificate_bytes(certificate))
@@ -50,7 +44,7 @@ def run_checker(folder: Path, schedule: Schedule, certificate) -> subprocess.Com
     return subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60, cwd=os.sep)
 
 
-def confirmed(folder: Path, schedule: Schedule) -> list[str]:
+def confirmed(folder, schedule):
     """The claims that both the prover and the checker say to hold, and in the same way."""
     proof = prove(schedule)
     result = run_checker(folder, schedule, proof.certificate)

@@ -3,8 +3,6 @@
 Relax factors from −1/2 to 5/2 are among them, groups that clash, rules, graphs with and without their own weight.
 """
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 from itertools import pairwise, product
@@ -14,15 +12,14 @@ import numpy as np
 import pytest
 
 from benchmarks.forgery.schedules import explicit
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.errors import RefutedError, ScheduleError
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from partreduce import Cluster, Schedule
+from partreduce.errors import RefutedError, ScheduleError
+from partreduce.files import dump_schedule
+from partreduce.strategies import Block, Group, Phase
 from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, Server, StaticGroups
+from partreduce.types import Claim, Proof
 from partreduce.verify import Status, checker
-from partreduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
+from partreduce.verify.base import not_proved, proved, refuted, some
 from partreduce.verify.certificate import certificate_bytes
 from partreduce.verify.contraction import _by_labels
 from partreduce.verify.facts import Statement, always

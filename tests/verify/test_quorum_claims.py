@@ -1,7 +1,5 @@
 """Claims about rounds that a quorum starts: prover, checker and the played rules agree; nothing else is accepted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
@@ -12,11 +10,9 @@ from benchmarks.forgery.campaign import certified, objection
 from benchmarks.forgery.schedules import SCHEDULES, by_quorum
 from helpers.claims import facts_of
 from helpers.readings import agree
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import PartreduceError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, PartialAllReduce
+from partreduce import PartreduceError, Schedule
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import AllReduce, PartialAllReduce
 from partreduce.verify import checker, prove
 
 OF_ALL = [

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from partreduce.files import dump_schedule, parse_schedule
 from partreduce.planner.predict import ARRAYS
 from partreduce.runtime import strategies
 from partreduce.schedulers.simulator.simulate import PROTOCOLS
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.document.strategies import KINDS
 from partreduce.verify import checker
 from partreduce.verify.prove import STATEMENTS, prove

@@ -3,8 +3,6 @@
 `attempt(draw, cases)` is one forgery; the tests make some hundreds, `python -m pytest` with FORGERIES=20000 as many.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os
@@ -16,16 +14,15 @@ import pytest
 
 from benchmarks.forgery.campaign import refusal
 from benchmarks.forgery.dense import dense, steady_distance
+from partreduce import Cluster, Schedule
+from partreduce.files import dump_schedule
+from partreduce.strategies import Block, Group, Phase
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.metrics import consensus_distance
 from partreduce.topo.mixing import period_product
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    Averaging,
     DelayedAveraging,
     GroupPhases,
     NeighborAveraging,
@@ -33,7 +30,6 @@ from partreduce.topo.strategies import (
     RulePhases,
     StaticGroups,
 )
-from partreduce.topo.strategies.base import Averaging
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.checker import linear_algebra
 from partreduce.verify.checker.refusal import Work
@@ -44,7 +40,7 @@ FORGERIES = int(os.environ.get("FORGERIES", "400"))
 RELAXATION = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]
 
 
-def random_schedule(draw: random.Random) -> Schedule:
+def random_schedule(draw):
     """A small schedule of any kind with these claims, with steps per round, late averages and uneven nodes."""
     options = {"sync": DelayedAveraging()} if draw.random() < 0.3 else {}
     kind = draw.choice(["groups", "groups", "rule", "graph", "allreduce"])
@@ -98,7 +94,7 @@ def random_schedule(draw: random.Random) -> Schedule:
     )
 
 
-def made(schedule: Schedule) -> list[tuple[dict, dict]]:
+def made(schedule):
     """(raw schedule, certificate of what the claim rests on and the claim), where the claim is made."""
     proof, name = prove(schedule), "consensus-distance"
     if name not in proof or proof[name].status is not Status.PROVED:
@@ -107,7 +103,7 @@ def made(schedule: Schedule) -> list[tuple[dict, dict]]:
     return [(dump_schedule(schedule), {**proof.certificate, "claims": [*first, dict(proof[name].entry)]})]
 
 
-def true_distance(raw: dict) -> float:
+def true_distance(raw):
     return steady_distance(raw, *dense(raw))
 
 
@@ -136,7 +132,7 @@ def test_most_schedules_that_agree_have_every_claim():
     assert sum(status is Status.PROVED for status in names) > 0.85 * len(names)
 
 
-def attempt(draw: random.Random, cases: list[tuple[dict, dict]]) -> bool:
+def attempt(draw, cases):
     """One forgery, well-formed for the most part: whether it was accepted, which needs that it is true."""
     raw, certificate = (copy.deepcopy(part) for part in draw.choice(cases))
     entry, strategy = certificate["claims"][-1], raw["strategy"]
@@ -214,7 +210,7 @@ def test_schedules_beyond_the_theorems_are_not_proved():
 # The contraction by a factor
 
 
-def confirmed(squared: Fraction, rows: list[list[int]], scale: int) -> bool:
+def confirmed(squared, rows, scale):
     try:
         linear_algebra.confirm_norm(squared, rows, scale, "norm", Work("norm"))
     except checker.Refusal:

@@ -1,25 +1,19 @@
 """What a proof says about failures is what every single failure shows, taken out by brute force."""
 
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.readings import ordered
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
+from partreduce import Cluster, Schedule
+from partreduce.errors import ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Block, FailurePlan, Group, Phase, SurvivorRule
 from partreduce.topo.mixing import period_product
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,
@@ -33,7 +27,7 @@ from partreduce.topo.strategies import (
 )
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify import checker, prove
-from partreduce.verify.base import Proof, Status
+from partreduce.verify.base import Status
 from partreduce.verify.checker import failure_classes
 from partreduce.verify.checker.failure_classes import Symmetries
 from partreduce.verify.checker.refusal import Work
@@ -44,26 +38,26 @@ WORKERS = 2
 KEEP, REAPPLY, ALL = SurvivorRule
 
 
-def planned(schedule: Schedule, workers: int = WORKERS, rule: SurvivorRule = KEEP) -> Schedule:
+def planned(schedule, workers=WORKERS, rule=KEEP):
     """The schedule with a plan for so many workers."""
     if schedule.strategy.averages_everyone:
         rule = ALL
     return replace(schedule, failure_plan=FailurePlan(rule, workers))
 
 
-def all_failures(schedule: Schedule, workers: int = WORKERS) -> list[tuple[int, ...]]:
+def all_failures(schedule, workers=WORKERS):
     found = {failed for count in range(1, workers + 1) for failed in combinations(range(schedule.num_workers), count)}
     nodes = map(schedule.cluster.workers_of, range(schedule.cluster.num_nodes))
     return sorted(found | {tuple(sorted(node)) for node in nodes if len(node) <= schedule.num_workers - 2})
 
 
-def norm(schedule: Schedule, failed: tuple[int, ...]) -> float:
+def norm(schedule, failed):
     """What a period of the survivors' leaves of differences."""
     found = after_failure(schedule, failed)
     return float(np.linalg.norm(period_product(found) - 1 / found.num_workers, 2))
 
 
-def agree(schedule: Schedule, failed: tuple[int, ...]) -> bool:
+def agree(schedule, failed):
     """Whether the survivors' groups join them, by walking."""
     found = after_failure(schedule, failed)
     reached, before = {0}, set()
@@ -75,7 +69,7 @@ def agree(schedule: Schedule, failed: tuple[int, ...]) -> bool:
     return len(reached) == found.num_workers
 
 
-def confirmed(schedule: Schedule, proof: Proof) -> list[str]:
+def confirmed(schedule, proof):
     """The claims that the stand-alone checker confirms."""
     document, certificate = (json.loads(json.dumps(part)) for part in (dump_schedule(schedule), proof.certificate))
     return list(checker.check(certificate, checker.read_schedule(document)))
@@ -89,7 +83,7 @@ def confirmed(schedule: Schedule, proof: Proof) -> list[str]:
     ],
     ids=["a codec", "outer steps"],
 )
-def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options: dict[str, Any]) -> None:
+def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options):
     nodes = RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
     schedule = planned(Schedule("nodes", Cluster.regular(3, 2), StaticGroups(phases=nodes, **options)))
     proof = prove(schedule)
@@ -100,7 +94,7 @@ def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(opt
     assert said in claim.explanation
 
 
-def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one() -> None:
+def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one():
     """A node of 15 sums by a ring where 16 summed in stages: it rounds more often."""
     rows = RulePhases((4,), ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)))
     coded = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16)
@@ -124,11 +118,11 @@ def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one() -> No
 MORE = {"relative", "of_worker", "of_node", "smallest_weight", "connections", "groups"}
 
 
-def random_schedule(seed: int) -> Schedule:
+def random_schedule(seed):
     rng = np.random.default_rng(seed)
     relaxes = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(5, 4)]
 
-    def relaxation() -> Fraction:
+    def relaxation():
         return relaxes[int(rng.integers(len(relaxes)))]
 
     if seed % 2:
@@ -159,21 +153,21 @@ def random_schedule(seed: int) -> Schedule:
     return Schedule(f"groups {seed}", cluster, StaticGroups(phases=GroupPhases(tuple(listed))))
 
 
-def bounds_of(proof: Proof) -> dict[tuple[int, ...], Fraction]:
+def bounds_of(proof):
     return {tuple(one["failed"]): Fraction(one["squared"]) for one in proof["survives"].entry["classes"]}
 
 
-def read_by_checker(schedule: Schedule) -> Any:
+def read_by_checker(schedule):
     return checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule))))
 
 
-def patterns_of(schedule: Schedule) -> Callable[[Iterable[int]], failure_classes.Pattern]:
+def patterns_of(schedule):
     """The pattern of a failure, if the schedule's groups are kept."""
     return Symmetries.of(read_by_checker(schedule), Work("it")).pattern
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_loss(seed: int) -> None:
+def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_loss(seed):
     schedule = planned(random_schedule(seed))
     failures, pattern = all_failures(schedule), patterns_of(schedule)
     lonely = {pattern(failed) for failed in failures if not agree(schedule, failed)}
@@ -197,7 +191,7 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
 
 @pytest.mark.parametrize("seed", range(1, 30, 2))
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed: int, workers: int) -> None:
+def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed, workers):
     """No single failure is worse than the worst class of as many workers, and each class has one that attains it."""
     schedule = planned(random_schedule(seed), workers, REAPPLY)
     failures = all_failures(schedule, workers)
@@ -216,7 +210,7 @@ def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed: int, w
         assert min(abs(found - bound) for bound in of_as_many) < 1e-8, "some class has this norm"
 
 
-def shape(rng: np.random.Generator) -> Cluster:
+def shape(rng):
     """Nodes of 1 to 3 workers, whose ranks stand in any order; one in three is regular."""
     if rng.random() < 1 / 3:
         return Cluster.regular(int(rng.integers(2, 5)), int(rng.integers(1, 4)))
@@ -226,7 +220,7 @@ def shape(rng: np.random.Generator) -> Cluster:
     return Cluster.irregular([ranks[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)])
 
 
-def on_shape(rng: np.random.Generator, cluster: Cluster) -> Schedule:
+def on_shape(rng, cluster):
     n, size = cluster.num_workers, cluster.workers_per_node
     if size is not None and rng.random() < 0.7:
         radices = (2, 2) if cluster.num_nodes == 4 and rng.random() < 0.5 else (cluster.num_nodes,)
@@ -239,7 +233,7 @@ def on_shape(rng: np.random.Generator, cluster: Cluster) -> Schedule:
     return Schedule("groups", cluster, StaticGroups(phases=GroupPhases(tuple(listed)), steps_per_round=worker_steps))
 
 
-def by_hand(schedule: Schedule, rule: SurvivorRule, failed: tuple[int, ...]) -> list[set[frozenset[int]]]:
+def by_hand(schedule, rule, failed):
     """The survivors' groups in each phase, in the ranks of the beginning, taken out one by one."""
     left = frozenset(range(schedule.num_workers)) - frozenset(failed)
     if rule is ALL:
@@ -249,7 +243,7 @@ def by_hand(schedule: Schedule, rule: SurvivorRule, failed: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(seed: int) -> None:
+def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(seed):
     """On uneven nodes whose ranks stand in any order, too, after each loss that the plan covers."""
     rng = np.random.default_rng(seed)
     cluster = shape(rng)
@@ -290,7 +284,7 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
             assert moved == by_hand(schedule, rule, failed)
 
 
-def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_never_end_in_an_error() -> None:
+def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_never_end_in_an_error():
     """On these nodes a plan once was a rule for some failures of a class and no rule for the others."""
     cluster = Cluster.irregular([[1], [2], [0, 3], [4]])
     phases = GroupPhases((Phase.from_groups(5, [[0, 1, 2, 3, 4]]),))
@@ -304,7 +298,7 @@ def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_neve
         planned(Schedule("uneven", cluster, StaticGroups(phases=phases)), 1, REAPPLY)
 
 
-def test_one_proof_holds_for_every_number_of_nodes() -> None:
+def test_one_proof_holds_for_every_number_of_nodes():
     """The bounds of one rule on more nodes are those of each single loss there."""
     for nodes in (3, 5, 8):
         rule = RulePhases(
@@ -318,7 +312,7 @@ def test_one_proof_holds_for_every_number_of_nodes() -> None:
 
 
 @pytest.mark.parametrize("of", [KEEP, REAPPLY])
-def test_a_million_workers_are_proved_by_their_classes(of: SurvivorRule) -> None:
+def test_a_million_workers_are_proved_by_their_classes(of):
     both = Block((0, 1, 2, 3), ())
     rule = RulePhases(
         (50, 5000), ((both,), (Block((0, 1), (0,)), Block((2, 3), (1,))), (both,), (Block((0, 2), (0, 1)),))
@@ -337,7 +331,7 @@ def test_a_million_workers_are_proved_by_their_classes(of: SurvivorRule) -> None
         Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
     ],
 )
-def test_all_reduce_goes_on_exactly(schedule: Schedule) -> None:
+def test_all_reduce_goes_on_exactly(schedule):
     schedule = planned(schedule)
     proof = prove(schedule)
     assert (proof["survives"].entry["failures"], proof["survives"].entry["classes"]) == (2, [])
@@ -350,7 +344,7 @@ RING = Schedule(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_mean_moves_as_stated_and_the_bounds_are_attained(seed: int) -> None:
+def test_the_mean_moves_as_stated_and_the_bounds_are_attained(seed):
     schedule = planned(RING)
     numbers, n = prove(schedule)["mean-moved"].numbers, schedule.num_workers
     models = np.random.default_rng(seed).standard_normal((n, 3))

@@ -1,7 +1,5 @@
 """Claims about tables that go their own way: prover, checker, and counting row by row agree, and nothing else holds."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter
@@ -15,12 +13,20 @@ from benchmarks.forgery.schedules import SCHEDULES, TABLES, random_allreduce, ra
 from benchmarks.forgery.tables import JUDGES
 from helpers.claims import claims_of_tables, facts_of
 from helpers.coded_sums import UNDERFLOW, rounding_error
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Payload, Placement, Server, StaticGroups, TablePlacement
-from partreduce.topo.strategies.outer import OuterParams, OuterStep
+from partreduce import Cluster, Schedule
+from partreduce.files import dump_schedule
+from partreduce.strategies import Phase
+from partreduce.topo.strategies import (
+    AllReduce,
+    GroupPhases,
+    OuterParams,
+    OuterStep,
+    Payload,
+    Placement,
+    Server,
+    StaticGroups,
+    TablePlacement,
+)
 from partreduce.verify.base import Status
 from partreduce.verify.prove import prove
 

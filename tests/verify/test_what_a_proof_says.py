@@ -1,7 +1,5 @@
 """Which claims each kind has and which of them it cannot do without, how they print, and what a certificate holds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import FrozenInstanceError, replace
 from fractions import Fraction
@@ -11,16 +9,13 @@ from random import Random
 import pytest
 
 from benchmarks.forgery.schedules import SCHEDULES, explicit, rule
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import RefutedError
-from partreduce.topo.phase import Group
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DynamicGroups, Pairwise, Server
-from partreduce.topo.strategies.axes import Codec, Transport
+from partreduce import Cluster, Schedule
+from partreduce.errors import RefutedError
+from partreduce.files import schedule_sha256
+from partreduce.strategies import AllReduce, Block, Codec, DynamicGroups, Group, Pairwise, Server, Transport
+from partreduce.types import Claim
 from partreduce.verify import Status, prove
-from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some, upper
+from partreduce.verify.base import fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.consensus import every_relaxation_tame, is_tame
 from partreduce.verify.contraction import explicit_view, rule_view

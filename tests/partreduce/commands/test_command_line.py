@@ -10,30 +10,27 @@ from pathlib import Path
 import pytest
 
 import partreduce.verify.prove
+from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands.cluster_options import cluster_settings, hardware_defaults
 from partreduce.commands.design_options import limits_of
 from partreduce.commands.options import LIMIT_KEYS, SETTING_KEYS
-from partreduce.planner.job import PlanRequest
+from partreduce.errors import InputError
 from partreduce.planner.measuring import measure
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    Codec,
     DelayedAveraging,
     DynamicGroups,
     NeighborAveraging,
     Pairwise,
+    PartialAllReduce,
+    Pipeline,
     Round,
     Server,
     Synchronous,
+    Transport,
 )
-from partreduce.topo.strategies.axes import Codec, Pipeline, Transport
-from partreduce.topo.strategies.partial import PartialAllReduce
 
 ROOT = Path(__file__).parents[3]
 

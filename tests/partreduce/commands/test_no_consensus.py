@@ -1,44 +1,38 @@
 """What `verify`, `design` and `partreduce.verify` say where consensus is not guaranteed, and how the commands end."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 
 import pytest
 
+from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import RefutedError
+from partreduce.errors import RefutedError
+from partreduce.strategies import Phase
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import METHODS
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import NeighborAveraging, Round
-from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
-from partreduce.topo.strategies.static import GroupPhases, StaticGroups
+from partreduce.topo.strategies import EdgeWeighting, GroupPhases, IterationGap, NeighborAveraging, Round, StaticGroups
 from partreduce.verify.prove import prove
 
 PARTED = " never average with "
 
 
-def kept(gap: IterationGap) -> Schedule:
+def kept(gap):
     return Schedule(
         "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=(METHODS["metropolis"](ring_based(16)),), sync=gap)
     )
 
 
-def backup() -> Schedule:
+def backup():
     return kept(IterationGap(max_ig=4, backup=1))
 
 
-def groups() -> Schedule:
+def groups():
     phases = GroupPhases((Phase.from_groups(5, [(0, 1), (2, 3, 4)]),))
     return Schedule("apart", Cluster.regular(5, 1), StaticGroups(phases=phases))
 
 
-def graph() -> Schedule:
+def graph():
     half = Fraction(1, 2)
     edges = [(0, 1, half), (1, 0, half), (2, 3, half), (3, 2, half)]
     return Schedule("two rings", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from helpers.warm import WARM
+from partreduce import Cluster
 from partreduce.__main__ import main
 from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher import supervision
 from partreduce.runtime.launcher.launch import worker_env
-from partreduce.topo.cluster import Cluster
 
 SCRIPT = """
 import os, sys

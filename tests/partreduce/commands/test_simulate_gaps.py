@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from helpers.command_runs import runner
+from partreduce import Cluster
 from partreduce.commands.simulate import command
+from partreduce.files import dump_schedule
 from partreduce.schedulers.registry import build
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
+from partreduce.strategies import IterationGap, SkipPolicy
 
 
 @pytest.fixture

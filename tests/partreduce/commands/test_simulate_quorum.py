@@ -5,11 +5,10 @@ import json
 import pytest
 
 from helpers.command_runs import runner
+from partreduce import Cluster, Schedule
 from partreduce.commands.simulate import command
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, PartialAllReduce
+from partreduce.files import dump_schedule
+from partreduce.strategies import AllReduce, PartialAllReduce
 
 
 @pytest.fixture

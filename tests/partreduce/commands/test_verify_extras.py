@@ -1,7 +1,5 @@
 """`partreduce verify` beyond files: user functions; and certificates that runs check at load."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -9,18 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands.verify import in_plain_words
+from partreduce.errors import RefutedError
+from partreduce.files import schedule_sha256
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.schedulers import registry
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import RefutedError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Payload, StaticGroups, TablePlacement
+from partreduce.strategies import AllReduce, GroupPhases, Payload, Phase, StaticGroups, TablePlacement
 from partreduce.verify import checker
 from partreduce.verify.prove import prove
 
@@ -33,12 +27,12 @@ def wrong(worker, step, cluster):
 """
 
 
-def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
+def verify(*arguments):
     command = [sys.executable, "-m", "partreduce", "verify", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
-def test_a_user_function_is_expanded_proved_and_exported(tmp_path: Path) -> None:
+def test_a_user_function_is_expanded_proved_and_exported(tmp_path):
     (tmp_path / "phases.py").write_text(FUNCTIONS)
     out = tmp_path / "schedule.json"
     done = verify(f"{tmp_path}/phases.py:pairs", "--cluster", "2x4", "--period", "3", "--export", str(out), "--json")
@@ -48,14 +42,14 @@ def test_a_user_function_is_expanded_proved_and_exported(tmp_path: Path) -> None
     assert load_schedule(out).period == 3
 
 
-def test_a_function_whose_members_disagree_is_refuted(tmp_path: Path) -> None:
+def test_a_function_whose_members_disagree_is_refuted(tmp_path):
     (tmp_path / "phases.py").write_text(FUNCTIONS)
     done = verify(f"{tmp_path}/phases.py:wrong", "--cluster", "2x4", "--period", "1")
     assert done.returncode == 1
     assert "worker 0" in done.stdout
 
 
-def test_a_function_without_period_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_function_without_period_says_what_it_needs(tmp_path):
     (tmp_path / "phases.py").write_text(FUNCTIONS)
     done = verify(f"{tmp_path}/phases.py:pairs", "--cluster", "2x4")
     assert done.returncode == 2
@@ -63,7 +57,7 @@ def test_a_function_without_period_says_what_it_needs(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads(tmp_path: Path) -> None:
+def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads(tmp_path):
     phases = [[{"group": [3, 2], "relaxation": "2/4"}, {"group": [1, 0]}], [{"group": [0, 1, 2, 3]}]]
     strategy = {"kind": "static", "sync": "synchronous", "steps_per_round": [2] * 4, "phases": phases}
     cluster = {"num_nodes": 2, "workers_per_node": 2}
@@ -83,7 +77,7 @@ def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads
             assert "`partreduce verify FILE --export NEW` writes" in done.stdout
 
 
-def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path: Path) -> None:
+def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path):
     schedule = registry.build("prague-figure-10", Cluster.regular(2, 4))
     certificate = json.loads(json.dumps(dict(prove(schedule).certificate)))
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
@@ -95,9 +89,7 @@ def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path: Path) 
         read_schedule(bad)
 
 
-def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does(tmp_path, capsys):
     pair, ring = (registry.build(name, Cluster.regular(2, 2)) for name in ("node-then-all", "allreduce"))
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     write_schedule(good, pair.with_certificate(prove(pair).certificate))
@@ -110,7 +102,7 @@ def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does
     assert "the certificate is of another schedule; take the member" in err
 
 
-def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together() -> None:
+def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together():
     cluster = Cluster.regular(2, 2)
     apart, pairs = (
         Schedule("drawn", cluster, StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(4, one) for one in phases))))

@@ -7,14 +7,13 @@ from unittest.mock import patch
 
 import pytest
 
-from partreduce import Cluster, Schedule, write_schedule
+from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.planner.answer import Answer
 from partreduce.report.kinds import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
-from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.phase import Phase
+from partreduce.strategies import Phase
 from partreduce.topo.strategies import (
     AllReduce,
     DynamicGroups,

@@ -8,9 +8,9 @@ import pytest
 
 import partreduce
 from partreduce.__main__ import main
+from partreduce.errors import FileError
 from partreduce.topo.document import writer
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.errors import FileError
 
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = sorted(path for path in (ROOT / "partreduce").iterdir() if path.name != "runtime")

@@ -1,37 +1,29 @@
 """Algorithm, delay and steps of a round with every candidate: the best of them, and what stays true of it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Limits, Objective, PlanRequest
+from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes, Setting
 from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
 from partreduce.planner.gain import decisive_time
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.plan import plan
 from partreduce.planner.preference import preference
 from partreduce.planner.travel import timed
 from partreduce.schedulers import registry
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-
-if TYPE_CHECKING:
-    pass
+from partreduce.strategies import AllReduceAlgorithm
+from partreduce.types import Delay
 
 LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
 HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
 SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_bandwidth(2e9)),))
 
 
-def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
+def job(cluster="4x4", hardware=HARDWARE, **options):
     return PlanRequest(
         cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options
     )
@@ -39,7 +31,7 @@ def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])
 @pytest.mark.parametrize("name", ["allreduce", "node-digits", "prague-figure-10"])
-def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: str, hardware: Hardware) -> None:
+def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name, hardware):
     schedule = registry.build(name, Cluster.parse("4x4"))
     everything = [
         measure(timed(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
@@ -55,7 +47,7 @@ def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: s
         assert least == pytest.approx(min(preference(option.costs, objective) for option in everything))
 
 
-def test_every_option_is_what_its_file_says() -> None:
+def test_every_option_is_what_its_file_says():
     asked = job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE)
     for option in competitors(asked):
         again = measure(option.schedule, asked, algorithm=option.schedule.strategy.transport.algorithm)
@@ -69,7 +61,7 @@ def test_every_option_is_what_its_file_says() -> None:
         assert option.waiting == pytest.approx(again.waiting, abs=1e-9)
 
 
-def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
+def test_restrictions_hold_for_every_candidate_and_baselines_stay():
     rings = competitors(job(algorithm=AllReduceAlgorithm.RING, sync=Delay.SYNCHRONOUS), until=0.0)
     assert {(option.algorithm, option.late) for option in rings} == {(AllReduceAlgorithm.RING, False)}
     asked = job(sync=Delay.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
@@ -78,7 +70,7 @@ def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
     assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
 
 
-def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
+def test_late_all_reduce_hides_the_default_jobs_communication():
     asked = job(hardware=replace(HARDWARE, model_bytes=100_000_000))
     found = plan(asked)
     late = next(o for o in found.options if o.is_plain and o.late and o.steps_per_round == 1)
@@ -88,13 +80,13 @@ def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
     assert decisive_time(found.recommendation, asked) <= min(usual.time, decisive_time(late, asked))
 
 
-def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
+def test_a_limit_on_communication_decides_the_steps_of_a_round():
     asked = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
     best = [o for o in competitors(asked, until=0.0) if o.is_plain and o.costs.keep(asked.limits)]
     assert min(o.steps_per_round for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
-def test_command_line_says_which_algorithm_and_sync_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_says_which_algorithm_and_sync_may_be(capsys):
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
     assert main([*asked, "--algorithm", "ring", "--sync", "synchronous"]) == 0
     answer = json.loads(capsys.readouterr().out)

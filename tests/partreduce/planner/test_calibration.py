@@ -1,68 +1,52 @@
 """Calibration: known prices come back from noisy curves, their intervals cover them, and the planner then uses them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from partreduce.planner.calibration import (
-    calibrated,
-    drift_that_counts,
-    fit_prices,
-    steps_model,
-    steps_ratio_between,
-)
+from partreduce import Cluster, Data, Hardware, Link, PlanRequest
+from partreduce.errors import InputError
+from partreduce.planner.calibration import calibrated, drift_that_counts, fit_prices, steps_model, steps_ratio_between
 from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
-from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import FITTED
 from partreduce.report.reasons import explained, reasons
 from partreduce.runtime.pilot.job import Curve, probes, reference, ring_pairs
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.metrics import consensus_distance, contraction, late_distance
-from partreduce.topo.pilot import Pilot, Price, Prices, Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.pilot import Price, Prices, Probe
+from partreduce.types import Delay, Pilot
 
 CLUSTER = Cluster.parse("1x8")
 POINTS = 21
 
 
-def loss_at(steps: np.ndarray) -> np.ndarray:
+def loss_at(steps):
     """A training's loss: slow at first, then fast, then slow."""
     return 0.08 + 2.2 / (1 + (steps / 14) ** 2)
 
 
-def curve(schedule: Schedule, seed: int, steps_ratio: float, rng: np.random.Generator, noise: float) -> Curve:
+def curve(schedule, seed, steps_ratio, rng, noise):
     steps = 3.0 * np.arange(POINTS)
     losses = loss_at(steps / steps_ratio) * np.exp(noise * rng.normal(size=POINTS))
     return Curve(schedule, seed, 3, tuple(losses.tolist()))
 
 
 def simulated(
-    a: float,
-    late: float,
+    a,
+    late,
     *,
-    c: float = 0.0,
-    averaging: float = 0.0,
-    later: float = 0.0,
-    data: str = "shuffled",
-    seeds: int = 4,
-    rng: int = 0,
-) -> Pilot:
+    c=0.0,
+    averaging=0.0,
+    later=0.0,
+    data="shuffled",
+    seeds=4,
+    rng=0,
+):
     """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
     draw = np.random.default_rng(rng)
     compared = [reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)]
@@ -78,7 +62,7 @@ def simulated(
 
 
 @pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
-def test_a_stretched_curve_is_recognized(steps_ratio: float) -> None:
+def test_a_stretched_curve_is_recognized(steps_ratio):
     rng, schedule = np.random.default_rng(1), reference(CLUSTER)
     base = curve(schedule, 0, 1.0, rng, 0.0).losses
     assert steps_ratio_between(curve(schedule, 0, steps_ratio, rng, 0.0).losses, base) == pytest.approx(
@@ -89,12 +73,12 @@ def test_a_stretched_curve_is_recognized(steps_ratio: float) -> None:
     assert steps_ratio_between(lowered, [loss - 1 for loss in base]) == pytest.approx(steps_ratio, rel=0.02)
 
 
-def test_a_curve_lies_on_itself() -> None:
+def test_a_curve_lies_on_itself():
     noisy = curve(reference(CLUSTER), 0, 1.0, np.random.default_rng(2), 0.1).losses
     assert steps_ratio_between(noisy, noisy) == pytest.approx(1.0, abs=0.02)
 
 
-def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
+def test_intervals_cover_the_known_prices_as_often_as_they_say():
     """Forty pilots of one job: a 90 % interval misses 4 of them on average, and 8 or more once in 25 times."""
     a, late = 0.03, 0.08
     pilots = [simulated(a, late, rng=rng).prices for rng in range(40)]
@@ -108,7 +92,7 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
     assert np.median([p.error for p in pilots]) < 0.03
 
 
-def test_the_interval_of_a_price_of_nothing_begins_at_nothing() -> None:
+def test_the_interval_of_a_price_of_nothing_begins_at_nothing():
     """It is one-sided then: 19 of 20 intervals begin at 0."""
     pilots = [simulated(0.0, 0.0, rng=rng).prices for rng in range(10)]
     assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
@@ -116,7 +100,7 @@ def test_the_interval_of_a_price_of_nothing_begins_at_nothing() -> None:
     assert all(0 <= p.consensus_distance.value <= p.consensus_distance.high < 0.01 for p in pilots)
 
 
-def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance() -> None:
+def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance():
     """As under Adam, whose second moments are of single workers' gradients then."""
     pilot = simulated(0.02, 0.0, averaging=0.6)
     prices = pilot.prices
@@ -128,7 +112,7 @@ def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_
     assert model.steps_ratio(0.0, 0.0, gradients=True) == 1
 
 
-def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> None:
+def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones():
     """As under momentum: at one step a round it costs nothing."""
     pilot = simulated(0.02, 0.0, later=0.1)
     model = steps_model(pilot)
@@ -138,7 +122,7 @@ def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> N
         assert model.steps_ratio(float(consensus_distance(schedule)), 0.0, late=late) == pytest.approx(true, rel=0.1)
 
 
-def test_too_few_probes_leave_prices_out_instead_of_guessing_them() -> None:
+def test_too_few_probes_leave_prices_out_instead_of_guessing_them():
     rows = [
         Probe(schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.1 * d, 1 + 0.1 * d))
         for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))
@@ -148,7 +132,7 @@ def test_too_few_probes_leave_prices_out_instead_of_guessing_them() -> None:
     assert prices.later is None
 
 
-def test_the_price_of_drift_is_found_where_data_differ() -> None:
+def test_the_price_of_drift_is_found_where_data_differ():
     pilot = simulated(0.02, 0.1, c=0.4, data="per-worker", seeds=6)
     assert pilot.prices.drift is not None
     assert pilot.prices.drift.value == pytest.approx(0.4, rel=0.15)
@@ -160,7 +144,7 @@ def test_the_price_of_drift_is_found_where_data_differ() -> None:
     assert model.steps_ratio(*metrics, late=apart) == pytest.approx(truth, rel=0.1)
 
 
-def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
+def diverging(hard):
     """A pilot of a job whose loss stops being a number under some schedules, in the second of its two seeds."""
     draw, curves = np.random.default_rng(3), []
     for seed in range(2):
@@ -171,7 +155,7 @@ def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
     return calibrated(curves, data="shuffled", steps=60)
 
 
-def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
+def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on():
     late = diverging(lambda schedule: schedule.strategy.is_delayed and schedule.strategy.steps_per_round == 8)
     assert [probe.schedule for probe in late.unstable] == ["allreduce-every-8-late"]
     assert all(probe.schedule != "allreduce-every-8-late" for probe in late.probes)
@@ -183,21 +167,21 @@ def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
     assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
 
 
-def test_a_pilot_that_bears_no_delay_at_all_keeps_the_shipped_price_of_it() -> None:
+def test_a_pilot_that_bears_no_delay_at_all_keeps_the_shipped_price_of_it():
     pilot = diverging(lambda schedule: schedule.strategy.is_delayed)
     assert len(pilot.unstable) == 3
     assert pilot.prices.late == Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks))
     assert math.isinf(steps_model(pilot).late_more(1.0))
 
 
-def test_beyond_an_unstable_round_nothing_is_recommended() -> None:
+def test_beyond_an_unstable_round_nothing_is_recommended():
     pilot = diverging(lambda schedule: schedule.strategy.steps_per_round == 16)
     model = steps_model(pilot)
     assert model.steps_ratio(pilot.max_consensus_distance * 1.01, 0.0) == math.inf
     assert math.isfinite(model.steps_ratio(pilot.max_consensus_distance, 0.0))
 
 
-def test_what_no_price_explains_shows_in_the_error() -> None:
+def test_what_no_price_explains_shows_in_the_error():
     """One probe costs half as much again as its metrics say: left out of the fit it is missed by a third."""
     rows = [
         Probe(
@@ -217,7 +201,7 @@ def test_what_no_price_explains_shows_in_the_error() -> None:
         ([(1.0, True), (1.0, True)], "do not tell the prices apart"),
     ],
 )
-def test_schedules_that_cannot_tell_prices_apart_are_refused(probe: list[tuple[float, bool]], message: str) -> None:
+def test_schedules_that_cannot_tell_prices_apart_are_refused(probe, message):
     rows = [
         Probe(schedule=f"{d}", consensus_distance=d, drift=0.0, late=late, steps_ratios=(1.1, 1.2)) for d, late in probe
     ]
@@ -225,7 +209,7 @@ def test_schedules_that_cannot_tell_prices_apart_are_refused(probe: list[tuple[f
         fit_prices(rows, data="shuffled")
 
 
-def test_a_job_that_does_not_learn_is_refused() -> None:
+def test_a_job_that_does_not_learn_is_refused():
     flat = [Curve(schedule, seed, 3, (1.0,) * POINTS) for seed in (0, 1)
             for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled"))]  # fmt: skip
     with pytest.raises(InputError, match="All-Reduce's loss did not fall in 60 steps"):
@@ -236,7 +220,7 @@ def test_a_job_that_does_not_learn_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", ["1x2", "1x3", "2x2", "3,2", "1x7"])
 @pytest.mark.parametrize("data", ["shuffled", "per-worker", "per-node"])
-def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape: str, data: str) -> None:
+def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape, data):
     cluster = Cluster.parse(shape)
     if data == "per-node" and cluster.num_nodes == 1:
         with pytest.raises(InputError, match="there is one node"):
@@ -275,13 +259,13 @@ PRICED = Pilot(
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(1e9), model_bytes=100_000_000, compute=0.05)
 
 
-def job(**options: object) -> PlanRequest:
+def job(**options):
     return PlanRequest(
         cluster=replace(Cluster.parse("2x4"), hardware=HARDWARE), effort=0.5, time_limit=3600.0, **options
     )  # type: ignore[arg-type]
 
 
-def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() -> None:
+def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors():
     model = steps_model(PRICED)
     assert model.steps_ratio(1.0, 0.0) == 1.5
     assert model.steps_ratio(1.0, 0.0, late=1.0) == 3.5
@@ -291,7 +275,7 @@ def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() 
     assert not model.extrapolates(2.0, 0.0)
 
 
-def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped() -> None:
+def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped():
     assert steps_model(PRICED).steps_ratio(10.0, 0.0) == pytest.approx(1 + 2 * 0.5 + 8 * 0.6)
     free = replace(PRICED, prices=replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.01)))
     assert steps_model(free).steps_ratio(2.0, 0.0) == 1
@@ -300,7 +284,7 @@ def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_s
     assert FITTED.steps_ratio(100.0, 0.0) - FITTED.steps_ratio(50.0, 0.0) == pytest.approx(50 * FITTED.a)
 
 
-def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
+def test_design_plans_with_the_prices_of_a_pilot_and_says_so():
     asked, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
     planned = explained(plan(asked), asked)
     for option in planned.options:
@@ -315,7 +299,7 @@ def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     assert any("the pilot had 4 workers and this cluster has 8" in caution for caution in planned.cautions)
 
 
-def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
+def test_where_parameters_may_come_late_for_nothing_gradients_may_not():
     """A pilot ran no pipeline: on a perceptron under Adam averages came late for nothing and a pipeline took 2.9."""
     free = replace(PRICED, prices=replace(PRICED.prices, late=Price(0.0, 0.0, 0.0)))
     model = steps_model(free)
@@ -325,12 +309,12 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
     assert steps_model(PRICED).delayed(2) == 2.0, "no less than the delay of parameters"
 
 
-def test_a_pilot_that_says_nothing_about_the_job_is_refused() -> None:
+def test_a_pilot_that_says_nothing_about_the_job_is_refused():
     with pytest.raises(InputError, match="ran on shuffled data and the job's are per-worker"):
         job(pilot=PRICED, data=Data.PER_WORKER)
 
 
-def test_the_answer_says_what_a_pilot_cost_and_what_it_changed() -> None:
+def test_the_answer_says_what_a_pilot_cost_and_what_it_changed():
     """Where consensus distance costs next to nothing, a pilot that says so makes rounds longer."""
     free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
     probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)

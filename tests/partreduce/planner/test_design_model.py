@@ -7,18 +7,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule, load_schedule, write_schedule
 from partreduce.commands import build_app
-from partreduce.planner.job import PlanRequest
+from partreduce.errors import FileError, InputError
 from partreduce.planner.tables import ModelFacts, Table, measure_touched, plan_hybrid, read_model, tables_of
 from partreduce.runtime.sharding.row_access import OtherUses
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import FileError, InputError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Payload, Placement, TablePlacement
-from partreduce.topo.timing.tables import RowAccess
+from partreduce.strategies import AllReduce, Payload, Placement, TablePlacement
+from partreduce.types import RowAccess
 from partreduce.user_function import function_of
 from partreduce.verify import prove
 from partreduce.verify.base import Status

@@ -1,17 +1,15 @@
 """Neighbors that keep a gap, as options: which settings answer which slowdown, what they cost, and what is said."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, PlanRequest, describe, load_schedule
+from partreduce import Cluster, Data, Hardware, Link, PlanRequest, describe, load_schedule, simulate
 from partreduce.__main__ import main
+from partreduce.errors import InputError, UndecidedError
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE, simplicity
@@ -23,45 +21,37 @@ from partreduce.planner.work import payer
 from partreduce.report.kinds import WORDS
 from partreduce.report.reasons import explained
 from partreduce.schedulers import registry
-from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UndecidedError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.strategies import IterationGap, SkipPolicy, UpdateOrder
 from partreduce.topo.metrics import consensus_distance
-from partreduce.topo.strategies import IterationGap, SkipPolicy
-from partreduce.topo.strategies.iteration_gap import UpdateOrder
-from partreduce.topo.timing.compute import RandomSlowdown
-
-if TYPE_CHECKING:
-    from partreduce.planner.option import CandidateSchedule
+from partreduce.types import RandomSlowdown
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 LONG_STEPS = RandomSlowdown(6.0)
 SAID = WORDS["iteration_gap"]
 
 
-def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
+def job(cluster="2x4", hardware=HARDWARE, **options):
     return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=20.0, **options)  # type: ignore[arg-type]
 
 
-def measured(asked: PlanRequest, effort: float = 1.5) -> tuple[list[CandidateSchedule], list[str]]:
+def measured(asked, effort=1.5):
     kind, pay = KINDS["iteration_gap"], payer(Clock(seconds=1e3, effort=effort), effort)
     candidates = kind.candidates(asked, pay) if kind.weighs(asked) else ()
     return try_all(candidates, asked, pay, in_any_case=bool(asked.gap))
 
 
 @pytest.fixture(scope="module")
-def long_steps() -> list[CandidateSchedule]:
+def long_steps():
     return measured(job(disturbance=LONG_STEPS))[0]
 
 
 @pytest.fixture(scope="module")
-def slow_worker() -> list[CandidateSchedule]:
+def slow_worker():
     return measured(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))[0]
 
 
-def test_settings_follow_from_the_slowdown() -> None:
+def test_settings_follow_from_the_slowdown():
     ring = registry.build("ring", Cluster.parse("2x4")).strategy.graphs[0]
     even, serial = Slowdown.of(job()), UpdateOrder.ADAPT_THEN_COMBINE
     assert even.is_even
@@ -88,9 +78,7 @@ def test_settings_follow_from_the_slowdown() -> None:
     assert Slowdown.of(job("2x1", replace(HARDWARE, slowdown=((0, 3.0),)))).slow == ((0, 3.0),)
 
 
-def test_options_are_what_their_files_say(
-    long_steps: list[CandidateSchedule], slow_worker: list[CandidateSchedule]
-) -> None:
+def test_options_are_what_their_files_say(long_steps, slow_worker):
     for options, asked in (
         (long_steps, job(disturbance=LONG_STEPS)),
         (slow_worker, job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)))),
@@ -115,7 +103,7 @@ def test_options_are_what_their_files_say(
         assert len(set(names)) == len(names)
 
 
-def test_each_slowdown_is_answered(long_steps: list[CandidateSchedule], slow_worker: list[CandidateSchedule]) -> None:
+def test_each_slowdown_is_answered(long_steps, slow_worker):
     for options, ways, floor in ((long_steps, ("staleness", "backup"), 1.5), (slow_worker, ("skip",), 3.0)):
         plain = min(option.step_seconds for option in options if "standard" in option.name)
         for way in ways:
@@ -125,7 +113,7 @@ def test_each_slowdown_is_answered(long_steps: list[CandidateSchedule], slow_wor
     assert 0.85 < skipping.gap.computed < 1 - 0.05
 
 
-def test_the_front_and_the_recommendation_keep_their_laws(long_steps: list[CandidateSchedule]) -> None:
+def test_the_front_and_the_recommendation_keep_their_laws(long_steps):
     kept = front(long_steps)
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y for x, y in zip(a.costs.all(), b.costs.all(), strict=True)), (a.name, b.name)
@@ -145,15 +133,13 @@ def test_the_front_and_the_recommendation_keep_their_laws(long_steps: list[Candi
         recommend(long_steps, replace(asked, max_queues=least / 2))
 
 
-def test_queues_that_are_too_large_leave_the_smallest_to_be_named() -> None:
+def test_queues_that_are_too_large_leave_the_smallest_to_be_named():
     options, _ = measured(job(disturbance=LONG_STEPS, gap=True, max_queues=1.0))
     assert len(options) == 1
     assert not measured(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
 
 
-def test_the_answer_says_what_a_gap_answers_and_costs(
-    long_steps: list[CandidateSchedule], slow_worker: list[CandidateSchedule]
-) -> None:
+def test_the_answer_says_what_a_gap_answers_and_costs(long_steps, slow_worker):
     asked = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
     said = " ".join(SAID.reasons(stale, long_steps, asked))
@@ -175,7 +161,7 @@ def test_the_answer_says_what_a_gap_answers_and_costs(
     assert "of an even share, and that is the only one who sees some of the data" in said
 
 
-def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks() -> None:
+def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks():
     assert measured(job()) == ([], [])
     assert measured(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
     options, _ = measured(job(gap=True))
@@ -183,7 +169,7 @@ def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks() -> None:
     assert "there is nothing that a gap could answer" in SAID.reasons(options[0], options, job(gap=True))[0]
 
 
-def test_the_effort_bounds_what_is_run_and_the_rest_is_named() -> None:
+def test_the_effort_bounds_what_is_run_and_the_rest_is_named():
     asked = job(disturbance=LONG_STEPS)
     some, rest = measured(asked, 0.3)
     assert some
@@ -191,7 +177,7 @@ def test_the_effort_bounds_what_is_run_and_the_rest_is_named() -> None:
     assert [option.to_json() for option in some] == [option.to_json() for option in measured(asked, 0.3)[0]]
 
 
-def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     path = tmp_path / "gap.json"
     asked = [
         "design",
@@ -220,7 +206,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
     assert "max-queues" in capsys.readouterr().err
 
 
-def test_a_job_without_the_wish_still_hears_of_gaps() -> None:
+def test_a_job_without_the_wish_still_hears_of_gaps():
     asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
     planned = explained(plan(asked), asked)
     assert any(option.gap for option in planned.options)
@@ -228,7 +214,7 @@ def test_a_job_without_the_wish_still_hears_of_gaps() -> None:
     assert all(math.isfinite(option.time) for option in planned.front)
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
+def test_what_cannot_be_asked_is_refused():
     with pytest.raises(InputError, match=r"max_queues: is -1\.0 bytes"):
         job(max_queues=-1.0)
     with pytest.raises(UndecidedError, match="at most 256 workers, not 400"):

@@ -4,8 +4,6 @@ Seconds on the wall depend on what else the machine does, so the processor's are
 of them, or too much memory, is ended by the system.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import subprocess
@@ -15,14 +13,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partreduce import PlanRequest
+from partreduce import Cluster, Hardware, Link, PlanRequest
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import PER_OPTION, work_of
 from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.front import alphabets_of
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.event_graph import _evaluate
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(5e9), model_bytes=100_000_000, compute=0.05)
@@ -42,7 +38,7 @@ sys.exit(code)
 """
 
 
-def job(cluster: str, **options: object) -> PlanRequest:
+def job(cluster, **options):
     return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=HARDWARE), **options)  # type: ignore[arg-type]
 
 

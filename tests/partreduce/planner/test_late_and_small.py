@@ -1,21 +1,18 @@
 """Gradients that come late, and codecs: what the planner makes of them, and when it says that they do not pay."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from partreduce import Objective, PlanRequest, load_schedule
+from partreduce import Cluster, Hardware, Link, Objective, PlanRequest, load_schedule
 from partreduce.__main__ import main
+from partreduce.errors import InputError
 from partreduce.planner.axes import Axes, Setting
 from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
 from partreduce.planner.front import baselines
 from partreduce.planner.gain import best_plain
 from partreduce.planner.measuring import Label, measure
@@ -26,14 +23,9 @@ from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_transports, 
 from partreduce.report.payoff import late_and_small
 from partreduce.report.reasons import reasons
 from partreduce.schedulers import registry
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link
-from partreduce.topo.strategies import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
+from partreduce.strategies import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
 from partreduce.topo.strategies.axes import SYNCHRONOUS
-
-if TYPE_CHECKING:
-    from partreduce.types import CandidateSchedule
+from partreduce.types import CodecSeconds, Delay
 
 THIN = Hardware(
     inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.16
@@ -41,13 +33,13 @@ THIN = Hardware(
 FAST = Hardware(inside=Link.of_bandwidth(50e9), nic=Link.of_bandwidth(50e9), model_bytes=100_000_000, compute=0.05)
 
 
-def job(hardware: Hardware = THIN, cluster: str = "4x4", **options: object) -> PlanRequest:
+def job(hardware=THIN, cluster="4x4", **options):
     return PlanRequest(
         cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options
     )  # type: ignore[arg-type]
 
 
-def test_every_coded_option_is_what_its_file_says_and_may_run() -> None:
+def test_every_coded_option_is_what_its_file_says_and_may_run():
     asked = job(codec=None, cluster="2x2")
     options = competitors(asked)
     assert {option.transport.codec for option in options} >= {Codec.NONE, Codec.INT8}
@@ -62,18 +54,16 @@ def test_every_coded_option_is_what_its_file_says_and_may_run() -> None:
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[CandidateSchedule]:
+def plain():
     return competitors(job())
 
 
 @pytest.fixture(scope="module")
-def coded() -> list[CandidateSchedule]:
+def coded():
     return competitors(job(codec=None))
 
 
-def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_refuses(
-    plain: list[CandidateSchedule], coded: list[CandidateSchedule]
-) -> None:
+def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_refuses(plain, coded):
     assert {option.transport.codec for option in plain} == {Codec.NONE}
     options = coded
     refusing = [o for o in options if o.schedule.strategy.codec_unsupported_reason(o.schedule.cluster)]
@@ -82,7 +72,7 @@ def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_ref
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(seed: int) -> None:
+def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(seed):
     rng = np.random.default_rng(seed)
     hardware = replace(
         THIN,
@@ -118,9 +108,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
             assert all(known[codec] * part > best for codec in finer)
 
 
-def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(
-    plain: list[CandidateSchedule], coded: list[CandidateSchedule]
-) -> None:
+def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(plain, coded):
     asked, options = job(codec=None), coded
     chosen = recommend(options, asked)
     assert chosen.transport.codec is not Codec.NONE
@@ -135,7 +123,7 @@ def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(
     assert "for coding per step" in said
 
 
-def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why() -> None:
+def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why():
     asked = job(FAST, codec=Codec.INT8, sync=Delay.SYNCHRONOUS)
     options = competitors(asked, until=0.0)
     assert {option.transport.codec for option in options} == {Codec.NONE}
@@ -153,7 +141,7 @@ def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why() -> Non
     assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in said
 
 
-def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that_is_much() -> None:
+def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that_is_much():
     thinner = replace(THIN, nic=Link.of_bandwidth(1e6, 1e-4))
     asked = job(thinner)
     options = competitors(asked, until=0.0)
@@ -169,7 +157,7 @@ def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that
     assert not any("--codec" in sentence for sentence in late_and_small(recommend(fast, quick), fast, quick))
 
 
-def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_left_out() -> None:
+def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_left_out():
     even = replace(THIN, nic=Link.of_bandwidth(25e6, 1e-4), compute=0.13)
     calm = job(even, curvature=0.05)
     options = competitors(calm, until=0.0)
@@ -195,7 +183,7 @@ def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_le
         job(even, curvature=2.5)
 
 
-def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay() -> None:
+def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay():
     asked = job(FAST)
     options = competitors(asked, until=0.0)
     (said,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
@@ -203,7 +191,7 @@ def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_
     assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in said
 
 
-def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit() -> None:
+def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit():
     assert FITTED.delayed(1) == FITTED.delayed(1, 0.5) == 0
     assert FITTED.delayed(2) > 0
     prices = [FITTED.delayed(2, h) for h in (0.01, 0.1, 0.5, 0.9, 0.99)]
@@ -214,14 +202,14 @@ def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit() 
     assert FITTED.steps_ratio(0.0, 0.0, delayed=FITTED.delayed(2), gradients=True) == 1 + FITTED.delayed(2)
 
 
-def test_only_pipelines_where_only_they_are_asked_for() -> None:
+def test_only_pipelines_where_only_they_are_asked_for():
     found = plan(replace(job(sync=Delay.PIPELINE), effort=0.3))
     assert found.recommendation.schedule.strategy.sync == Pipeline()
     assert {option.delay for option in found.front if not option.is_usual} == {Delay.PIPELINE}
     assert "allreduce" in {option.name for option in found.baselines}
 
 
-def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plain: list[CandidateSchedule]) -> None:
+def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plain):
     layered = job(replace(THIN, layers=4, nic=Link.of_bandwidth(25e6)), sync=Delay.SYNCHRONOUS)
     gradient_buckets = {
         o.transport.gradient_buckets: o
@@ -235,7 +223,7 @@ def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plai
     assert {o.transport.gradient_buckets for o in plain} == {GradientBuckets.SINGLE}
 
 
-def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> None:
+def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less():
     schedule = timed(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
     transports = transports_of(schedule, job(codec=None))
     assert [costed.transport.codec for costed in transports] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
@@ -245,7 +233,7 @@ def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> N
     assert [costed.transport.codec for costed in transports_of(schedule, job(slow, codec=None))] == [Codec.NONE]
 
 
-def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys):
     path = tmp_path / "pick.json"
     asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "0.3", "--json"]
     assert main([*asked, "--sync", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
@@ -260,7 +248,7 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
     assert "'int4' is not one of" in capsys.readouterr().err
 
 
-def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:
+def test_reasons_name_what_comes_late_and_the_usual_all_reduce():
     asked = job(replace(THIN, nic=Link.of_bandwidth(25e6)), sync=Delay.PIPELINE, codec=None)
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
@@ -270,7 +258,7 @@ def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:
     assert "what other schedules' steps are counted against" not in said
 
 
-def test_the_fastest_is_taken_where_it_is_asked_for(coded: list[CandidateSchedule]) -> None:
+def test_the_fastest_is_taken_where_it_is_asked_for(coded):
     simple, fast = job(codec=None), job(codec=None, fastest=True)
     least = min(option.time for option in coded)
     assert recommend(coded, fast).time == pytest.approx(least)

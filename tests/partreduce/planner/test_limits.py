@@ -1,7 +1,5 @@
 """What ends the planner and what it may then say: effort, time, four answers, exact limits, and random jobs."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -16,28 +14,23 @@ import pytest
 from benchmarks.planner.random_checks import all_schedules, run
 from benchmarks.planner.random_clusters import draw_job
 from helpers.synthesis import synthesize
-from partreduce import Data, Limits, Objective, PlanRequest
+from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest, Schedule
 from partreduce.__main__ import main
-from partreduce.planner.delay import Delay
+from partreduce.errors import InfeasibleError, InputError, UndecidedError
 from partreduce.planner.plan import plan
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.reasons import explained
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.strategies import AllReduceAlgorithm, GroupPhases, Phase, StaticGroups
 from partreduce.topo import metrics
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InfeasibleError, InputError, UndecidedError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 from partreduce.topo.units import parse_number
+from partreduce.types import Delay
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 
 
-def job(shape: str, *, hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
+def job(shape, *, hardware=HARDWARE, **options):
     limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
     return PlanRequest(cluster=replace(Cluster.parse(shape), hardware=hardware), limits=limits, **options)
 

@@ -1,14 +1,12 @@
 """Groups on request, pairs and servers as options: weighed where steps differ, priced by their runs, never a loss."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace
 
 import pytest
 
-from partreduce import PlanRequest
+from partreduce import Cluster, Hardware, Link, PlanRequest, simulate
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import WORTH, decisive_time
 from partreduce.planner.plan import plan
@@ -17,12 +15,8 @@ from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import PAIRS_AT_WORST, try_all
 from partreduce.planner.work import payer
 from partreduce.report.kinds import not_weighed
-from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies import Server
-from partreduce.topo.strategies.dynamic_groups import GroupSplit
+from partreduce.strategies import GroupSplit, Server
 from partreduce.verify import prove
 
 JITTERED = Hardware(
@@ -106,7 +100,7 @@ def test_what_is_not_weighed_is_named_with_the_reason():
     assert not said(job(quorum=True)), "nothing but quorums was asked for"
 
 
-def test_nodes_of_one_worker_and_a_slow_one_are_planned_for() -> None:
+def test_nodes_of_one_worker_and_a_slow_one_are_planned_for():
     """Rounds inside nodes need two workers on each, which ended the plan with the division's refusal."""
     alone = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=1_000_000, compute=0.05)
     cluster = replace(Cluster.parse("4x1"), hardware=replace(alone, slowdown=((1, 2.0),)))
@@ -115,7 +109,7 @@ def test_nodes_of_one_worker_and_a_slow_one_are_planned_for() -> None:
     assert not any(GroupSplit.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
 
 
-def test_unequal_steps_that_suit_the_workers_are_measured_before_rarer_averaging() -> None:
+def test_unequal_steps_that_suit_the_workers_are_measured_before_rarer_averaging():
     """At a small effort All-Reduce's sampled rounds took all of it, and a worker twice as slow held up all."""
     thin = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(4e8), model_bytes=2_000_000, compute=0.05)
     cluster = replace(Cluster.parse("2x4"), hardware=replace(thin, slowdown=((4, 2.0),), jitter=0.1))
@@ -123,7 +117,7 @@ def test_unequal_steps_that_suit_the_workers_are_measured_before_rarer_averaging
     assert planned.recommendation.name.startswith("paced"), planned.recommendation.name
 
 
-def test_at_a_small_effort_unequal_steps_of_groups_are_measured_too_where_step_times_are_sampled() -> None:
+def test_at_a_small_effort_unequal_steps_of_groups_are_measured_too_where_step_times_are_sampled():
     """Sampled settings were charged ten times what they take, and pairs were recommended at 2.5 times the time."""
     thin = Hardware(
         inside=Link.of_bandwidth(6e8, 1e-5), nic=Link.of_bandwidth(2.3e6, 1e-4), model_bytes=2_000_000, compute=0.05

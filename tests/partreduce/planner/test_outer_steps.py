@@ -1,7 +1,5 @@
 """Outer steps as options: weighed over thin links at what measured settings needed, and at no other price."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,21 +7,18 @@ from statistics import fmean
 
 import pytest
 
-from partreduce import Limits, PlanRequest
+from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import contenders, decisive_time, regrets, simplest, times_by_case
-from partreduce.planner.job import Data
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
 from partreduce.report.kinds import WORDS, not_weighed
 from partreduce.report.reasons import cautions, explained, reasons
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.types import ComputeTimes
 
 ROOT = Path(__file__).parents[3]
 THIN = Hardware(nic=Link.of_bandwidth(5e6, 1e-3), inside=Link.of_bandwidth(1e9), model_bytes=10**7, compute=0.1)

@@ -10,23 +10,25 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from partreduce.planner.predict import predict
-from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce import Cluster, DistributedOptimizer, Hardware, Link, Schedule, predict, simulate
+from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
 from partreduce.schedulers.simulator.network import Network
-from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.staleness import IndirectAge
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, DynamicGroups, Pairwise, Pipeline, Server
-from partreduce.topo.strategies.dynamic_groups import GroupSplit
-from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.strategies import Phase
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    DynamicGroups,
+    GroupSplit,
+    Pairwise,
+    Pipeline,
+    Round,
+    Server,
+)
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.topo.timing.loads import of_phase
+from partreduce.types import ComputeTimes, Switch
 
 CLUSTER = Cluster.regular(4, 4)
 MODEL = 2_000_000

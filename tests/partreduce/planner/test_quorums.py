@@ -1,36 +1,28 @@
 """Quorums as options: which are proposed, what they are predicted to cost, which pays, and what is said and drawn."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
 import pytest
 
-from partreduce import PlanRequest, load_schedule
+from partreduce import Cluster, Hardware, Limits, Link, PlanRequest, load_schedule, predict, simulate
 from partreduce.__main__ import main
+from partreduce.errors import InputError, UndecidedError
 from partreduce.planner.candidates import all_reduce, quorum_settings
-from partreduce.planner.delay import Delay
 from partreduce.planner.plan import plan
-from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
 from partreduce.planner.trials import price_of
 from partreduce.report.kinds import not_weighed
 from partreduce.report.reasons import explained
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.schedulers.synthesis.problem import Limits
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UndecidedError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies import AllReduce, PartialAllReduce
-from partreduce.topo.strategies.axes import Pipeline
+from partreduce.strategies import AllReduce, PartialAllReduce, Pipeline
 from partreduce.topo.timing.quorum import sample_seconds
+from partreduce.types import Delay
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
 
 
-def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
+def job(cluster="2x4", hardware=HARDWARE, **options):
     place = replace(Cluster.parse(cluster), hardware=hardware)
     return PlanRequest(**{"cluster": place, "effort": 20.0, "quorum": True} | options)  # type: ignore[arg-type]
 

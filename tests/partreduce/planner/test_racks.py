@@ -1,47 +1,39 @@
 """Clusters with racks from file to schedule: the examples of docs/clusters.md, planned, simulated and compared."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Limits, Objective, PlanRequest
+from partreduce import Data, Limits, Objective, PlanRequest, load_cluster, simulate
 from partreduce.planner.candidates import competitors
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.terminal import switch_levels
 from partreduce.schedulers import registry
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.document.cluster import load_cluster
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.strategies import AllReduceAlgorithm
 from partreduce.topo.timing.cost import communication
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
 
 PAGE = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> list[Cluster]:
+def examples(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clusters")
     for index, text in enumerate(EXAMPLES):
         (folder / f"{index}.yaml").write_text(text, encoding="utf-8")
     return [load_cluster(folder / f"{index}.yaml") for index in range(len(EXAMPLES))]
 
 
-def job(cluster: Cluster, **options: object) -> PlanRequest:
+def job(cluster, **options):
     limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith("max_")})
     return PlanRequest(cluster=cluster, limits=limits, effort=0.5, time_limit=3600.0, **options)
 
 
-def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples: list[Cluster]) -> None:
+def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples):
     racks, pods = (
         switch_levels(cluster.hardware, cluster.num_nodes) for cluster in examples if cluster.hardware.switches
     )
@@ -51,7 +43,7 @@ def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples: lis
     assert switch_levels(flat, 8) == ""
 
 
-def test_the_costs_on_the_page_are_those_of_the_model(examples: list[Cluster]) -> None:
+def test_the_costs_on_the_page_are_those_of_the_model(examples):
     rows = {
         "all-reduce each step, hierarchical": ("allreduce", {}, AllReduceAlgorithm.HIERARCHICAL),
         "node-then-all, 1 node round": ("node-then-all", {"node_rounds": 1}, AllReduceAlgorithm.RING),
@@ -73,7 +65,7 @@ def test_the_costs_on_the_page_are_those_of_the_model(examples: list[Cluster]) -
             assert cost.per_step * 1e3 == pytest.approx(milliseconds, abs=0.051), (label, bandwidth)
 
 
-def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks(examples: list[Cluster]) -> None:
+def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks(examples):
     """Among rules alone: what is recommended for racks communicates less there than that for the same nodes without."""
     racked = examples[0]
     flat = replace(racked, hardware=replace(racked.hardware, switches=()))
@@ -88,9 +80,7 @@ def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_design_on_racks_proves_its_recommendation_and_the_simulator_agrees(
-    examples: list[Cluster], index: int
-) -> None:
+def test_design_on_racks_proves_its_recommendation_and_the_simulator_agrees(examples, index):
     cluster = examples[index]
     found = plan(job(cluster, objective=Objective.CONSENSUS_DISTANCE, max_communication=0.3))
     assert found.proof.verdict == "proved"
@@ -104,7 +94,7 @@ def test_design_on_racks_proves_its_recommendation_and_the_simulator_agrees(
     assert found.recommendation.step_seconds <= 0.05 + found.recommendation.communication * (1 + 1e-9)
 
 
-def test_irregular_racks_are_planned_with_explicit_groups() -> None:
+def test_irregular_racks_are_planned_with_explicit_groups():
     text = EXAMPLES[0].replace("[0, 1, 2, 3]", "[0, 2]").replace("[4, 5, 6, 7]", "[1, 3, 4]")
     racked = cluster_of_text(text.replace("num_nodes: 8", "num_nodes: 5").replace("per_node: 4", "per_node: 1"))
     found = plan(job(racked, objective=Objective.CONSENSUS_DISTANCE, max_communication=0.3))
@@ -114,7 +104,7 @@ def test_irregular_racks_are_planned_with_explicit_groups() -> None:
     assert all(option.schedule.rule() is None for option in mine)
 
 
-def cluster_of_text(text: str) -> Cluster:
+def cluster_of_text(text):
     from partreduce.topo.document.cluster import cluster_of
     from partreduce.topo.document.yaml_reader import parse_yaml
 

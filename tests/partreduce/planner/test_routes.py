@@ -6,14 +6,12 @@ from itertools import product
 import numpy as np
 import pytest
 
+from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
+from partreduce.errors import InputError, ScheduleError
 from partreduce.planner.tables import Pricing, Table, choose_routes
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
+from partreduce.strategies import Phase
 from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,
@@ -26,7 +24,8 @@ from partreduce.topo.strategies import (
     Transport,
 )
 from partreduce.topo.timing.cost import communication
-from partreduce.topo.timing.tables import RowAccess, exchanges
+from partreduce.topo.timing.tables import exchanges
+from partreduce.types import RowAccess
 
 CLUSTERS = (Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.irregular([[0, 1, 2], [3, 4, 5], [6, 7]]))
 

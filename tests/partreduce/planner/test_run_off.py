@@ -1,28 +1,19 @@
 """The run-off: what a pilot would have recommended runs on the job, and what it took there decides."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule
 from partreduce.planner.calibration import calibrated, trained_sha256
-from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.plan import plan
 from partreduce.planner.run_off import RunOff, finalists
 from partreduce.runtime.pilot.job import Curve, probes, reference
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.strategies import AllReduce, Pipeline
 from partreduce.topo.metrics import consensus_distance, late_distance
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Pipeline
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SHAPE = Cluster.parse("2x4")
 SLOW = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(3e7), model_bytes=2_000_000, compute=0.05)
@@ -30,11 +21,11 @@ JOB = PlanRequest(cluster=replace(SHAPE, hardware=SLOW), effort=0.2, time_limit=
 STEPS = 60
 
 
-def by_distance(schedule: Schedule) -> float:
+def by_distance(schedule):
     return 1 + 0.01 * float(consensus_distance(schedule)) + 0.01 * late_distance(schedule)
 
 
-def train(schedules: list[Schedule], steps_ratio: Callable[[Schedule], float]) -> list[Curve]:
+def train(schedules, steps_ratio):
     """Runs of two seeds of a job that takes so many times All-Reduce's steps; where that is infinite it diverges."""
     found = []
     for schedule in schedules:
@@ -46,7 +37,7 @@ def train(schedules: list[Schedule], steps_ratio: Callable[[Schedule], float]) -
     return found
 
 
-def run_off(steps_ratio: Callable[[Schedule], float]) -> tuple[RunOff, list[Curve]]:
+def run_off(steps_ratio):
     given, curves = RunOff(JOB, steps=STEPS), list[Curve]()
     compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
     while compared:
@@ -55,7 +46,7 @@ def run_off(steps_ratio: Callable[[Schedule], float]) -> tuple[RunOff, list[Curv
     return given, curves
 
 
-def test_where_prices_hold_the_run_off_changes_nothing_and_its_winner_ran() -> None:
+def test_where_prices_hold_the_run_off_changes_nothing_and_its_winner_ran():
     given, curves = run_off(by_distance)
     first, last = (planned.recommendation for planned in (given.plans[0], given.plans[-1]))
     assert trained_sha256(first.schedule) in {trained_sha256(curve.schedule) for curve in curves}
@@ -64,11 +55,11 @@ def test_where_prices_hold_the_run_off_changes_nothing_and_its_winner_ran() -> N
     assert last.steps_ratio == pytest.approx(by_distance(last.schedule), rel=0.02)
 
 
-def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_ran() -> None:
+def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_ran():
     """Probes are as cheap as their distances say; whatever else averages parameters takes eight times the steps."""
     known = {trained_sha256(one) for one in [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]}
 
-    def steps_ratio(schedule: Schedule) -> float:
+    def steps_ratio(schedule):
         return by_distance(schedule) * (1 if trained_sha256(schedule) in known else 8)
 
     given, _ = run_off(steps_ratio)
@@ -78,7 +69,7 @@ def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_r
     assert last.step_seconds * steps_ratio(last.schedule) < 0.5 * first.step_seconds * steps_ratio(first.schedule)
 
 
-def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended() -> None:
+def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended():
     known = {trained_sha256(one) for one in [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]}
     given, curves = run_off(lambda schedule: 1.01 if trained_sha256(schedule) in known else math.inf)
     pilot = given.pilot(curves)
@@ -88,7 +79,7 @@ def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended() -> None:
     assert all(math.isinf(one.time) for one in given.plans[-1].options if one.surprise == math.inf)
 
 
-def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist() -> None:
+def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
     curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
     job = replace(JOB, pilot=calibrated(curves, data="shuffled", steps=STEPS))
     planned = plan(job)
@@ -104,7 +95,7 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist() -> None:
         assert one.schedule.rounds_to_connect() * one.schedule.worker_steps().max() <= 2
 
 
-def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too() -> None:
+def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
     curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
     hardware = replace(SLOW, slowdown=((3, 4.0),))
     pilot = calibrated(curves, data="shuffled", steps=STEPS)
@@ -115,11 +106,11 @@ def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too() -> None:
     assert planned.recommendation in found
 
 
-def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses() -> None:
+def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
     pipeline = Schedule("pipeline", SHAPE, AllReduce(sync=Pipeline()))
     compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
 
-    def steps_ratio(schedule: Schedule) -> float:
+    def steps_ratio(schedule):
         return 1.7 if schedule is pipeline else by_distance(schedule)
 
     without = calibrated(train(compared, steps_ratio), data="shuffled", steps=STEPS)
@@ -132,7 +123,7 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses() -> None:
     assert piped == pytest.approx(1.7, rel=0.02)
 
 
-def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one() -> None:
+def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one():
     compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
     curves = train(compared, by_distance)
     pilot = calibrated(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(compared[1])})
@@ -141,7 +132,7 @@ def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one() -> None:
     option = next(one for one in plan(job).options if trained_sha256(one.schedule) == known.sha256)
     before = option.steps_ratio - (option.surprise or 0.0)
 
-    def after(*steps_ratios: float) -> float:
+    def after(*steps_ratios):
         ran = replace(known, steps_ratios=steps_ratios)
         changed = replace(pilot, probes=(ran, *(one for one in pilot.probes if one is not known)))
         (found,) = as_ran([replace(option, steps_ratio=before, surprise=None)], replace(job, pilot=changed))

@@ -1,18 +1,16 @@
 """What is priced by a run in virtual time is an option only if its consensus distance is steady there."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from partreduce import PlanRequest
+from partreduce import Cluster, Hardware, Link, PlanRequest
+from partreduce.errors import UndecidedError
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import decisive_time
 from partreduce.planner.measuring import measure
-from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import plan
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import SteadyCheck, is_steady, try_all
@@ -21,14 +19,9 @@ from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
 from partreduce.schedulers.simulator.replay import Replay
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import UndecidedError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.strategies import AllReduceAlgorithm, IterationGap, UpdateOrder
 from partreduce.topo.metrics.base import Kind
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
-from partreduce.topo.timing.compute import RandomSlowdown, RotatingDelay
+from partreduce.types import RandomSlowdown, RotatingDelay
 
 THIN = Hardware(
     inside=Link.of_bandwidth(442.9e6, 1e-4),
@@ -39,11 +32,11 @@ THIN = Hardware(
 )
 
 
-def job(cluster: str, hardware: Hardware, **options: object) -> PlanRequest:
+def job(cluster, hardware, **options):
     return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=3600.0, **options)  # type: ignore[arg-type]
 
 
-def distance_after(schedule: Schedule, asked: PlanRequest, num_rounds: int) -> float:
+def distance_after(schedule, asked, num_rounds):
     """The consensus distance of neighbors that keep a gap in a run of so many rounds, from their reduces alone."""
     replay = Replay(schedule.strategy.graphs[0], schedule.strategy.sync, seed=asked.seed)
     times = asked.compute_times()
@@ -55,15 +48,13 @@ def distance_after(schedule: Schedule, asked: PlanRequest, num_rounds: int) -> f
 
 
 @cache
-def gaps_at(bandwidth: float) -> dict[str, CandidateSchedule]:
+def gaps_at(bandwidth):
     asked, kind = nearly(bandwidth), KINDS["iteration_gap"]
     tried = try_all(kind.candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
     return {option.name: option for option in tried.options}
 
 
-def checked(
-    asked: PlanRequest, options: list[CandidateSchedule], effort: float = 1e3
-) -> tuple[list[CandidateSchedule], SteadyCheck]:
+def checked(asked, options, effort=1e3):
     check = SteadyCheck(asked, Clock(seconds=1e4, effort=effort), effort)
     return check.settled(options), check
 
@@ -97,7 +88,7 @@ def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
     assert planned.to_json()["recommendation"]["consensus"] == planned.consensus
 
 
-def nearly(bandwidth: float) -> PlanRequest:
+def nearly(bandwidth):
     """A node of two workers sends 2 MB across in a step of 51.5 ms, which 38.8 MB/s would just do."""
     nic = Link.of_bandwidth(bandwidth)
     hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=nic, model_bytes=1_000_000, compute=0.05, jitter=0.3)

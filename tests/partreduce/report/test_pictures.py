@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import partreduce
+from partreduce import PlanRequest, describe
 from partreduce.demo.curves import draw_curves, draw_operations
-from partreduce.planner.job import PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.report import palette
 from partreduce.report.axes import logarithmic
@@ -20,7 +20,6 @@ from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule, new_figure
 from partreduce.report.terminal import terminal_tables
 from partreduce.report.timeline import draw_timeline
-from partreduce.topo.describe import describe
 
 ROOT = Path(partreduce.__file__).parent.parent
 

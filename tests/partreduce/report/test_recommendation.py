@@ -10,7 +10,6 @@ from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, descr
 from partreduce.__main__ import main
 from partreduce.planner.candidates import competitors
 from partreduce.planner.comparison import compare, family, repriced, variants
-from partreduce.planner.delay import Delay
 from partreduce.planner.gain import gain
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure
@@ -19,7 +18,8 @@ from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.recommendation import recommendation, three_reasons, times
 from partreduce.schedulers import registry
-from partreduce.topo.strategies import PartialAllReduce
+from partreduce.strategies import PartialAllReduce
+from partreduce.types import Delay
 
 LABELS = ("time per step", "speedup", "divergence", "memory", "tuning", "guarantee")
 ROWS = ("recommended", "best simple", "fastest", "no delay", "All-Reduce")

@@ -14,12 +14,11 @@ from rich.console import Console
 import partreduce
 from helpers import children
 from helpers.warm import WARM
+from partreduce import load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands import EXIT_CODES, HIDDEN, VERBS
 from partreduce.console import console, fresh_terminal
 from partreduce.report.table import Column, table
-from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.document.writer import write_schedule
 
 ROOT = Path(partreduce.__file__).parent.parent
 EACH = """

@@ -6,13 +6,10 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from partreduce import DistributedOptimizer
+from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.__main__ import main
 from partreduce.report.traces import read_run, verdict
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
+from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
 
 def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):

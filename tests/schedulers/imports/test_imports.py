@@ -1,7 +1,5 @@
 """Other tools' files: what is read, how it is weighed, and how bad ones are refused."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from fractions import Fraction
@@ -11,11 +9,11 @@ import numpy as np
 import pytest
 
 from helpers.graphs import theirs
+from partreduce import Cluster, import_schedule
+from partreduce.errors import FileError, InputError, ScheduleError
 from partreduce.schedulers import registry
-from partreduce.schedulers.imports import formats, from_networkx, import_schedule
+from partreduce.schedulers.imports import formats, from_networkx
 from partreduce.schedulers.imports.exact import balance_weights
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileError, InputError, ScheduleError
 from partreduce.topo.graphs.classic import ring
 from partreduce.topo.graphs.directed import exponential
 from partreduce.topo.graphs.weights import weigh

@@ -1,16 +1,14 @@
 """Imports take what the file says, as it stands; what they change or recognize they note. References are NumPy's."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from partreduce.schedulers.imports import import_schedule
+from partreduce import import_schedule
+from partreduce.errors import InputError, ScheduleError
 from partreduce.schedulers.imports.exact import exact
-from partreduce.topo.errors import InputError, ScheduleError
 
 
 def dense(round_):

@@ -1,7 +1,5 @@
 """DiLoCo settings of torchft and MaxText: both known faults are refuted with a witness, true ones become schedules."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
@@ -10,12 +8,11 @@ from itertools import pairwise
 
 import pytest
 
+from partreduce import Cluster, import_schedule
 from partreduce.__main__ import main
-from partreduce.schedulers.imports import import_schedule
+from partreduce.errors import InputError, MissingDependencyError, RefutedError
 from partreduce.schedulers.imports.diloco import torchft_buckets
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingDependencyError, RefutedError
-from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload
+from partreduce.strategies import AllReduce, DelayedMerge, OuterStep, Payload
 from partreduce.topo.strategies.fragments import round_ends
 from partreduce.verify import prove
 

@@ -1,7 +1,5 @@
 """AD-PSGD's pairing: free of deadlock on two sides, deadlocked by an odd cycle."""
 
-from __future__ import annotations
-
 import networkx as nx
 import pytest
 
@@ -9,18 +7,11 @@ from benchmarks.explore.explorer import NoDeadlock, PerPair, Progress, explore
 from benchmarks.explore.pairing import shortest_deadlock
 from benchmarks.explore.reductions import Pairing, all_both, two_sides
 from helpers.machine_laws import check_renaming
-from partreduce.schedulers.protocols.adpsgd import (
-    Answer,
-    Ask,
-    Choose,
-    PairState,
-    Role,
-    pairing_of,
-)
+from partreduce.errors import InputError
+from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, PairState, Role, pairing_of
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.strategies import Pairwise
 
 
 def cycle(n):

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from benchmarks.explore.reductions import automorphisms
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.errors import InputError
 
 
 def complete(n):

@@ -1,13 +1,13 @@
 """Each rule of a draw by itself: who lags, who may be a partner, how a division is cut, and what a bound does to it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 from math import factorial, log2
 
 import pytest
 
+from partreduce import Cluster
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.group_generator.draw import (
     Drawing,
     GeneratorSetting,
@@ -15,9 +15,7 @@ from partreduce.schedulers.protocols.group_generator.draw import (
     order_from_salt,
     salt_of,
 )
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 LOW_SALTS = range(24)
 SALTS = [low + (high << 61) for low in LOW_SALTS for high in range(6)]

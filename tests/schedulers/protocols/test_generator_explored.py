@@ -4,11 +4,11 @@ import pytest
 
 from benchmarks.explore.generator import SMALL, divided, random, smart
 from helpers.group_draw_laws import broken_law
+from partreduce import Cluster
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, order_from_salt, salt_of
 from partreduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)

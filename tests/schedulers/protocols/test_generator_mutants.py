@@ -3,8 +3,6 @@
 benchmarks/results/seeded_bugs.md lists them with the property that kills each.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The group generator, message by message: what it answers to whom, in which order, in which generation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -23,7 +21,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Later,
     Void,
 )
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 
 class Service:

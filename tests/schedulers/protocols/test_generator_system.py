@@ -1,13 +1,12 @@
 """The generator and its workers as one machine: who is which process, what may happen, how numbers are kept small."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.explore.reductions import GroupSystem
 from helpers.machine_laws import Walk
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting, order_from_salt
@@ -39,8 +38,7 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     NextRound,
     Retry,
 )
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 PAIRS = GeneratorSetting(nodes=(0, 0, 0), group_size=2, division=GroupSplit.RANDOM, slow_threshold=None)
 SPLIT = GeneratorSetting(nodes=(0, 0, 1), group_size=2, slow_threshold=2)

@@ -1,7 +1,5 @@
 """A worker of the group generator, event by event: what it says, what it keeps, what changes nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

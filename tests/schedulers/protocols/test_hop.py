@@ -1,7 +1,5 @@
 """Hop's worker against a second one written from the paper with sets of absolute step numbers instead of bit queues."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,20 +7,11 @@ import pytest
 from benchmarks.explore.reductions import Hop
 from helpers.machine_laws import Walk, check_renaming
 from helpers.second_hop import SecondHop
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import (
-    ENTERING,
-    REDUCING,
-    SENDING,
-    Ack,
-    Advance,
-    Reduce,
-    Token,
-    Update,
-)
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
+from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, SENDING, Ack, Advance, Reduce, Token, Update
+from partreduce.strategies import IterationGap, SkipPolicy
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
 BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])

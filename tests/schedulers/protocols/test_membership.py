@@ -1,7 +1,5 @@
 """Who continues after a failure, through every interleaving: all properties hold, and all seeded bugs are killed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +9,7 @@ from benchmarks.explore.membership import SMALL, SMALLEST
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
-from partreduce.schedulers.protocols.membership.messages import (
-    Confirmed,
-    Connected,
-    Left,
-    Phase,
-    Released,
-    View,
-)
+from partreduce.schedulers.protocols.membership.messages import Confirmed, Connected, Left, Phase, Released, View
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 TAKEN = "2 workers, one death and one taken for dead"

@@ -1,7 +1,5 @@
 """What each event does to a worker and to the authority, step by step; then the smallest systems explored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Partial averaging as a machine: a late worker, who starts a round, and random runs to their end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -22,7 +20,7 @@ from partreduce.schedulers.protocols.partial_state import (
     Share,
     Take,
 )
-from partreduce.topo.strategies import PartialAllReduce
+from partreduce.strategies import PartialAllReduce
 
 
 def test_a_late_worker_brings_what_it_has_and_its_gradient_joins_the_next_round():

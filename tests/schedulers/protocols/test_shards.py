@@ -1,7 +1,5 @@
 """The asynchronous server through every interleaving: all properties hold, and bugs seeded in it are all killed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -23,7 +21,7 @@ from partreduce.schedulers.protocols.shards import (
     WorkerState,
     shards_of,
 )
-from partreduce.topo.strategies import DelayedAveraging, Server
+from partreduce.strategies import DelayedAveraging, Server
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 FREE, FREE_LATE = "free, 2 workers, 2 shards", "free, overlapped, 2 workers, 2 shards"

@@ -1,34 +1,25 @@
 """Replays of gaps: the metrics of the graph where every update is taken, a small run by hand, and the prices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from partreduce import Cluster, Hardware
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
-from partreduce.schedulers.simulator.replay import Replay, ReplayResult
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware
+from partreduce.schedulers.simulator.replay import Replay
+from partreduce.strategies import AllReduceAlgorithm, IterationGap, Round, SkipPolicy, UpdateOrder
 from partreduce.topo.metrics import consensus_distance, drift
-from partreduce.topo.strategies import IterationGap, Round, SkipPolicy
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.strategies.iteration_gap import UpdateOrder
-from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.types import ComputeTimes, RandomSlowdown
 
 RANDOM = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0, 0.2))
 SLOW = ComputeTimes(base=1.0, slowdown=((5, 4.0),), jitter=0.05)
 
 
-def replayed(schedule: Schedule, compute: ComputeTimes, num_rounds: int = 90) -> ReplayResult:
+def replayed(schedule, compute, num_rounds=90):
     gap = schedule.strategy.sync
     assert isinstance(gap, IterationGap)
     replay = Replay(schedule.strategy.graphs[0], gap)
@@ -37,13 +28,13 @@ def replayed(schedule: Schedule, compute: ComputeTimes, num_rounds: int = 90) ->
     return replay.replayed(schedule.cluster.node_of())
 
 
-def keeping(gap: IterationGap, name: str = "clustered") -> Schedule:
+def keeping(gap, name="clustered"):
     schedule = registry.build(name, Cluster.parse("2x4"))
     return replace(schedule, strategy=replace(schedule.strategy, sync=gap))
 
 
 @pytest.mark.parametrize("gap", [IterationGap(max_ig=3), IterationGap(update_order=UpdateOrder.DPSGD)])
-def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap: IterationGap) -> None:
+def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap):
     schedule = keeping(gap)
     assert schedule.is_mixing
     found = replayed(schedule, RANDOM, 200)
@@ -56,7 +47,7 @@ def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap: It
     assert found.computed == 1.0
 
 
-def test_what_is_left_out_or_late_has_its_price() -> None:
+def test_what_is_left_out_or_late_has_its_price():
     exact = float(consensus_distance(keeping(IterationGap())))
     backup = replayed(keeping(IterationGap(max_ig=6, backup=1), "ring-based"), RANDOM)
     assert backup.consensus_distance > 1.2 * float(consensus_distance(keeping(IterationGap(), "ring-based")))
@@ -69,7 +60,7 @@ def test_what_is_left_out_or_late_has_its_price() -> None:
     assert skipping.consensus_distance > exact
 
 
-def test_a_run_by_hand() -> None:
+def test_a_run_by_hand():
     """Two workers; worker 1 misses the update of step 1, so that nothing of it is ever in its parameters."""
     quarter = Fraction(1, 4)
     pair = Round.from_edges(2, [(0, 1, quarter), (1, 0, quarter)])

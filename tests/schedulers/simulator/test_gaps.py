@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from helpers.second_hop import SecondHop
-from partreduce.planner.predict import predict
+from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
+from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, SendUpdate, Update
@@ -16,15 +17,17 @@ from partreduce.schedulers.registry import build
 from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.gaps import GapTiming
 from partreduce.schedulers.simulator.machine import VirtualMachine
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, NeighborAveraging, Round, Synchronous
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
-from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
+from partreduce.topo.strategies import (
+    DelayedAveraging,
+    IterationGap,
+    NeighborAveraging,
+    Round,
+    SkipPolicy,
+    Synchronous,
+    UpdateOrder,
+)
 from partreduce.topo.timing.cost import round_seconds
+from partreduce.types import ComputeTimes, RandomSlowdown
 from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.gap_bounds import exact_bounds
 

@@ -2,13 +2,13 @@
 
 import pytest
 
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
 from partreduce.schedulers.simulator.machine import Meeting, Timing, VirtualMachine
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.strategies import IterationGap
 
 
 def both_ways(pairs):

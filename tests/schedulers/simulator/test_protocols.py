@@ -6,15 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.simulator.groups import GroupTiming, group_machine
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, DynamicGroups, Pairwise
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
-from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.strategies import DelayedAveraging, DynamicGroups, GroupSplit, Pairwise, SlowWorkerPolicy
+from partreduce.types import ComputeTimes
 
 CLUSTER = Cluster.regular(2, 4)
 ONE_SECOND = ComputeTimes(base=1.0)

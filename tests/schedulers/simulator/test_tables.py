@@ -5,13 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partreduce.planner.predict import predict
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingDependencyError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
+from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
+from partreduce.errors import InputError, MissingDependencyError
+from partreduce.strategies import Phase
 from partreduce.topo.strategies import (
     AllReduce,
     DelayedAveraging,
@@ -22,9 +18,9 @@ from partreduce.topo.strategies import (
     StaticGroups,
     TablePlacement,
 )
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
-from partreduce.topo.timing.tables import RowAccess, exchanges
+from partreduce.topo.timing.tables import exchanges
+from partreduce.types import ComputeTimes, RowAccess
 
 CLUSTER = Cluster.regular(2, 2)
 PAYLOAD = Payload(tables=(TablePlacement(parameter="words.weight", rows=1000, columns=16),))

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
+from partreduce import Cluster, Hardware, Link, load_cluster
+from partreduce.errors import DocumentError, FileError, InputError
+from partreduce.files import write_cluster
 from partreduce.topo import units
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
+from partreduce.topo.document.cluster import cluster_of, dump_cluster
 from partreduce.topo.document.yaml_reader import parse_yaml
-from partreduce.topo.errors import DocumentError, FileError, InputError
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
+from partreduce.types import CodecSeconds, Switch
 
 EXAMPLE = """\
 # two nodes with a thin link between them

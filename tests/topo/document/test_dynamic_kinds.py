@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from partreduce.topo.cluster import Cluster
+from partreduce import Cluster
+from partreduce.errors import DocumentError, ScheduleError
+from partreduce.files import dump_schedule, parse_schedule
+from partreduce.strategies import DynamicGroups, GroupSplit, SlowWorkerPolicy
 from partreduce.topo.document.canonical import canonical_bytes
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.strategies import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 
 def document(strategy):

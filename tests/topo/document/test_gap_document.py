@@ -1,7 +1,5 @@
 """`sync.iteration_gap` in documents: every member round trips with one hash, and is refused in one line."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from fractions import Fraction
@@ -9,14 +7,11 @@ from fractions import Fraction
 import pytest
 
 from helpers.readings import agree
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce import Cluster, Schedule
+from partreduce.errors import InputError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import EdgeWeighting, IterationGap, NeighborAveraging, Round, SkipPolicy, UpdateOrder
 from partreduce.topo.document.schema import schedule_schema
-from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import NeighborAveraging, Round
-from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify import checker
 
 RING = [(i, (i + d) % 4, Fraction(1, 3)) for i in range(4) for d in (1, 3)]

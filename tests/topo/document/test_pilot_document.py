@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from partreduce.topo.document.pilot import dump_pilot, load_pilot, pilot_of, write_pilot
+from partreduce.errors import DocumentError, FileError
+from partreduce.files import load_pilot
+from partreduce.topo.document.pilot import dump_pilot, pilot_of, write_pilot
 from partreduce.topo.document.schema import FOLDER
-from partreduce.topo.errors import DocumentError, FileError
-from partreduce.topo.pilot import Pilot, Price, Prices, Probe
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from partreduce.topo.pilot import Price, Prices, Probe
+from partreduce.types import Pilot
 
 
-def pilot(*, sorted_data: bool = False) -> Pilot:
+def pilot(*, sorted_data=False):
     return Pilot(
         num_workers=4,
         data="per-worker" if sorted_data else "shuffled",
@@ -44,14 +43,14 @@ def pilot(*, sorted_data: bool = False) -> Pilot:
     )
 
 
-def test_the_example_in_the_documentation_is_a_pilot() -> None:
+def test_the_example_in_the_documentation_is_a_pilot():
     page = (FOLDER.parent / "docs" / "pilot.md").read_text()
     block = page.split("```json\n")[1].split("```")[0]
     assert dump_pilot(pilot_of(json.loads(block))) == json.loads(block)
 
 
 @pytest.mark.parametrize("sorted_data", [False, True])
-def test_a_pilot_that_is_written_is_read_back(tmp_path: Path, sorted_data: bool) -> None:
+def test_a_pilot_that_is_written_is_read_back(tmp_path, sorted_data):
     written, path = pilot(sorted_data=sorted_data), tmp_path / "pilot.json"
     write_pilot(path, written)
     assert load_pilot(path) == written
@@ -60,7 +59,7 @@ def test_a_pilot_that_is_written_is_read_back(tmp_path: Path, sorted_data: bool)
     assert max(map(len, path.read_text().splitlines())) < 250
 
 
-def changed(*path: str | int, value: object) -> dict[str, Any]:
+def changed(*path, value):
     document: Any = json.loads(json.dumps(dump_pilot(pilot())))
     place = document
     for key in path[:-1]:
@@ -99,13 +98,13 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
         (changed("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
     ],
 )
-def test_every_other_document_is_refused_in_one_line_with_its_place(document: object, message: str) -> None:
+def test_every_other_document_is_refused_in_one_line_with_its_place(document, message):
     with pytest.raises(DocumentError, match=message) as caught:
         pilot_of(document)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_document_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_that_is_no_document_is_refused_by_name(tmp_path):
     path = tmp_path / "pilot.json"
     with pytest.raises(FileError, match=r"pilot\.json"):
         load_pilot(path)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from partreduce import load_cluster
+from partreduce.files import dump_schedule, parse_schedule
 from partreduce.topo import units
-from partreduce.topo.document.cluster import dump_cluster, load_cluster
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.document.cluster import dump_cluster
 from partreduce.topo.document.schema import schedule_schema
 from partreduce.topo.document.writer import schedule_text
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partreduce import load_schedule
+from partreduce.errors import DocumentError, FileError, InputError, ScheduleError
+from partreduce.files import parse_schedule
 from partreduce.topo.document.reader import parse_json, read_json
-from partreduce.topo.document.schedule import load_schedule, parse_schedule
-from partreduce.topo.errors import DocumentError, FileError, InputError, ScheduleError
 
 RULE = {
     "format": "partreduce.schedule",

@@ -5,8 +5,8 @@ from copy import deepcopy
 
 import pytest
 
-from partreduce.topo.document.schedule import parse_schedule
-from partreduce.topo.errors import DocumentError
+from partreduce.errors import DocumentError
+from partreduce.files import parse_schedule
 from partreduce.topo.renamed import KEYS, VALUES
 
 GROUP = {"group": [0, 1, 2, 3]}

@@ -6,11 +6,10 @@ import random
 import pytest
 
 from helpers.readings import agree
-from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.errors import DocumentError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.topo.document.phases import MAX_PERIOD, MAX_UNROLLED
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text
-from partreduce.topo.errors import DocumentError
 from partreduce.verify.checker.refusal import Refusal
 from partreduce.verify.checker.schedule import read_schedule
 

@@ -12,17 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.readings import ordered
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
+from partreduce import Cluster, Schedule, load_schedule, write_schedule
+from partreduce.errors import DocumentError, FileError, ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Block, FailurePlan, Group, Phase, SurvivorRule
+from partreduce.topo.document.canonical import canonical_bytes
 from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
 from partreduce.topo.document.phases import GroupModel
-from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
-from partreduce.topo.document.writer import schedule_text, write_schedule
-from partreduce.topo.errors import DocumentError, FileError, ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,

@@ -1,7 +1,5 @@
 """Topologies and their weights against closed forms and printed metrics."""
 
-from __future__ import annotations
-
 import inspect
 from fractions import Fraction
 
@@ -12,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.graphs import ours, theirs
-from partreduce.topo.errors import ScheduleError
+from partreduce.errors import ScheduleError
 from partreduce.topo.graphs import Graph
 from partreduce.topo.graphs import weights as weights_module
 from partreduce.topo.graphs.classic import complete, grid, hypercube, ring, star, torus

@@ -1,7 +1,5 @@
 """The class path against dense NumPy on random rules, and the laws that metrics obey."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -12,22 +10,13 @@ from hypothesis import strategies as st
 
 from helpers.drawn_schedules import RELAXATION, random_rule
 from helpers.figures_by_definition import spectrum_of
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
-from partreduce.topo.metrics import (
-    MetricLimits,
-    consensus_distance,
-    contraction,
-    drift,
-    exact_consensus_distance,
-    metrics,
-)
+from partreduce import Cluster, Schedule, metrics
+from partreduce.errors import InputError, ScheduleError, UndecidedError
+from partreduce.strategies import Block, Group, Phase
+from partreduce.topo.metrics import consensus_distance, contraction, drift, exact_consensus_distance
 from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_and_worker_steps, rule_sectors
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
 from partreduce.topo.mixing import Operators, exact_product, period_product
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
     Averaging,
@@ -37,10 +26,11 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Synchronous,
 )
+from partreduce.types import MetricLimits
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_class_matrices_hold_the_whole_spectrum(seed: int) -> None:
+def test_class_matrices_hold_the_whole_spectrum(seed):
     """Traces of all powers of the period product, class by class, in fractions."""
     rng = np.random.default_rng(3000 + seed)
     schedule = random_rule(rng)
@@ -63,7 +53,7 @@ def test_class_matrices_hold_the_whole_spectrum(seed: int) -> None:
         assert whole == parts
 
 
-def test_classes_are_merged_by_the_digit_sets_they_meet() -> None:
+def test_classes_are_merged_by_the_digit_sets_they_meet():
     radices = (2,) * 19
     phases = ((Block((0,), tuple(range(10))), Block((1,), tuple(range(10, 19)))), (Block((0, 1)),))
     schedule = Schedule("many digits", Cluster.regular(2**19, 2), StaticGroups(phases=RulePhases(radices, phases)))
@@ -75,7 +65,7 @@ def test_classes_are_merged_by_the_digit_sets_they_meet() -> None:
     assert contraction(schedule).value is not None
 
 
-def test_too_many_classes_are_refused_in_one_line() -> None:
+def test_too_many_classes_are_refused_in_one_line():
     phases = (tuple(Block((r,), (r,)) for r in range(16)),)
     schedule = Schedule("x", Cluster.regular(2**16, 16), StaticGroups(phases=RulePhases((2,) * 16, phases)))
     with pytest.raises(UndecidedError, match="character classes"):
@@ -85,7 +75,7 @@ def test_too_many_classes_are_refused_in_one_line() -> None:
     assert "character classes" in found.contraction.how
 
 
-def test_many_local_ranks_are_merged() -> None:
+def test_many_local_ranks_are_merged():
     size = 100_000
     phases = (
         (Block(tuple(range(size // 2))), Block(tuple(range(size // 2, size)))),
@@ -97,7 +87,7 @@ def test_many_local_ranks_are_merged() -> None:
     assert consensus_distance(schedule).value == pytest.approx(after_halves / 2, rel=1e-9)
 
 
-def test_steps_per_round_that_differs_between_nodes_falls_back_to_dense() -> None:
+def test_steps_per_round_that_differs_between_nodes_falls_back_to_dense():
     steps_per_round = (1, 1, 1, 1, 5, 1, 1, 1)
     schedule = Schedule("slow worker", Cluster.parse("2x4"), AllReduce(steps_per_round=steps_per_round))
     assert rule_sectors(schedule) is None
@@ -108,7 +98,7 @@ def test_steps_per_round_that_differs_between_nodes_falls_back_to_dense() -> Non
     assert found.value == pytest.approx((1 - 1 / 8) * steps.mean(axis=1).sum() / 5, rel=1e-12)
 
 
-def test_overlapping_blocks_are_refused() -> None:
+def test_overlapping_blocks_are_refused():
     phases = ((Block((0, 1)), Block((1, 2))),)
     schedule = Schedule("is_delayed", Cluster.parse("2x3"), StaticGroups(phases=RulePhases((2,), phases)))
     with pytest.raises(ScheduleError, match="share a local rank"):
@@ -118,14 +108,14 @@ def test_overlapping_blocks_are_refused() -> None:
     assert "worker 1" in metrics(Schedule("o", Cluster.parse("4x1"), explicit)).contraction.how
 
 
-def test_exact_matrices_refuse_what_is_no_rule() -> None:
+def test_exact_matrices_refuse_what_is_no_rule():
     schedule = Schedule("e", Cluster.parse("4x1"), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),))))
     with pytest.raises(InputError, match="no rule"):
         exact_consensus_distance(schedule)
 
 
 @st.composite
-def explicit_schedules(draw: st.DrawFn, relaxed: bool = True) -> Schedule:
+def explicit_schedules(draw, relaxed=True):
     n = draw(st.integers(2, 12))
     phases = []
     for _ in range(draw(st.integers(1, 4))):
@@ -146,7 +136,7 @@ FEW = settings(max_examples=20)
 
 @FEW
 @given(explicit_schedules())
-def test_contraction_is_at_most_1(schedule: Schedule) -> None:
+def test_contraction_is_at_most_1(schedule):
     found = contraction(schedule).value
     assert found is not None
     assert found <= 1 + 1e-12
@@ -154,7 +144,7 @@ def test_contraction_is_at_most_1(schedule: Schedule) -> None:
 
 @FEW
 @given(explicit_schedules(), st.randoms(use_true_random=False))
-def test_metrics_do_not_depend_on_the_numbering_of_workers(schedule: Schedule, random: object) -> None:
+def test_metrics_do_not_depend_on_the_numbering_of_workers(schedule, random):
     n, strategy = schedule.num_workers, schedule.strategy
     assert isinstance(strategy, StaticGroups)
     order = list(range(n))
@@ -177,7 +167,7 @@ def test_metrics_do_not_depend_on_the_numbering_of_workers(schedule: Schedule, r
 
 @FEW
 @given(explicit_schedules())
-def test_an_allreduce_phase_makes_contraction_0(schedule: Schedule) -> None:
+def test_an_allreduce_phase_makes_contraction_0(schedule):
     n, strategy = schedule.num_workers, schedule.strategy
     assert isinstance(strategy, StaticGroups)
     everybody = Phase.from_groups(n, [range(n)])
@@ -187,7 +177,7 @@ def test_an_allreduce_phase_makes_contraction_0(schedule: Schedule) -> None:
 
 @FEW
 @given(explicit_schedules(relaxed=False))
-def test_relax_1_is_the_default(schedule: Schedule) -> None:
+def test_relax_1_is_the_default(schedule):
     strategy = schedule.strategy
     assert isinstance(strategy, StaticGroups)
     spelled = tuple(Phase(p.num_workers, p.members, p.offsets, (Fraction(1),) * len(p)) for p in strategy.phases.phases)
@@ -202,7 +192,7 @@ def test_relax_1_is_the_default(schedule: Schedule) -> None:
 
 @FEW
 @given(explicit_schedules(), st.integers(0, 3))
-def test_prologue_changes_no_figure(schedule: Schedule, prologue: int) -> None:
+def test_prologue_changes_no_figure(schedule, prologue):
     strategy = schedule.strategy
     assert isinstance(strategy, StaticGroups)
     other = StaticGroups(
@@ -214,7 +204,7 @@ def test_prologue_changes_no_figure(schedule: Schedule, prologue: int) -> None:
 
 @FEW
 @given(explicit_schedules())
-def test_radius_is_at_most_the_least_contraction_of_any_start(schedule: Schedule) -> None:
+def test_radius_is_at_most_the_least_contraction_of_any_start(schedule):
     sectors = dense_sectors(schedule)
     starts = contraction_per_start(sectors)
     assert starts[0] == contraction_of(sectors)
@@ -222,7 +212,7 @@ def test_radius_is_at_most_the_least_contraction_of_any_start(schedule: Schedule
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_consensus_distance_and_drift_equal_a_simulation(seed: int) -> None:
+def test_consensus_distance_and_drift_equal_a_simulation(seed):
     """Run the recursion itself on many independent copies: the metric lies within 5 standard errors."""
     rng = np.random.default_rng(4000 + seed)
     schedule = random_rule(rng)
@@ -266,7 +256,7 @@ def test_consensus_distance_and_drift_equal_a_simulation(seed: int) -> None:
         assert abs(samples.mean() - metric.value) < 5 * error, name
 
 
-def test_limits_choose_the_method() -> None:
+def test_limits_choose_the_method():
     labels = np.arange(64).reshape(8, 8)
     phases = tuple(Phase.from_labels(a.reshape(-1)) for a in (labels // 8, labels % 8))
     schedule = Schedule("grid", Cluster.parse("8x8"), StaticGroups(phases=GroupPhases(phases)))

@@ -1,7 +1,5 @@
 """Hop's spectral gap of a bare graph, and how much momentum a graph bears; metrics load nothing heavy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from fractions import Fraction
@@ -9,33 +7,31 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
+from partreduce import Cluster, Schedule, metrics
+from partreduce.errors import InputError
+from partreduce.strategies import GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import weigh
-from partreduce.topo.metrics import hop_gap, metrics
+from partreduce.topo.metrics import hop_gap
 from partreduce.topo.metrics.outer_steps import largest_rate
 from partreduce.topo.mixing import mixing_matrix
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, StaticGroups
 
 STAR = Round.from_edges(5, [(*edge, Fraction(1, 5)) for i in range(1, 5) for edge in ((0, i), (i, 0))])
 
 
-def test_the_gap_of_a_ring_counts_edges_and_not_their_weights() -> None:
+def test_the_gap_of_a_ring_counts_edges_and_not_their_weights():
     for weight in (Fraction(1, 4), Fraction(1, 9)):
         ring = Round.from_edges(7, [(i, (i + d) % 7, weight) for i in range(7) for d in (1, 6)])
         assert hop_gap(ring) == pytest.approx(1 - np.cos(2 * np.pi / 7), abs=1e-14)
 
 
-def test_the_gap_of_a_directed_ring_takes_eigenvalues_in_the_order_of_real_numbers() -> None:
+def test_the_gap_of_a_directed_ring_takes_eigenvalues_in_the_order_of_real_numbers():
     edges = [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, Fraction(1, 8))]
     # It has the cube roots of 1; the real order takes −1/2, the modulus would take 1.
     assert hop_gap(Round.from_edges(3, edges)) == pytest.approx(1.5, abs=1e-12)
 
 
-def test_only_a_schedule_of_one_graph_has_a_hop_gap() -> None:
+def test_only_a_schedule_of_one_graph_has_a_hop_gap():
     rng = np.random.default_rng(0)
     phases = tuple(Phase.from_labels(rng.integers(-1, 4, size=9)) for _ in range(3))
     found = metrics(Schedule("s", Cluster.parse("9x1"), StaticGroups(phases=GroupPhases(phases)))).hop_gap
@@ -52,13 +48,13 @@ def test_only_a_schedule_of_one_graph_has_a_hop_gap() -> None:
         (Round.from_edges(5000, [(0, 1, Fraction(1, 2))]), "at most 4000"),
     ],
 )
-def test_what_has_no_gap_is_refused_in_one_line(graph: Round, message: str) -> None:
+def test_what_has_no_gap_is_refused_in_one_line(graph, message):
     with pytest.raises(InputError, match=message) as caught:
         hop_gap(graph)
     assert "\n" not in str(caught.value)
 
 
-def test_importing_metrics_loads_nothing_heavy() -> None:
+def test_importing_metrics_loads_nothing_heavy():
     code = "import sys, partreduce.topo.metrics; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

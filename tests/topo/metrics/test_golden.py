@@ -1,7 +1,5 @@
 """The reference metrics: every number of golden.json that a metric reproduces."""
 
-from __future__ import annotations
-
 import json
 import math
 from fractions import Fraction
@@ -10,40 +8,30 @@ import pytest
 
 from helpers.figures_by_definition import rounds_to
 from helpers.golden import GOLDEN
+from partreduce import Cluster, Schedule, metrics
 from partreduce.schedulers.registry import build
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.graphs import Graph
+from partreduce.strategies import AllReduce, DelayedAveraging, GroupPhases, NeighborAveraging, Round, StaticGroups
 from partreduce.topo.graphs.classic import hypercube, ring, torus
 from partreduce.topo.graphs.directed import de_bruijn, exponential
 from partreduce.topo.graphs.hop import hop_figure_21, ring_based
 from partreduce.topo.graphs.weights import constant, weigh
-from partreduce.topo.metrics import (
-    consensus_distance,
-    contraction,
-    drift,
-    exact_consensus_distance,
-    hop_gap,
-    metrics,
-    radius,
-)
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, NeighborAveraging, Round, StaticGroups
+from partreduce.topo.metrics import consensus_distance, contraction, drift, exact_consensus_distance, hop_gap, radius
 
 
-def figure_10(num_nodes: int) -> Schedule:
+def figure_10(num_nodes):
     return build("prague-figure-10", Cluster.regular(num_nodes, 4))
 
 
-def node_then_all(inside: int) -> Schedule:
+def node_then_all(inside):
     return build("node-then-all", Cluster.parse("4x4"), node_rounds=inside)
 
 
-def neighbor(n: int, *rounds: Round) -> Schedule:
+def neighbor(n, *rounds):
     return Schedule("graph", Cluster.regular(n, 1), NeighborAveraging(rounds=rounds))
 
 
 @pytest.mark.parametrize("num_nodes", [2, 4, 6, 8, 16])
-def test_figure_10(num_nodes: int) -> None:
+def test_figure_10(num_nodes):
     golden, schedule = GOLDEN["prague_figure_10"], figure_10(num_nodes)
     key = str(num_nodes)
     found = metrics(schedule)
@@ -64,7 +52,7 @@ def test_figure_10(num_nodes: int) -> None:
     assert found.consensus_distance.value == pytest.approx(float(exact), abs=1e-13)
 
 
-def test_metrics_do_not_depend_on_the_number_of_nodes() -> None:
+def test_metrics_do_not_depend_on_the_number_of_nodes():
     million = figure_10(250_000)
     found = metrics(million)
     assert found.contraction.value == pytest.approx(math.sqrt(3) / 2, abs=1e-14)
@@ -83,7 +71,7 @@ def test_metrics_do_not_depend_on_the_number_of_nodes() -> None:
 
 @pytest.mark.parametrize("steps_per_round", [1, 2, 3, 7, 16])
 @pytest.mark.parametrize("cluster", ["4x4", "3,3,2", "5x1", "1x6"])
-def test_allreduce_every_h(cluster: str, steps_per_round: int) -> None:
+def test_allreduce_every_h(cluster, steps_per_round):
     schedule = Schedule("local-sgd", Cluster.parse(cluster), AllReduce(steps_per_round=steps_per_round))
     n = schedule.num_workers
     assert contraction(schedule).value == 0
@@ -94,7 +82,7 @@ def test_allreduce_every_h(cluster: str, steps_per_round: int) -> None:
     assert drift(schedule, "node").value == pytest.approx(shared * squares, abs=1e-13)
 
 
-def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n() -> None:
+def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n():
     schedule = Schedule("is_delayed", Cluster.parse("4x4"), AllReduce(sync=DelayedAveraging()))
     assert consensus_distance(schedule).value == pytest.approx(15 / 16, abs=1e-14)
 
@@ -113,25 +101,25 @@ def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n() -> None:
         ("pairs_pairs_all", build("pairs-pairs-all", Cluster.parse("4x4"))),
     ],
 )
-def test_drift_table(name: str, schedule: Schedule) -> None:
+def test_drift_table(name, schedule):
     worker, node = GOLDEN["drift_16_workers_4_nodes"][name]
     assert drift(schedule, "worker").value == pytest.approx(worker, abs=5e-4)
     assert drift(schedule, "node").value == pytest.approx(node, abs=5e-4)
 
 
-def test_worked_example_consensus_distances() -> None:
+def test_worked_example_consensus_distances():
     rows = GOLDEN["worked_example_16_workers"]["ms_per_step_and_disagreement"]
     assert exact_consensus_distance(node_then_all(3)) == Fraction(rows["node_x3_then_all"][1])
     assert exact_consensus_distance(figure_10(4)) == Fraction(rows["prague_figure_10"][1])
 
 
-def bare(graph: Graph) -> Round:
+def bare(graph):
     """With weights that no reader of a bare graph may look at."""
     edges = zip(graph.sources.tolist(), graph.targets.tolist(), strict=True)
     return Round.from_edges(graph.num_workers, [(a, b, Fraction(1, 9)) for a, b in edges])
 
 
-def test_hop_figure_21() -> None:
+def test_hop_figure_21():
     golden = GOLDEN["hop_figure_21"]
     assert hop_gap(bare(hop_figure_21("a"))) == pytest.approx(2 / 3, abs=1e-14)
     with_loops = neighbor(8, constant(hop_figure_21("a"), Fraction(1, 4)))
@@ -159,7 +147,7 @@ GAPS = [
 
 
 @pytest.mark.parametrize(("graph", "gap", "within"), GAPS)
-def test_the_gap_of_a_graph_with_equal_weights(graph: Graph, gap: float, within: float) -> None:
+def test_the_gap_of_a_graph_with_equal_weights(graph, gap, within):
     schedule = neighbor(graph.num_workers, weigh(graph, "uniform"))
     assert 1 - radius(schedule).value == pytest.approx(gap, abs=within)
     if graph.is_undirected or graph.num_workers % 2 == 0:
@@ -167,7 +155,7 @@ def test_the_gap_of_a_graph_with_equal_weights(graph: Graph, gap: float, within:
 
 
 @pytest.mark.parametrize(("base", "length"), [(2, 3), (2, 4), (3, 2), (3, 3)])
-def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base: int, length: int) -> None:
+def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base, length):
     schedule = neighbor(base**length, constant(de_bruijn(base, length), Fraction(1, base)))
     assert contraction(schedule).value == pytest.approx(1, abs=1e-12)
     assert radius(schedule).value == 0
@@ -175,7 +163,7 @@ def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base: int, length: int) -> 
 
 
 @pytest.mark.parametrize("n", [5, 6])
-def test_relaxed_pairs_reach_exact_consensus(n: int) -> None:
+def test_relaxed_pairs_reach_exact_consensus(n):
     from partreduce.topo.phase import Group, Phase
 
     phases = []

@@ -1,7 +1,5 @@
 """Schedules of many workers: sparse factors and Fourier transforms against dense matrices, where both run."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -9,32 +7,23 @@ import numpy as np
 import pytest
 
 from helpers.figures_by_definition import spectrum_of
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
+from partreduce import Cluster, Schedule, metrics
+from partreduce.errors import InputError
+from partreduce.strategies import DelayedAveraging, GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
 from partreduce.topo.graphs.hop import double_ring
 from partreduce.topo.graphs.random_graphs import random_regular
 from partreduce.topo.graphs.weights import weigh
-from partreduce.topo.metrics import (
-    Kind,
-    MetricLimits,
-    contraction,
-    drift,
-    metrics,
-)
+from partreduce.topo.metrics import Kind, contraction, drift
 from partreduce.topo.metrics.decomposition import circulant_sectors, dense_sectors
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import period_product
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, GroupPhases, NeighborAveraging, Round, StaticGroups
+from partreduce.types import MetricLimits
 
 LARGE = MetricLimits(dense_workers=1)
 
 
-def random_groups(
-    n: int, period: int, size: int, seed: int, *, relaxation: bool = False, skips: bool = True, **options: object
-) -> Schedule:
+def random_groups(n, period, size, seed, *, relaxation=False, skips=True, **options):
     rng = np.random.default_rng(seed)
     phases = []
     for _ in range(period):
@@ -100,7 +89,7 @@ def test_another_push_than_worker_or_node_is_refused():
         drift(random_groups(40, 2, 4, 0), "wrokers")  # type: ignore[arg-type]
 
 
-def shifts(n: int, rounds: list[dict[int, Fraction]], *, xor: bool = False, **options: object) -> Schedule:
+def shifts(n, rounds, *, xor=False, **options):
     listed = tuple(
         Round.from_edges(n, [(i, i ^ d if xor else (i + d) % n, w) for i in range(n) for d, w in offsets.items()])
         for offsets in rounds
@@ -111,7 +100,7 @@ def shifts(n: int, rounds: list[dict[int, Fraction]], *, xor: bool = False, **op
 @pytest.mark.parametrize("xor", [False, True])
 @pytest.mark.parametrize("options", [{}, {"steps_per_round": 3}, {"sync": DelayedAveraging(), "steps_per_round": 2}])
 @pytest.mark.parametrize("n", [8, 16])
-def test_fourier_path_equals_dense(n: int, options: dict[str, object], xor: bool) -> None:
+def test_fourier_path_equals_dense(n, options, xor):
     rng = np.random.default_rng(n)
     rounds = [{int(d): Fraction(1, 5) for d in rng.choice(np.arange(1, n), size=3, replace=False)} for _ in range(3)]
     schedule = shifts(n, rounds, xor=xor, **options)
@@ -125,7 +114,7 @@ def test_fourier_path_equals_dense(n: int, options: dict[str, object], xor: bool
         assert drift_of(fast, push) == pytest.approx(drift_of(dense, push), rel=1e-9)
 
 
-def test_fourier_path_on_irregular_nodes_and_large_rings() -> None:
+def test_fourier_path_on_irregular_nodes_and_large_rings():
     third = Fraction(1, 3)
     ring = Round.from_edges(9, [(i, j % 9, third) for i in range(9) for j in (i - 1, i + 1)])
     schedule = Schedule("ring", Cluster.parse("2,3,4"), NeighborAveraging(rounds=(ring,)))
@@ -146,7 +135,7 @@ def test_fourier_path_on_irregular_nodes_and_large_rings() -> None:
 
 @pytest.mark.parametrize(("a", "b"), [(2, 6), (3, 4), (4, 2), (5, 3), (2, 7)])
 @pytest.mark.parametrize("options", [{}, {"steps_per_round": 3}, {"sync": DelayedAveraging(), "steps_per_round": 2}])
-def test_fourier_path_on_tori_equals_dense(a: int, b: int, options: dict[str, object]) -> None:
+def test_fourier_path_on_tori_equals_dense(a, b, options):
     """Random rounds that look the same from every place of an a×b torus, on nodes of all sizes."""
     rng, n = np.random.default_rng(31 * a + b), a * b
     rounds = []
@@ -177,7 +166,7 @@ def test_fourier_path_on_tori_equals_dense(a: int, b: int, options: dict[str, ob
     assert mine == pytest.approx(np.sort(np.abs(np.linalg.eigvals(period_product(schedule)))), abs=1e-12)
 
 
-def test_two_joined_rings_of_5000_have_their_closed_form() -> None:
+def test_two_joined_rings_of_5000_have_their_closed_form():
     """λ = (1 + 2cos(2πk/m) + (−1)^k ± 1)/5: two ring-based graphs of m workers, joined worker to worker."""
     n = 10_000
     found = metrics(Schedule("two rings", Cluster.regular(n, 1), NeighborAveraging(rounds=(weigh(double_ring(n)),))))
@@ -194,7 +183,7 @@ def test_two_joined_rings_of_5000_have_their_closed_form() -> None:
     assert found.contraction.kind is Kind.ESTIMATE, "a graph that looks different from each worker"
 
 
-def test_a_cyclic_shift_never_converges() -> None:
+def test_a_cyclic_shift_never_converges():
     schedule = shifts(8, [{1: Fraction(1)}])
     found = metrics(schedule)
     assert found.contraction.value == pytest.approx(1)
@@ -202,7 +191,7 @@ def test_a_cyclic_shift_never_converges() -> None:
     assert found.to_json()["drift"] == {"worker": None, "node": None}
 
 
-def test_spectrum_by_fourier_is_complete() -> None:
+def test_spectrum_by_fourier_is_complete():
     schedule = shifts(12, [{1: Fraction(1, 3), 5: Fraction(1, 4)}])
     fast = circulant_sectors(schedule)
     assert fast is not None
@@ -212,7 +201,7 @@ def test_spectrum_by_fourier_is_complete() -> None:
     assert np.sort(np.repeat(np.abs(values), counts)) == pytest.approx(np.sort(np.abs(dense)), abs=1e-12)
 
 
-def test_rounds_that_move_the_mean_are_named() -> None:
+def test_rounds_that_move_the_mean_are_named():
     star = Round.from_edges(5, [(0, i, Fraction(1, 2)) for i in range(1, 5)])
     found = metrics(Schedule("star", Cluster.parse("5x1"), NeighborAveraging(rounds=(star,))))
     assert "not doubly stochastic" in found.contraction.how

@@ -1,24 +1,21 @@
 """How far apart late averagings leave workers in a curved direction, and metrics at any steps per round."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil, log2
 
 import numpy as np
 import pytest
 
+from partreduce import Cluster, Schedule
+from partreduce.errors import InputError
 from partreduce.schedulers import registry
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.metrics import MetricLimits, consensus_distance, contraction, drift, late_distance
+from partreduce.strategies import AllReduce, DelayedAveraging, GroupPhases, Phase, StaticGroups, Synchronous
+from partreduce.topo.metrics import consensus_distance, contraction, drift, late_distance
 from partreduce.topo.metrics.decomposition import sectors_of
 from partreduce.topo.metrics.evaluate import retimed
 from partreduce.topo.metrics.late_distance import CURVATURE, HORIZON, late_distance_like, late_distance_of
 from partreduce.topo.mixing import mixing_matrix
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, StaticGroups, Synchronous
+from partreduce.types import MetricLimits
 
 SCHEDULES = [
     Schedule("everybody", Cluster.parse("3,2,2"), AllReduce()),
@@ -38,13 +35,13 @@ RETIMED = [
 ]
 
 
-def late(schedule: Schedule, steps_per_round: int) -> Schedule:
+def late(schedule, steps_per_round):
     return replace(
         schedule, strategy=replace(schedule.strategy, steps_per_round=steps_per_round, sync=DelayedAveraging())
     )
 
 
-def by_definition(schedule: Schedule, steps_per_round: int, curvature: float) -> float:
+def by_definition(schedule, steps_per_round, curvature):
     """x ← Wx + u with u = (c − 1)x + noise, step by step; the mean square of what differs from the mean."""
     count, period = schedule.num_workers, schedule.period
     off, matrices = np.eye(count) - 1 / count, [mixing_matrix(step) for step in schedule.steps()]

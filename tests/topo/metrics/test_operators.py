@@ -1,7 +1,5 @@
 """Operators and the metrics that are made of them against dense floats, which the test writes down by itself."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from fractions import Fraction
@@ -11,14 +9,15 @@ import pytest
 
 from helpers.drawn_schedules import random_allreduce, random_graph, random_groups, random_rule
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of
-from partreduce.topo.metrics import MetricLimits, contraction, exact_consensus_distance, metrics
+from partreduce import metrics
+from partreduce.strategies import Averaging, OuterParams, OuterStep, Synchronous
+from partreduce.topo.metrics import contraction, exact_consensus_distance
 from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_sectors
 from partreduce.topo.metrics.outer_steps import outer_radius
-from partreduce.topo.metrics.sectors import Sectors, contraction_of
+from partreduce.topo.metrics.sectors import contraction_of
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import Operators, exact_product, period_product
-from partreduce.topo.strategies import Averaging, Synchronous
-from partreduce.topo.strategies.outer import OuterParams, OuterStep
+from partreduce.types import MetricLimits
 
 KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "allreduce": random_allreduce}
 LARGE = MetricLimits(dense_workers=1)
@@ -57,7 +56,7 @@ def check(schedule, expected):
     return converges
 
 
-def check_sectors(sectors: Sectors, expected, *, keeps_mean):
+def check_sectors(sectors, expected, *, keeps_mean):
     if keeps_mean:  # otherwise it is not the norm of P − J
         assert contraction_of(sectors) == pytest.approx(expected["contraction"], abs=1e-10)
     # A defective eigenvalue is only found to the root of rounding, by NumPy as well as by us.

@@ -5,13 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from partreduce import Cluster, Schedule, metrics
+from partreduce.errors import InputError
+from partreduce.strategies import AllReduce, DelayedAveraging, Pipeline, Transport
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.metrics import decay, metrics, noise_factor, stability_limit
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce
-from partreduce.topo.strategies.axes import DelayedAveraging, Pipeline, Transport
+from partreduce.topo.metrics import decay, noise_factor, stability_limit
 
 WIDTHS = range(1, 9)
 MOMENTA = (0.0, 0.3, 0.9)

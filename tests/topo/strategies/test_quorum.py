@@ -4,22 +4,23 @@ import json
 
 import pytest
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
+from partreduce import Cluster, Schedule
+from partreduce.errors import DocumentError, ScheduleError
+from partreduce.files import dump_schedule, parse_schedule
+from partreduce.strategies import Phase
 from partreduce.topo.strategies import (
     AllReduce,
     Codec,
     DynamicGroups,
     GradientBuckets,
     GroupPhases,
+    LateGradientPolicy,
+    MissedResultPolicy,
     PartialAllReduce,
+    QuorumStart,
     StaticGroups,
     Transport,
 )
-from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, QuorumStart
 from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
 from partreduce.verify.prove import prove

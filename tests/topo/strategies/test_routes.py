@@ -10,25 +10,26 @@ from hypothesis import strategies as st
 
 from helpers.readings import agree
 from helpers.readings import refusal as elastic_blocker
-from partreduce.topo.cluster import Cluster
+from partreduce import Cluster, Schedule
+from partreduce.errors import DocumentError, ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.topo.codec_numbers import row_bytes
-from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.document.canonical import canonical_bytes
 from partreduce.topo.document.writer import schedule_text
-from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    Codec,
+    DelayedAveraging,
     DynamicGroups,
     Gradient,
     Pairwise,
     PartialAllReduce,
     Payload,
+    Pipeline,
     Placement,
     Server,
     TablePlacement,
 )
-from partreduce.topo.strategies.axes import Codec, DelayedAveraging, Pipeline
 from partreduce.verify import checker
 
 CLUSTER = Cluster.regular(2, 2)

@@ -8,29 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import pipe_sgd_model
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
-from partreduce.topo.strategies.axes import (
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
+from partreduce.errors import InputError, ScheduleError
+from partreduce.strategies import Phase
+from partreduce.topo.strategies import (
+    AllReduce,
     AllReduceAlgorithm,
     Codec,
     CodecScope,
     DrainPolicy,
     GradientBuckets,
+    GroupPhases,
     Pipeline,
+    StaticGroups,
     Transport,
 )
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication, group_seconds
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.stages import of_period
+from partreduce.types import CodecSeconds, ComputeTimes, Switch
 
 HIERARCHICAL = {"algorithm": AllReduceAlgorithm.HIERARCHICAL}
 NONE = CodecSeconds()

@@ -7,14 +7,18 @@ from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce import Cluster, Hardware, Link, Schedule
+from partreduce.errors import InputError
+from partreduce.strategies import Block, Phase
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    GroupPhases,
+    NeighborAveraging,
+    Round,
+    RulePhases,
+    StaticGroups,
+)
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
 from partreduce.topo.timing.event_graph import cycle_time

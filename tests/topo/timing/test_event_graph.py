@@ -8,27 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
+from partreduce.strategies import Block, Phase
 from partreduce.topo.strategies import (
     AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    CodecScope,
     DelayedAveraging,
+    GradientBuckets,
     GroupPhases,
     NeighborAveraging,
+    Pipeline,
     Round,
     RulePhases,
     StaticGroups,
     Synchronous,
+    Transport,
 )
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
 from partreduce.topo.timing import event_graph
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.stages import Stage
+from partreduce.types import CodecSeconds, ComputeTimes, Switch
 
 FIGURE_10 = (
     (Block((0,), (0, 1)), Block((2, 3))),

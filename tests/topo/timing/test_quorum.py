@@ -1,17 +1,12 @@
 """Many rounds of a quorum, by hand and against virtual time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, PartialAllReduce
-from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
+from partreduce.strategies import AllReduce, PartialAllReduce
 from partreduce.topo.timing.quorum import ManyRounds, balance, sample_seconds
+from partreduce.types import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay
 
 
 def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):

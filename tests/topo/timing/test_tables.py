@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.strategies import Payload, Placement, TablePlacement
+from partreduce import Cluster, Hardware, Link
+from partreduce.errors import InputError
+from partreduce.strategies import Payload, Phase, Placement, TablePlacement
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.tables import NUMBER_BYTES, RowAccess, exchange, exchanges
+from partreduce.topo.timing.tables import NUMBER_BYTES, exchange, exchanges
+from partreduce.types import CodecSeconds, RowAccess, Switch
 
 ROWS, COLUMNS = 10_000, 64
 ROW = 4 * COLUMNS

@@ -1,7 +1,5 @@
 """Fragments in turn, merged late, as seconds: by hand, in virtual time and by the event graph alike."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -9,18 +7,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from partreduce.planner.predict import predict
+from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.schedulers.registry import build
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Synchronous
+from partreduce.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Synchronous
 from partreduce.topo.strategies.fragments import round_ends
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
+from partreduce.types import ComputeTimes
 
 LATENCY, INVERSE, SIZE = 0.01, 1e-9, 4 * 10**8
 

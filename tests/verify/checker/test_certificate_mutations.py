@@ -1,7 +1,5 @@
 """Corrupted certificates and schedules, hashes recomputed: no false claim is accepted, and the refusal says where."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -24,9 +22,8 @@ from benchmarks.forgery.mutations import fresh, mutate
 from benchmarks.forgery.oracle import Truth, is_true
 from benchmarks.forgery.schedules import SCHEDULES
 from helpers.readings import agree
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import InputError
+from partreduce.errors import InputError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.verify import checker
 
 COUNT = int(os.environ.get("PARTREDUCE_TEST_FORGERIES", "120"))

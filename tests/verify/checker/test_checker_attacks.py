@@ -3,8 +3,6 @@
 Every attack runs the program itself on files, under a limit on memory and time. The hashes are those of the schedule.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -15,9 +13,9 @@ import pytest
 
 from helpers.edges import document, graph, groups
 from helpers.warm_checker import run_checker
+from partreduce import Cluster
+from partreduce.files import dump_schedule
 from partreduce.schedulers.registry import build
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
 from partreduce.verify import checker, prove
 
 GIGABYTE, SECONDS = 2**30, 30

@@ -1,7 +1,5 @@
 """The checker's arithmetic by itself: where a bound begins to be accepted, and that it is never one that is false."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from fractions import Fraction
@@ -13,7 +11,7 @@ from benchmarks.forgery.dense import dense, steady_distance
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule
 from helpers.edges import EDGES, HALF, graph, groups, own, rule, said
 from helpers.readings import read
-from partreduce.topo.document.schedule import dump_schedule
+from partreduce.files import dump_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.checker import consensus_distance, linear_algebra, outer_steps, period
 from partreduce.verify.checker.claims import FACTS

@@ -3,8 +3,6 @@
 The program runs in this process; `test_checker_attacks.py` starts it as strangers do.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -15,8 +15,8 @@ from benchmarks.forgery.schedules import SCHEDULES, random_schedule, with_tables
 from helpers.edges import document, graph, groups, rule
 from helpers.read_edges import gap
 from helpers.readings import read
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import ScheduleError
+from partreduce.errors import ScheduleError
+from partreduce.files import dump_schedule, parse_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 from partreduce.verify.checker.claims import ASSUMED

@@ -7,13 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from partreduce import Cluster, Schedule
+from partreduce.files import dump_schedule
 from partreduce.schedulers.registry import build
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from partreduce.strategies import Block, FailurePlan, Phase, SurvivorRule
 from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, StaticGroups
 from partreduce.verify import checker
 from partreduce.verify.checker import failure_classes
@@ -22,7 +19,7 @@ from partreduce.verify.checker.refusal import TooLarge, Work
 from partreduce.verify.failure_plans import planned_classes
 
 
-def _random_groups(seed: int, cluster: Cluster, period: int) -> Schedule:
+def _random_groups(seed, cluster, period):
     rng = np.random.default_rng(seed)
     n = cluster.num_workers
     phases = tuple(Phase.from_labels(rng.permutation(n) // int(rng.integers(2, 5))) for _ in range(period))
@@ -60,7 +57,7 @@ SCHEDULES = {
 }
 
 
-def _keeps_groups(schedule: Schedule, to: list[int]) -> bool:
+def _keeps_groups(schedule, to):
     """Whether the permutation maps the groups of every phase onto groups of that phase."""
     return all(
         {frozenset(to[w] for w in group.members) for group in phase} == {frozenset(group.members) for group in phase}
@@ -68,7 +65,7 @@ def _keeps_groups(schedule: Schedule, to: list[int]) -> bool:
     )
 
 
-def _exchanges(schedule: Schedule) -> list[list[int]]:
+def _exchanges(schedule):
     """Exchanges of two workers of one node that keep all groups, and of two values of a digit."""
     n, node_of = schedule.num_workers, schedule.cluster.node_of().tolist()
     found = []
@@ -92,7 +89,7 @@ def _exchanges(schedule: Schedule) -> list[list[int]]:
     return found
 
 
-def _orbit(failed: frozenset[int], exchanges: list[list[int]]) -> set[frozenset[int]]:
+def _orbit(failed, exchanges):
     reached, new = {failed}, [failed]
     while new:
         one = new.pop()
@@ -103,16 +100,16 @@ def _orbit(failed: frozenset[int], exchanges: list[list[int]]) -> set[frozenset[
     return reached
 
 
-def _symmetries(schedule: Schedule) -> Symmetries:
+def _symmetries(schedule):
     return Symmetries.of(checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule)))), Work("it"))
 
 
-def _of_size(symmetries: Symmetries, count: int) -> list[tuple[int, ...]]:
+def _of_size(symmetries, count):
     return sorted(failed for failed in symmetries.classes(count, Work("it")).values() if len(failed) == count)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_failures_have_one_pattern_exactly_if_exchanges_that_keep_groups_lead_from_one_to_the_other(name: str) -> None:
+def test_failures_have_one_pattern_exactly_if_exchanges_that_keep_groups_lead_from_one_to_the_other(name):
     schedule = SCHEDULES[name]
     symmetries, n, exchanges = _symmetries(schedule), schedule.num_workers, _exchanges(schedule)
     assert all(_keeps_groups(schedule, to) for to in exchanges)
@@ -128,7 +125,7 @@ def test_failures_have_one_pattern_exactly_if_exchanges_that_keep_groups_lead_fr
 
 
 @pytest.mark.parametrize("name", ["figure 10", "three digits", "pairs of both"])
-def test_four_failures_of_one_pattern_are_equivalent_and_each_is_equivalent_to_a_class(name: str) -> None:
+def test_four_failures_of_one_pattern_are_equivalent_and_each_is_equivalent_to_a_class(name):
     """Two equivalent ones may have two patterns: where in one digit two pairs are equal, and in another two others."""
     square = StaticGroups(phases=RulePhases((3, 3), ((Block((0,), (0,)),), (Block((0,), (1,)),))))
     schedule = {**SCHEDULES, "pairs of both": Schedule("square", Cluster.regular(9, 1), square)}[name]
@@ -145,7 +142,7 @@ def test_four_failures_of_one_pattern_are_equivalent_and_each_is_equivalent_to_a
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_classes_are_a_failure_of_every_pattern(name: str) -> None:
+def test_the_classes_are_a_failure_of_every_pattern(name):
     schedule = SCHEDULES[name]
     symmetries, n = _symmetries(schedule), schedule.num_workers
     for count in (1, 2, 3):
@@ -156,9 +153,7 @@ def test_the_classes_are_a_failure_of_every_pattern(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(name, monkeypatch):
     schedule = SCHEDULES[name]
     symmetries, cluster = _symmetries(schedule), schedule.cluster
     needed = {symmetries.pattern(cluster.workers_of(node)) for node in range(cluster.num_nodes)}
@@ -172,12 +167,12 @@ def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(
         planned_classes(planned)
 
 
-def test_under_all_reduce_no_class_is_listed() -> None:
+def test_under_all_reduce_no_class_is_listed():
     uneven = Schedule("all", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(steps_per_round=(1, 2, 1, 1, 1)))
     assert planned_classes(replace(uneven, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 2))) == []
 
 
-def test_the_classes_of_figure_10_are_few_whatever_its_size() -> None:
+def test_the_classes_of_figure_10_are_few_whatever_its_size():
     """Local ranks 0 and 1 are of their own kinds; 2 and 3 stand in blocks of their own in phase 2."""
     small, large = (_symmetries(build("prague-figure-10", Cluster.regular(m, 4))) for m in (8, 250_000))
     for count in (1, 2):

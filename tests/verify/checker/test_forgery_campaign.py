@@ -1,7 +1,5 @@
 """A short slice of the forgery campaign; `python -m benchmarks.forgery --attempts 100000` is the whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.forgery.campaign import WAYS, pool, run

@@ -1,7 +1,5 @@
 """How far workers that keep a gap can be apart: the checker's search, the prover's, and every interleaving agree."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -15,12 +13,10 @@ import pytest
 
 from benchmarks.explore.hop import diamond, ring
 from helpers.gap_bounds import attained, named
+from partreduce import Cluster, Schedule
+from partreduce.files import dump_schedule
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import NeighborAveraging, Round
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
+from partreduce.strategies import IterationGap, NeighborAveraging, Round, SkipPolicy
 from partreduce.verify import checker, prove
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import TooLarge, Work

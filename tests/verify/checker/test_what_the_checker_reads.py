@@ -1,7 +1,5 @@
 """The checker reads and refuses what the loader does: the same canonical hash, or no schedule for either."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -17,9 +15,8 @@ from benchmarks.forgery.schedules import SCHEDULES
 from helpers.edges import document, graph, groups, rule
 from helpers.read_edges import READ_EDGES, gap, plan
 from helpers.readings import agree, refusal, written
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import PartreduceError
+from partreduce import PartreduceError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.verify import checker
 from partreduce.verify.checker.schema import SCHEMA, WORDS
 from partreduce.verify.checker.strict_json import read_file

@@ -3,8 +3,6 @@
 benchmarks/results/seeded_bugs.md lists each of these bugs with what kills it.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from partreduce.schedulers.protocols.adpsgd import Choose
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Evicted, Grant, Void
 from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 
 @pytest.mark.parametrize("configuration", generator.FACTORS.pairs(), ids=lambda c: c.name)

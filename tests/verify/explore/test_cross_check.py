@@ -1,7 +1,5 @@
 """Hop's token queues, searched by others: a Promela model run by Spin, and a second search that knows no queues."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -12,7 +10,7 @@ import pytest
 from benchmarks.explore.explorer import explore
 from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.strategies import IterationGap
 
 MODEL = Path(__file__).parents[3] / "benchmarks" / "explore" / "models" / "hop_tokens.pml"
 CONFIGURATIONS = [  # workers, offsets of the targets, max_ig

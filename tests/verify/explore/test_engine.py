@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, PerProcess, PerState, Progress, explore
+from partreduce.errors import InputError, RefutedError, UndecidedError
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.topo.errors import InputError, RefutedError, UndecidedError
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Hop's worker through every interleaving: all properties hold, every bound is attained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
 from benchmarks.explore.hop import LARGE, SMALL, both_ways, is_tight, ring
 from benchmarks.explore.reductions import Hop
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
+from partreduce.strategies import IterationGap, SkipPolicy
 from partreduce.verify.gap_bounds import exact_bounds
 
 STATES = {

@@ -1,7 +1,5 @@
 """Folding symmetric states keeps one of each orbit, neither more nor fewer: against orbits computed independently."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 
@@ -13,7 +11,7 @@ from benchmarks.explore.hop import both_ways
 from benchmarks.explore.reductions import Hop, automorphisms
 from helpers.orbits import fold_problem, renamings
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.strategies import IterationGap
 
 HOP = [hop.FACTORS.configuration(row) for row in hop.FACTORS.rows(2) if hop.FACTORS.growth(row) <= 2000]
 PAIRING = [pairing.FACTORS.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]

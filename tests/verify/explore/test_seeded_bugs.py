@@ -1,7 +1,5 @@
 """Bugs seeded in Hop's worker, each a machine that differs in one decision: the explorer kills all of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from benchmarks.explore.hop import SMALL
 from benchmarks.explore.reductions import Hop
 from helpers.seeded import Bugs, hears, sends
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
@@ -22,7 +21,6 @@ from partreduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
-from partreduce.topo.errors import InputError
 from partreduce.verify.gap_bounds import exact_bounds
 
 BUGS = bug = Bugs(Hop, HopState)

@@ -1,7 +1,5 @@
 """Gap bounds, capacities and liveness on graphs whose answers are known by hand or from the paper."""
 
-from __future__ import annotations
-
 import itertools
 
 import networkx as nx
@@ -10,7 +8,7 @@ import pytest
 from benchmarks.explore.hop import both_ways, diamond, ring
 from helpers.gap_bounds import attained, named, path_lengths, published
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.strategies import IterationGap
 from partreduce.verify.gap_bounds import distances_near, events_of, exact_bounds
 
 MAX_IG, STALENESS = 5, 3

@@ -1,7 +1,5 @@
 """Exact gap bounds against exhaustive exploration on random strongly connected digraphs, in every setting."""
 
-from __future__ import annotations
-
 import os
 import random
 
@@ -11,10 +9,10 @@ from benchmarks.explore.explorer import Network, explore
 from benchmarks.explore.hop import longest_skips
 from benchmarks.explore.reductions import Hop
 from helpers.gap_bounds import attained, published
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
+from partreduce.strategies import IterationGap, SkipPolicy
 from partreduce.verify.gap_bounds import capacities_of, exact_bounds
 
 SETTINGS = (
