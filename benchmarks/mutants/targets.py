@@ -7,27 +7,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GENERATOR = "partreduce/schedulers/protocols/group_generator/"
 EXPLORED = (
-    "tests/schedulers/protocols/test_generator_explored.py",
+    "tests/schedulers/protocols/test_generator_system.py",
     "tests/schedulers/protocols/test_generator_mutants.py",
 )
 
 ORACLE = "tests/verify/test_prover_oracle.py"
 GROUPS = (f"{ORACLE}::test_explicit_groups", f"{ORACLE}::test_rules")
 GRAPHS = (f"{ORACLE}::test_graphs", f"{ORACLE}::test_graphs_whose_workers_drop_their_own_value_converge_by_a_power")
-PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
+PROVER = ("tests/verify/test_prove.py",)
 RUNS = "tests/verify/test_claims_of_runs.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
-TABLE_CLAIMS = "tests/verify/test_table_claims.py"
-QUORUM_CLAIMS = "tests/verify/test_quorum_claims.py"
+KINDS_OF_CLAIMS = "tests/verify/test_kinds_of_claims.py"
 CHECKER = (
     *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers")),
     *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
-    *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
-    QUORUM_CLAIMS,
+    KINDS_OF_CLAIMS,
     RUNS,
-    TABLE_CLAIMS,
 )
 """Of all files of the checker but its program."""
 ISOLATED = "not program"
@@ -48,16 +45,14 @@ LAUNCHER_LAWS = "tests/runtime/launcher/test_launcher_laws.py"
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "benchmarks/explore/reductions.py": (
-        tuple(f"tests/schedulers/protocols/test_{of}.py" for of in ("digraph", "hop", "adpsgd", "generator_system")),
+        tuple(f"tests/schedulers/protocols/test_{of}.py" for of in ("hop", "adpsgd", "generator_system")),
     ),
     "partreduce/schedulers/protocols/adpsgd.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     "partreduce/schedulers/protocols/shards.py": (("tests/schedulers/protocols/test_shards.py",),),
-    "partreduce/schedulers/protocols/digraph.py": (
-        ("tests/schedulers/protocols/test_digraph.py", "tests/schedulers/protocols/test_adpsgd.py"),
-    ),
+    "partreduce/schedulers/protocols/digraph.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     "partreduce/schedulers/protocols/hop.py": (
         ("tests/schedulers/protocols/test_hop.py",),
-        ("tests/verify/explore/test_hop.py", "tests/verify/explore/test_seeded_bugs.py"),
+        ("tests/verify/explore/test_hop.py",),
     ),
     **{
         f"partreduce/schedulers/protocols/{name}.py": (
@@ -66,7 +61,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("partial", "partial_state")
     },
-    GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
+    GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
     GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
@@ -81,17 +76,14 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/verify/consensus.py": (GROUPS, GRAPHS, (ORACLE, *PROVER)),
     **{f"partreduce/verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove")},
     "partreduce/verify/certificate.py": ((SAYS,), PROVER),
-    "partreduce/verify/asynchronous.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
-    "partreduce/verify/membership.py": (
-        ("tests/verify/test_membership_laws.py", "tests/verify/test_proof_methods.py", ORACLE),
-        ("tests/verify/test_membership_zoo.py",),
-    ),
+    "partreduce/verify/asynchronous.py": ((ON_REQUEST,),),
+    "partreduce/verify/membership.py": (("tests/verify/test_membership.py", "tests/verify/test_prove.py", ORACLE),),
     "partreduce/verify/contraction.py": (GROUPS, (STEADY, ORACLE, *PROVER)),
-    "partreduce/verify/steady_state.py": ((STEADY, "tests/verify/test_outer_consensus.py"), PROVER),
+    "partreduce/verify/steady_state.py": ((STEADY, KINDS_OF_CLAIMS), PROVER),
     "partreduce/verify/facts.py": ((RUNS,), (SAYS,)),
-    "partreduce/verify/payload.py": ((RUNS, TABLE_CLAIMS), (SAYS,)),
-    "partreduce/verify/rounds.py": ((RUNS, QUORUM_CLAIMS), (SAYS,)),
-    "partreduce/verify/iteration_gap.py": (("tests/verify/test_kept_gap_claims.py",),),
+    "partreduce/verify/payload.py": ((RUNS, KINDS_OF_CLAIMS), (SAYS,)),
+    "partreduce/verify/rounds.py": ((RUNS, KINDS_OF_CLAIMS), (SAYS,)),
+    "partreduce/verify/iteration_gap.py": (("tests/verify/checker/test_gap_facts.py",),),
     **{
         str(path.relative_to(ROOT)): (CHECKER,)
         for path in sorted((ROOT / "partreduce" / "verify" / "checker").rglob("*.py"))
@@ -112,7 +104,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     "partreduce/planner/tables.py": ROUTES,
     **{
-        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
+        f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_gaps_and_quorums.py",),)
         for name in ("candidates", "trials")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
@@ -120,7 +112,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/runtime/strategies/quorum/gradient_buffers.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
     "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
-        ("tests/schedulers/simulator/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),
+        ("tests/schedulers/simulator/test_gaps.py", "tests/runtime/strategies/test_gap.py"),
     ),
     "partreduce/runtime/liveness/heartbeat.py": (
         ("tests/runtime/liveness/test_wait_chain.py",),

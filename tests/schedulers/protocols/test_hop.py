@@ -197,7 +197,7 @@ def test_what_has_come_counts_once():
 
 
 def test_a_setting_that_does_not_fit_its_graph_is_refused():
-    """Every rule has its row in tests/topo/document/test_gap_document.py."""
+    """Every rule has its row in tests/topo/document/test_kinds.py."""
     with pytest.raises(InputError, match="skip: tokens say where"):
         Hop(RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
     with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbors"):
