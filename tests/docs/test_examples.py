@@ -125,11 +125,9 @@ def check_bytes(output):
 
 
 CHECKS = {
-    "cnn_slow_link": check_slow_link,
-    "straggler_demo": check_straggler,
-    "fault_tolerance_demo": check_failure,
+    "cnn_slow_link": check_slow_link, "straggler_demo": check_straggler, "fault_tolerance_demo": check_failure,
     "gpt_diloco": check_bytes,
-}
+}  # fmt: skip
 """What the outputs of an example have to show besides."""
 
 

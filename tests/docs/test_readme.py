@@ -25,24 +25,18 @@ MEASURED = {
     ("slow network", 3): ("lab-peers-ours", "node-then-all 23, hierarchical", "seconds to target"),
     ("slow network", 4): ("lab-peers", "torch post-local SGD 16", "seconds to target"),
     ("slow network", 5): ("lab-peers", "hierarchical, overlapped (baseline)", "seconds to target"),
-    ("the same, int8 between nodes", 3): (
-        "lab-peers-ours",
-        "node-then-all 23, hierarchical, int8",
-        "seconds to target",
-    ),
+    ("the same, int8 between nodes", 3): ("lab-peers-ours", "node-then-all 23, hierarchical, int8",
+        "seconds to target"),
     ("the same, int8 between nodes", 4): ("lab-peers", "torch post-local SGD 16", "seconds to target"),
     ("the same, int8 between nodes", 5): ("lab-peers", "hierarchical, int8", "seconds to target"),
     ("one worker 5× slower", 3): ("lab-peers-slow", "generator, node-then-all 24", "seconds to target"),
     ("one worker 5× slower", 4): ("lab-peers-slow", "DDP, float16", "seconds to target"),
     ("one worker 5× slower", 5): ("lab-peers-slow", "hierarchical, overlapped (baseline)", "seconds to target"),
-    ("regions, int4 DiLoCo", 3): (
-        "long_regions",
-        "regions as replicas, outer steps every 15 in 4 bits, AdamW",
-        "final loss",
-    ),
+    ("regions, int4 DiLoCo", 3): ("long_regions", "regions as replicas, outer steps every 15 in 4 bits, AdamW",
+        "final loss"),
     ("regions, int4 DiLoCo", 4): ("long_regions", "DiLoCo, every 15, 4 bits, AdamW", "final loss"),
     ("regions, int4 DiLoCo", 5): ("long_regions", "All-Reduce in each step, AdamW", "final loss"),
-}
+}  # fmt: skip
 """Row and column of the README's table, and the result file, row and column that hold the number."""
 
 
@@ -143,16 +137,11 @@ def script_of_the_readme():
     return "\n".join([SETTING, *lines, "print(optimizer.round, optimizer.steps, 'done')"])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "ends"),
-    [
-        (
-            StaticGroups(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), steps_per_round=(3, 1, 2)),
-            {"10 30", "10 10", "10 20"},
-        ),
-        (AllReduce(sync=PartialAllReduce(quorum=2)), None),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "ends"), [
+    (StaticGroups(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), steps_per_round=(3, 1, 2)),
+        {"10 30", "10 10", "10 20"}),
+    (AllReduce(sync=PartialAllReduce(quorum=2)), None),
+])  # fmt: skip
 def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_recommend(tmp_path, strategy, ends):
     """Steps per round and a quorum, in real processes; all workers end together, a quorum's with the last one."""
     write_schedule(tmp_path / "schedule.json", Schedule("readme", Cluster.regular(1, 3), strategy))
@@ -183,12 +172,9 @@ def test_the_errors_of_sharded_models_are_the_words_that_the_runtime_says():
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 SHOWN = (
-    "partreduce show",
-    "partreduce verify schedule",
-    "partreduce simulate",
-    "partreduce simulate",
+    "partreduce show", "partreduce verify schedule", "partreduce simulate", "partreduce simulate",
     "partreduce design 2x2 --build",
-)
+)  # fmt: skip
 ROW = re.compile(r" {2,}\d+ +(\S+ \S+) +(\S+ \S+) +\S+ +\S+ +(\S+) +\S+ \S+ +catalogue$")
 
 

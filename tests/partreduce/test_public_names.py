@@ -137,16 +137,8 @@ def test_every_strategy_value_and_what_it_is_made_of_is_public():
 
 
 RESULTS = {
-    "Claim",
-    "Metric",
-    "ScheduleMetrics",
-    "CandidateSchedule",
-    "Pilot",
-    "Plan",
-    "Prediction",
-    "Proof",
-    "Timeline",
-}
+    "Claim", "Metric", "ScheduleMetrics", "CandidateSchedule", "Pilot", "Plan", "Prediction", "Proof", "Timeline",
+}  # fmt: skip
 """Public values that nobody has to make by hand."""
 
 
@@ -385,43 +377,26 @@ def test_a_wrong_type_is_an_error_of_ours_in_one_line_or_is_accepted(function, t
             assert "--" not in re.sub("`partreduce [^`]*`", "", said), "an option, to a caller in Python"
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (
-            lambda: partreduce.design("4x4"),
-            "design: build: expected a catalogue entry for cluster 4x4, got none; give build=NAME, or a PlanRequest",
-        ),
-        (lambda: partreduce.design([]), "design: request: expected PlanRequest, got list []; partreduce.PlanRequest("),
-        (
-            lambda: partreduce.design(VALID["request"], build="allreduce"),
-            "design: build: expected a cluster alone, got a PlanRequest, too; leave one of the two out",
-        ),
-        (
-            lambda: partreduce.design("2x2", build="allreduce", progress=print),
-            "design: build: expected a cluster alone, got progress, too; leave one of the two out",
-        ),
-        (
-            lambda: partreduce.design(VALID["request"], every=4),
-            "design: every: expected no such argument of a PlanRequest; leave it out, or build a catalogue entry",
-        ),
-        (
-            lambda: partreduce.PlanRequest(cluster="4x4"),
-            "PlanRequest: cluster: expected Cluster, got str '4x4'; partreduce.load_cluster",
-        ),
-        (lambda: partreduce.PlanRequest(cluster=CLUSTER, seed="1"), "PlanRequest: seed: expected int, got str '1'"),
-        (lambda: partreduce.Cluster.regular("4", 4), "Cluster: num_nodes: expected int, got str '4'"),
-        (lambda: partreduce.metrics(None), "metrics: schedule: expected Schedule, got None; partreduce.load_schedule"),
-        (
-            lambda: partreduce.import_schedule("x.json", cluster="4x4"),
-            "import_schedule: cluster: expected Cluster or None, got str '4x4'; partreduce.load_cluster",
-        ),
-        (
-            lambda: partreduce.predict(VALID["schedule"], partreduce.Hardware(nic=HARDWARE.nic)),
-            "model_bytes: is not given; say how many bytes the model has, such as 552_000_000",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: partreduce.design("4x4"),
+        "design: build: expected a catalogue entry for cluster 4x4, got none; give build=NAME, or a PlanRequest"),
+    (lambda: partreduce.design([]), "design: request: expected PlanRequest, got list []; partreduce.PlanRequest("),
+    (lambda: partreduce.design(VALID["request"], build="allreduce"),
+        "design: build: expected a cluster alone, got a PlanRequest, too; leave one of the two out"),
+    (lambda: partreduce.design("2x2", build="allreduce", progress=print),
+        "design: build: expected a cluster alone, got progress, too; leave one of the two out"),
+    (lambda: partreduce.design(VALID["request"], every=4),
+        "design: every: expected no such argument of a PlanRequest; leave it out, or build a catalogue entry"),
+    (lambda: partreduce.PlanRequest(cluster="4x4"),
+        "PlanRequest: cluster: expected Cluster, got str '4x4'; partreduce.load_cluster"),
+    (lambda: partreduce.PlanRequest(cluster=CLUSTER, seed="1"), "PlanRequest: seed: expected int, got str '1'"),
+    (lambda: partreduce.Cluster.regular("4", 4), "Cluster: num_nodes: expected int, got str '4'"),
+    (lambda: partreduce.metrics(None), "metrics: schedule: expected Schedule, got None; partreduce.load_schedule"),
+    (lambda: partreduce.import_schedule("x.json", cluster="4x4"),
+        "import_schedule: cluster: expected Cluster or None, got str '4x4'; partreduce.load_cluster"),
+    (lambda: partreduce.predict(VALID["schedule"], partreduce.Hardware(nic=HARDWARE.nic)),
+        "model_bytes: is not given; say how many bytes the model has, such as 552_000_000"),
+])  # fmt: skip
 def test_an_error_names_the_argument_what_is_expected_and_what_came(call, said):
     with pytest.raises(InputError) as raised:
         call()

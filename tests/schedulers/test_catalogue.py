@@ -138,27 +138,24 @@ def test_random_partition_factor(key):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "parameters", "wanted"),
-    [
-        ("hypercube", 12, {}, "the nearest are 8 or 16"),
-        ("torus", 14, {}, "the next number that is: 15"),
-        ("torus", 16, {"shape": "2x8"}, "4x4 fits"),
-        ("de-bruijn", 12, {"base": 2}, "use base=12"),
-        ("random-regular", 5, {"degree": 7}, "the largest degree here is 4"),
-        ("random-regular", 7, {"degree": 3}, "such as 4"),
-        ("base-k-plus-1", 4, {"k": 4}, "the largest k here is 3"),
-        ("moshpit-grid", 4, {"side": 9}, "use side=4"),
-        ("random-partitions", 4, {"group": 5}, "the largest group is 4"),
-        ("random-partitions", 100, {"group": 2, "phases": 1}, "phases=8 or more"),
-        ("ring", 2, {}, "at least 3 workers"),
-        ("ring-based", 7, {}, "the nearest is 8"),
-        ("double-ring", 10, {}, "the nearest is 12"),
-        ("hop-figure-21", 9, {}, "use ring-based"),
-        ("one-peer-hypercube", 12, {}, "or use base-k-plus-1"),
-        ("complete", 6000, {}, "use allreduce"),
-    ],
-)
+@pytest.mark.parametrize(("name", "n", "parameters", "wanted"), [
+    ("hypercube", 12, {}, "the nearest are 8 or 16"),
+    ("torus", 14, {}, "the next number that is: 15"),
+    ("torus", 16, {"shape": "2x8"}, "4x4 fits"),
+    ("de-bruijn", 12, {"base": 2}, "use base=12"),
+    ("random-regular", 5, {"degree": 7}, "the largest degree here is 4"),
+    ("random-regular", 7, {"degree": 3}, "such as 4"),
+    ("base-k-plus-1", 4, {"k": 4}, "the largest k here is 3"),
+    ("moshpit-grid", 4, {"side": 9}, "use side=4"),
+    ("random-partitions", 4, {"group": 5}, "the largest group is 4"),
+    ("random-partitions", 100, {"group": 2, "phases": 1}, "phases=8 or more"),
+    ("ring", 2, {}, "at least 3 workers"),
+    ("ring-based", 7, {}, "the nearest is 8"),
+    ("double-ring", 10, {}, "the nearest is 12"),
+    ("hop-figure-21", 9, {}, "use ring-based"),
+    ("one-peer-hypercube", 12, {}, "or use base-k-plus-1"),
+    ("complete", 6000, {}, "use allreduce"),
+])  # fmt: skip
 def test_impossible_wishes_name_the_nearest_possible_thing(name, n, parameters, wanted):
     with pytest.raises(ScheduleError) as caught:
         build(name, n, **parameters)

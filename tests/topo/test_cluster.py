@@ -14,18 +14,10 @@ from partreduce.topo.slurm import expand_hosts, read_switches
 from partreduce.types import Switch
 
 
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [
-        ("4x4", [4] * 4),
-        (" 2X3 ", [3, 3]),
-        ("2×3", [3, 3]),
-        ("3,3,2", [3, 3, 2]),
-        ("5", [5]),
-        ("2,2", [2, 2]),
-        ("1x1", [1]),
-    ],
-)
+@pytest.mark.parametrize(("text", "sizes"), [
+    ("4x4", [4] * 4), (" 2X3 ", [3, 3]), ("2×3", [3, 3]), ("3,3,2", [3, 3, 2]), ("5", [5]), ("2,2", [2, 2]),
+    ("1x1", [1]),
+])  # fmt: skip
 def test_a_shorthand_is_parsed(text, sizes):
     cluster = Cluster.parse(text)
     assert cluster.node_sizes().tolist() == sizes
@@ -104,66 +96,60 @@ def test_shape_ignores_hardware():
 # Quantities with units: exact, case-sensitive, refused clearly
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "value"),
-    [
-        (units.parse_bandwidth, "10GB/s", 10e9),
-        (units.parse_bandwidth, "25Gbit/s", 3.125e9),
-        (units.parse_bandwidth, "800 Mbps", 1e8),
-        (units.parse_bandwidth, "1.5GiB/s", 1.5 * 2**30),
-        (units.parse_bandwidth, "1kB/s", 1000.0),
-        (units.parse_bandwidth, "8bit/s", 1.0),
-        (units.parse_time, "5us", 5e-6),
-        (units.parse_time, "5µs", 5e-6),
-        (units.parse_time, "50ms", 0.05),
-        (units.parse_time, "0s", 0.0),
-        (units.parse_time, "2min", 120.0),
-        (units.parse_time, "1e-3s", 1e-3),
-        (units.parse_size, "552MB", 552_000_000),
-        (units.parse_size, "1.5GiB", 3 * 2**29),
-        (units.parse_size, "12B", 12),
-        (units.parse_factor, "5x", 5.0),
-        (units.parse_factor, "1.25", 1.25),
-    ],
-)
+@pytest.mark.parametrize(("parse", "text", "value"), [
+    (units.parse_bandwidth, "10GB/s", 10e9),
+    (units.parse_bandwidth, "25Gbit/s", 3.125e9),
+    (units.parse_bandwidth, "800 Mbps", 1e8),
+    (units.parse_bandwidth, "1.5GiB/s", 1.5 * 2**30),
+    (units.parse_bandwidth, "1kB/s", 1000.0),
+    (units.parse_bandwidth, "8bit/s", 1.0),
+    (units.parse_time, "5us", 5e-6),
+    (units.parse_time, "5µs", 5e-6),
+    (units.parse_time, "50ms", 0.05),
+    (units.parse_time, "0s", 0.0),
+    (units.parse_time, "2min", 120.0),
+    (units.parse_time, "1e-3s", 1e-3),
+    (units.parse_size, "552MB", 552_000_000),
+    (units.parse_size, "1.5GiB", 3 * 2**29),
+    (units.parse_size, "12B", 12),
+    (units.parse_factor, "5x", 5.0),
+    (units.parse_factor, "1.25", 1.25),
+])  # fmt: skip
 def test_a_quantity_is_parsed_exactly(parse, text, value):
     assert parse(text) == value
     assert type(parse(text)) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("parse", "text", "words"),
-    [
-        (units.parse_bandwidth, "10Gb/s", "bits or bytes"),
-        (units.parse_bandwidth, "10", "has no unit"),
-        (units.parse_bandwidth, "10GB", "unknown unit"),
-        (units.parse_bandwidth, "0GB/s", "must be > 0"),
-        (units.parse_bandwidth, "-1GB/s", "is negative; write a positive number"),
-        (units.parse_bandwidth, "infGB/s", "is not a bandwidth"),
-        (units.parse_bandwidth, "1e400GB/s", "is too large or too small for a bandwidth"),
-        (units.parse_bandwidth, "", "is not a bandwidth"),
-        (units.parse_bandwidth, "9" * 10**6, "is not a bandwidth"),
-        (units.parse_time, "5", "has no unit"),
-        (units.parse_time, "5MS", "unknown unit"),
-        (units.parse_time, "５ms", "is not a time"),
-        (units.parse_size, "0.5B", "not a whole number of bytes"),
-        (units.parse_size, "5Mb", "bits or bytes"),
-        (units.parse_size, "9007199254740993B", "more than 9 PB"),
-        (units.parse_size, "552Mb", "could mean bits or bytes, and a size is in bytes; write 552MB for bytes$"),
-        (units.parse_size, "552mb", "did you mean 552MB"),
-        (units.parse_size, "2 Gib", "could mean bits or bytes, and a size is in bytes; write 2GiB for bytes$"),
-        (units.parse_size, "5M", "did you mean 5MB"),
-        (units.parse_bandwidth, "10Gb/s", "write 10GB/s for bytes or 10Gbit/s for bits$"),
-        (units.parse_bandwidth, "10Gb", "write 10GB/s for bytes or 10Gbit/s for bits$"),
-        (units.parse_bandwidth, "10GB", "did you mean 10GB/s"),
-        (units.parse_bandwidth, "10gbit/s", "did you mean 10Gbit/s"),
-        (units.parse_time, "5MS", "did you mean 5ms"),
-        (units.parse_factor, "5X", "did you mean 5x"),
-        (units.parse_factor, "0x", "must be > 0"),
-        (units.parse_factor, "5 y", "unknown unit"),
-        (units.parse_factor, "5x\n6x", "factor"),
-    ],
-)
+@pytest.mark.parametrize(("parse", "text", "words"), [
+    (units.parse_bandwidth, "10Gb/s", "bits or bytes"),
+    (units.parse_bandwidth, "10", "has no unit"),
+    (units.parse_bandwidth, "10GB", "unknown unit"),
+    (units.parse_bandwidth, "0GB/s", "must be > 0"),
+    (units.parse_bandwidth, "-1GB/s", "is negative; write a positive number"),
+    (units.parse_bandwidth, "infGB/s", "is not a bandwidth"),
+    (units.parse_bandwidth, "1e400GB/s", "is too large or too small for a bandwidth"),
+    (units.parse_bandwidth, "", "is not a bandwidth"),
+    (units.parse_bandwidth, "9" * 10**6, "is not a bandwidth"),
+    (units.parse_time, "5", "has no unit"),
+    (units.parse_time, "5MS", "unknown unit"),
+    (units.parse_time, "５ms", "is not a time"),
+    (units.parse_size, "0.5B", "not a whole number of bytes"),
+    (units.parse_size, "5Mb", "bits or bytes"),
+    (units.parse_size, "9007199254740993B", "more than 9 PB"),
+    (units.parse_size, "552Mb", "could mean bits or bytes, and a size is in bytes; write 552MB for bytes$"),
+    (units.parse_size, "552mb", "did you mean 552MB"),
+    (units.parse_size, "2 Gib", "could mean bits or bytes, and a size is in bytes; write 2GiB for bytes$"),
+    (units.parse_size, "5M", "did you mean 5MB"),
+    (units.parse_bandwidth, "10Gb/s", "write 10GB/s for bytes or 10Gbit/s for bits$"),
+    (units.parse_bandwidth, "10Gb", "write 10GB/s for bytes or 10Gbit/s for bits$"),
+    (units.parse_bandwidth, "10GB", "did you mean 10GB/s"),
+    (units.parse_bandwidth, "10gbit/s", "did you mean 10Gbit/s"),
+    (units.parse_time, "5MS", "did you mean 5ms"),
+    (units.parse_factor, "5X", "did you mean 5x"),
+    (units.parse_factor, "0x", "must be > 0"),
+    (units.parse_factor, "5 y", "unknown unit"),
+    (units.parse_factor, "5x\n6x", "factor"),
+])  # fmt: skip
 def test_a_quantity_is_refused_clearly(parse, text, words):
     with pytest.raises(InputError, match=words) as caught:
         parse(text)
@@ -231,17 +217,14 @@ def test_host_lists_keep_their_zeros():
     assert list(expand_hosts("")) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "nodes", "words"),
-    [
-        (TWO_RACKS, "", "has 4 nodes and the cluster 3"),
-        (TWO_RACKS, "n07", "has no node n07"),
-        ("SwitchName=s0", "", "line 1: names neither Nodes nor Switches below s0"),
-        ("SwitchName=a Switches=b Nodes=n[0-2]\nSwitchName=b Switches=a", "", "hangs below itself"),
-        ("SwitchName=a Nodes=n[0-x]", "", "is no list of numbers"),
-        ("", "", "has 0 nodes"),
-    ],
-)
+@pytest.mark.parametrize(("text", "nodes", "words"), [
+    (TWO_RACKS, "", "has 4 nodes and the cluster 3"),
+    (TWO_RACKS, "n07", "has no node n07"),
+    ("SwitchName=s0", "", "line 1: names neither Nodes nor Switches below s0"),
+    ("SwitchName=a Switches=b Nodes=n[0-2]\nSwitchName=b Switches=a", "", "hangs below itself"),
+    ("SwitchName=a Nodes=n[0-x]", "", "is no list of numbers"),
+    ("", "", "has 0 nodes"),
+])  # fmt: skip
 def test_what_makes_no_tree_over_the_nodes_is_refused(tmp_path, text, nodes, words):
     (tmp_path / "t.conf").write_text(text)
     with pytest.raises(InputError, match=words.replace("[", r"\[")):

@@ -266,11 +266,9 @@ def test_what_changes_what_is_averaged_when_changes_the_line(kind):
 
 
 DRAWN = (
-    drawn_schedules.random_rule,
-    drawn_schedules.random_groups,
-    drawn_schedules.random_graph,
+    drawn_schedules.random_rule, drawn_schedules.random_groups, drawn_schedules.random_graph,
     drawn_schedules.random_allreduce,
-)
+)  # fmt: skip
 
 
 @given(st.sampled_from(DRAWN), st.integers(0, 10**6))

@@ -234,19 +234,16 @@ def test_overlapping_blocks_are_refused_by_expand_only():
         RuleView((2,), (phase,), cluster.workers_per_node).expand(0)
 
 
-@pytest.mark.parametrize(
-    ("block", "radices", "words"),
-    [
-        (Block((0, 2)), (2, 2), r"phases\[0\]\[0\].local: local rank 2 is out of range"),
-        (Block((-1,)), (2, 2), "local rank -1 is out of range"),
-        (Block((0, 0)), (2, 2), "names a local rank twice"),
-        (Block(()), (2, 2), "is empty"),
-        (Block((0,), (2,)), (2, 2), "digit 2 is out of range"),
-        (Block((0,), (1, 1)), (2, 2), "names a digit twice"),
-        (Block((0,)), (2, 3), "their product is the number of nodes, 4"),
-        (Block((0,)), (4, 1), "every radix is >= 2"),
-    ],
-)
+@pytest.mark.parametrize(("block", "radices", "words"), [
+    (Block((0, 2)), (2, 2), r"phases\[0\]\[0\].local: local rank 2 is out of range"),
+    (Block((-1,)), (2, 2), "local rank -1 is out of range"),
+    (Block((0, 0)), (2, 2), "names a local rank twice"),
+    (Block(()), (2, 2), "is empty"),
+    (Block((0,), (2,)), (2, 2), "digit 2 is out of range"),
+    (Block((0,), (1, 1)), (2, 2), "names a digit twice"),
+    (Block((0,)), (2, 3), "their product is the number of nodes, 4"),
+    (Block((0,)), (4, 1), "every radix is >= 2"),
+])  # fmt: skip
 def test_check_rule_refuses(block, radices, words):
     with pytest.raises(ScheduleError, match=words):
         check_rule([(block,)], Cluster.regular(4, 2), radices)

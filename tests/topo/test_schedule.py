@@ -102,44 +102,34 @@ def test_hardware_and_certificate_take_no_part_in_equality():
     assert bare.with_certificate({"x": 1}) == bare
 
 
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        (StaticGroups(phases=GroupPhases(())), "at least 1 phase"),
-        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
-        (AllReduce(steps_per_round=(1, 2)), "has 2 entries"),
-        (NeighborAveraging(rounds=()), "at least 1 round"),
-        (NeighborAveraging(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
-    ],
-    ids=range(5),
-)
+@pytest.mark.parametrize(("strategy", "words"), [
+    (StaticGroups(phases=GroupPhases(())), "at least 1 phase"),
+    (StaticGroups(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
+    (AllReduce(steps_per_round=(1, 2)), "has 2 entries"),
+    (NeighborAveraging(rounds=()), "at least 1 round"),
+    (NeighborAveraging(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
+], ids=range(5))  # fmt: skip
 def test_strategies_that_do_not_fit_are_refused(strategy, words):
     with pytest.raises(ScheduleError, match=words):
         Schedule("s", CLUSTER, strategy)
 
 
-@pytest.mark.parametrize(
-    ("build", "line"),
-    [
-        (lambda: StaticGroups(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
-        (lambda: AllReduce(steps_per_round=0), "steps_per_round: is 0; it must be >= 1"),
-        (lambda: AllReduce(steps_per_round=(1, 2, -3)), "steps_per_round: is -3; it must be >= 1"),
-        (lambda: Transport(codec="int8", block=0), "transport.block: is 0; it must be >= 1"),
-        (
-            lambda: Transport(codec="int9"),
-            "transport.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4",
-        ),
-        (lambda: IterationGap(max_ig=2**31), "sync.iteration_gap.max_ig: is 2147483648; it must be <= 2147483647"),
-        (lambda: IterationGap(staleness=-1), "sync.iteration_gap.staleness: is -1; it must be >= 0"),
-        (lambda: IterationGap(backup=(0, 0, -2)), "sync.iteration_gap.backup: is -2; it must be >= 0"),
-        (lambda: SkipPolicy(limit=2, behind=1), "sync.iteration_gap.skip.behind: is 1; it must be >= 2"),
-        (lambda: SkipPolicy(limit=2, trigger=1), "sync.iteration_gap.skip.trigger: is 1; it must be >= 2"),
-        (lambda: PartialAllReduce(quorum="solo", staleness=0), "sync.partial.staleness: is 0; it must be >= 1"),
-        (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
-        (lambda: DynamicGroups(max_known=0), "max_known: is 0; it must be >= 1"),
-    ],
-    ids=range(13),
-)
+@pytest.mark.parametrize(("build", "line"), [
+    (lambda: StaticGroups(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
+    (lambda: AllReduce(steps_per_round=0), "steps_per_round: is 0; it must be >= 1"),
+    (lambda: AllReduce(steps_per_round=(1, 2, -3)), "steps_per_round: is -3; it must be >= 1"),
+    (lambda: Transport(codec="int8", block=0), "transport.block: is 0; it must be >= 1"),
+    (lambda: Transport(codec="int9"),
+        "transport.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"),
+    (lambda: IterationGap(max_ig=2**31), "sync.iteration_gap.max_ig: is 2147483648; it must be <= 2147483647"),
+    (lambda: IterationGap(staleness=-1), "sync.iteration_gap.staleness: is -1; it must be >= 0"),
+    (lambda: IterationGap(backup=(0, 0, -2)), "sync.iteration_gap.backup: is -2; it must be >= 0"),
+    (lambda: SkipPolicy(limit=2, behind=1), "sync.iteration_gap.skip.behind: is 1; it must be >= 2"),
+    (lambda: SkipPolicy(limit=2, trigger=1), "sync.iteration_gap.skip.trigger: is 1; it must be >= 2"),
+    (lambda: PartialAllReduce(quorum="solo", staleness=0), "sync.partial.staleness: is 0; it must be >= 1"),
+    (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
+    (lambda: DynamicGroups(max_known=0), "max_known: is 0; it must be >= 1"),
+], ids=range(13))  # fmt: skip
 def test_a_number_out_of_the_range_that_its_type_states_is_refused_where_the_value_is_built(build, line):
     with pytest.raises(ScheduleError) as refusal:
         build()
@@ -185,20 +175,17 @@ HALF = Phase.from_groups(4, [Group((0, 1, 2, 3), Fraction(1, 2))])
 CODED = Transport(codec=Codec.INT8)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        (StaticGroups(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
-        (StaticGroups(phases=GroupPhases((PAIRS, HALF))), ""),
-        (StaticGroups(phases=RulePhases((2,), (NODES, EVERYBODY)), sync=DelayedAveraging()), ""),
-        (AllReduce(steps_per_round=4), ""),
-        (StaticGroups(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
-        (StaticGroups(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),
-        (DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None), "its groups may leave out any worker"),
-        (Pairwise(active=(0, 1)), "strategy 'pairwise' sends parameters, and rounded parameters lose every update"),
-        (Server(steps_per_round=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "reason"), [
+    (StaticGroups(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
+    (StaticGroups(phases=GroupPhases((PAIRS, HALF))), ""),
+    (StaticGroups(phases=RulePhases((2,), (NODES, EVERYBODY)), sync=DelayedAveraging()), ""),
+    (AllReduce(steps_per_round=4), ""),
+    (StaticGroups(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
+    (StaticGroups(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),
+    (DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None), "its groups may leave out any worker"),
+    (Pairwise(active=(0, 1)), "strategy 'pairwise' sends parameters, and rounded parameters lose every update"),
+    (Server(steps_per_round=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
+])  # fmt: skip
 def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reason):
     cluster = Cluster.regular(2, 2)
     if not reason:
@@ -268,13 +255,10 @@ def test_all_reduce_stays_all_reduce():
     assert found == Schedule("all", Cluster.regular(3, 2), AllReduce(steps_per_round=3))
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        AllReduce(steps_per_round=3, sync=DelayedAveraging()),
-        AllReduce(sync=Pipeline(), transport=Transport(codec=Codec.BFLOAT16)),
-    ],
-)
+@pytest.mark.parametrize("strategy", [
+    AllReduce(steps_per_round=3, sync=DelayedAveraging()),
+    AllReduce(sync=Pipeline(), transport=Transport(codec=Codec.BFLOAT16)),
+])  # fmt: skip
 def test_what_comes_late_stays_late(strategy):
     assert after_failure(Schedule("all", Cluster.regular(4, 2), strategy), {2}).strategy == strategy
 
@@ -286,21 +270,15 @@ def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_ro
     assert not found.strategy.averages_gradients
 
 
-@pytest.mark.parametrize(
-    ("strategy", "failed", "said"),
-    [
-        (RULE_OF_4, {8}, "failed worker 8: is out of range"),
-        (RULE_OF_4, {-1}, "failed worker -1: is out of range"),
-        (RULE_OF_4, set(range(7)), "7 of 8 workers failed"),
-        (DynamicGroups(), {1}, "strategy.kind"),
-        (AllReduce(sync=PartialAllReduce(quorum=3)), {1}, "strategy.sync"),
-        (
-            AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
-            {1},
-            "strategy.transport.gradient_buckets",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "failed", "said"), [
+    (RULE_OF_4, {8}, "failed worker 8: is out of range"),
+    (RULE_OF_4, {-1}, "failed worker -1: is out of range"),
+    (RULE_OF_4, set(range(7)), "7 of 8 workers failed"),
+    (DynamicGroups(), {1}, "strategy.kind"),
+    (AllReduce(sync=PartialAllReduce(quorum=3)), {1}, "strategy.sync"),
+    (AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), {1},
+        "strategy.transport.gradient_buckets"),
+])  # fmt: skip
 def test_what_cannot_continue_is_refused_by_name(strategy, failed, said):
     with pytest.raises(ScheduleError, match=said):
         after_failure(Schedule("it", Cluster.regular(4, 2), strategy), failed)
@@ -361,19 +339,10 @@ def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left():
         assert _moved(after_failure(schedule, failed), schedule, failed) == _groups_without(schedule, failed)
 
 
-@pytest.mark.parametrize(
-    ("radices", "nodes", "fitted"),
-    [
-        ((2, 2), 3, (3,)),
-        ((4, 4), 15, (5, 3)),
-        ((4, 9), 36, (4, 9)),
-        ((4, 9), 35, (5, 7)),
-        ((8, 2), 15, (5, 3)),
-        ((2, 2, 2), 7, (7,)),
-        ((3, 5), 14, (2, 7)),
-        ((3, 5), 1, ()),
-    ],
-)
+@pytest.mark.parametrize(("radices", "nodes", "fitted"), [
+    ((2, 2), 3, (3,)), ((4, 4), 15, (5, 3)), ((4, 9), 36, (4, 9)), ((4, 9), 35, (5, 7)), ((8, 2), 15, (5, 3)),
+    ((2, 2, 2), 7, (7,)), ((3, 5), 14, (2, 7)), ((3, 5), 1, ()),
+])  # fmt: skip
 def test_radices_for_other_nodes_stay_near_the_old_ones(radices, nodes, fitted):
     phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
     old = Cluster.regular(prod(radices), 2)

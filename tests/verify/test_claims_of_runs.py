@@ -291,13 +291,10 @@ def bound(transport, nodes=4, on_each=4):
     return Fraction(entry["relative"]), Fraction(entry["absolute"]), entry["roundings"]
 
 
-@pytest.mark.parametrize(
-    ("codec", "unit", "tiny"),
-    [
-        (Codec.FLOAT16, Fraction(1, 2**11), Fraction(1, 2**25)),
-        (Codec.BFLOAT16, Fraction(1, 2**8), Fraction(1, 2**134)),
-    ],
-)
+@pytest.mark.parametrize(("codec", "unit", "tiny"), [
+    (Codec.FLOAT16, Fraction(1, 2**11), Fraction(1, 2**25)),
+    (Codec.BFLOAT16, Fraction(1, 2**8), Fraction(1, 2**134)),
+])  # fmt: skip
 def test_errors_in_16_bits_grow_with_the_additions_of_a_ring_and_with_none_in_stages(codec, unit, tiny):
     staged = Transport(codec=codec, algorithm=AllReduceAlgorithm.HIERARCHICAL)
     for transport, seen in ((Transport(codec=codec), 16), (staged, 3)):

@@ -262,10 +262,7 @@ def middle():
 
 
 def large():
-    phases = (
-        (Block((0,), (0, 1)), Block((2, 3), ())),
-        (Block((0, 3), ()), Block((1,), (0,), Fraction(1, 2))),
-    )
+    phases = ((Block((0,), (0, 1)), Block((2, 3), ())), (Block((0, 3), ()), Block((1,), (0,), Fraction(1, 2))))
     return Schedule("large", Cluster.regular(250_000, 4), StaticGroups(phases=RulePhases((2, 125_000), phases)))
 
 

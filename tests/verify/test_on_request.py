@@ -342,21 +342,18 @@ def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():
         assert met > 10
 
 
-@pytest.mark.parametrize(
-    ("division", "cluster", "size", "bound", "holds"),
-    [
-        (GroupSplit.RANDOM, (4, 4), 3, 106, True),
-        (GroupSplit.RANDOM, (4, 4), 3, 105, False),
-        (GroupSplit.RANDOM, (4, 4), 3, 32, False),
-        (GroupSplit.RANDOM, (7, 2), 2, 1, False),
-        (GroupSplit.RANDOM, (1, 4), 2, 32, True),
-        (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 9, True),
-        (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 1, False),
-        (GroupSplit.NODE_THEN_ALL, (4, 8), 2, 32, False),
-        (GroupSplit.RANDOM, (50_000, 20), 300_000, 32, False),
-        (GroupSplit.NODE_THEN_ALL, (2, 100_000), 2, 32, False),
-    ],
-)
+@pytest.mark.parametrize(("division", "cluster", "size", "bound", "holds"), [
+    (GroupSplit.RANDOM, (4, 4), 3, 106, True),
+    (GroupSplit.RANDOM, (4, 4), 3, 105, False),
+    (GroupSplit.RANDOM, (4, 4), 3, 32, False),
+    (GroupSplit.RANDOM, (7, 2), 2, 1, False),
+    (GroupSplit.RANDOM, (1, 4), 2, 32, True),
+    (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 9, True),
+    (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 1, False),
+    (GroupSplit.NODE_THEN_ALL, (4, 8), 2, 32, False),
+    (GroupSplit.RANDOM, (50_000, 20), 300_000, 32, False),
+    (GroupSplit.NODE_THEN_ALL, (2, 100_000), 2, 32, False),
+])  # fmt: skip
 def test_max_known_is_covered_only_where_it_cannot_decide(division, cluster, size, bound, holds):
     strategy = DynamicGroups(division=division, group_size=size, slow_threshold=None, max_known=bound)
     found = theorem_of(strategy, Cluster.regular(*cluster))

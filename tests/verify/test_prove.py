@@ -31,12 +31,7 @@ ALL = Block((0, 1, 2, 3))
 def figure_10(num_nodes):
     radices = (2, num_nodes // 2) if num_nodes > 2 else (2,)
     every = tuple(range(len(radices)))
-    phases = (
-        (Block((0,), every), Block((2, 3))),
-        (ALL,),
-        (Block((0, 3)), Block((1,), (0,))),
-        (ALL,),
-    )
+    phases = ((Block((0,), every), Block((2, 3))), (ALL,), (Block((0, 3)), Block((1,), (0,))), (ALL,))
     return Schedule("figure-10", Cluster.regular(num_nodes, 4), StaticGroups(phases=RulePhases(radices, phases)))
 
 
@@ -357,17 +352,14 @@ def _stranger(worker, step, cluster):
     return (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (lambda w, s, c: 1 / 0, "raised ZeroDivisionError"),
-        (lambda w, s, c: sys.exit(0), "raised SystemExit: 0"),
-        (lambda w, s, c: (_ for _ in ()).throw(ValueError("one\ntwo")), "raised ValueError: one two"),
-        (lambda w, s, c: {w, 99}, "ranks 0..3"),
-        (lambda w, s, c: {w, "x"}, "TypeError"),
-        (lambda w, s, c: {w, 2.5}, "plain integers"),
-    ],
-)
+@pytest.mark.parametrize(("function", "said"), [
+    (lambda w, s, c: 1 / 0, "raised ZeroDivisionError"),
+    (lambda w, s, c: sys.exit(0), "raised SystemExit: 0"),
+    (lambda w, s, c: (_ for _ in ()).throw(ValueError("one\ntwo")), "raised ValueError: one two"),
+    (lambda w, s, c: {w, 99}, "ranks 0..3"),
+    (lambda w, s, c: {w, "x"}, "TypeError"),
+    (lambda w, s, c: {w, 2.5}, "plain integers"),
+])  # fmt: skip
 def test_a_function_that_fails_gives_one_sentence(function, said):
     with pytest.raises(InputError, match=said) as error:
         prove_function(function, Cluster.regular(4, 1), 1, "f")

@@ -280,13 +280,9 @@ def test_a_worker_without_edges_in_a_round_is_not_normalized(sync):
     schedule = Schedule(
         "apart",
         Cluster.regular(n, 1),
-        NeighborAveraging(
-            rounds=tuple(Round.from_edges(n, [(*edge, Fraction(1, 2)) for edge in edges]) for edges in rounds),
-            steps_per_round=worker_steps,
-            averaging=Averaging.STEP_NORMALIZED,
-            **sync,
-        ),
-    )
+        NeighborAveraging(rounds=tuple(Round.from_edges(n, [(*edge, Fraction(1, 2)) for edge in edges])
+            for edges in rounds), steps_per_round=worker_steps, averaging=Averaging.STEP_NORMALIZED, **sync),
+    )  # fmt: skip
     off, covariance, squares = np.eye(n) - 1 / n, np.zeros((n, n)), []
     for k in range(3000):
         edges = rounds[k % 3]

@@ -75,14 +75,10 @@ def confirmed(schedule, proof):
     return list(checker.check(certificate, checker.read_schedule(document)))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
-        {"payload": Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))},
-    ],
-    ids=["a codec", "outer steps"],
-)
+@pytest.mark.parametrize("options", [
+    {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
+    {"payload": Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))},
+], ids=["a codec", "outer steps"])  # fmt: skip
 def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options):
     nodes = RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
     schedule = planned(Schedule("nodes", Cluster.regular(3, 2), StaticGroups(phases=nodes, **options)))
@@ -131,15 +127,10 @@ def random_schedule(seed):
         for _ in range(int(rng.integers(2, 4))):
             colors = rng.integers(0, 2, size)
             phases.append(
-                tuple(
-                    Block(
-                        tuple(np.flatnonzero(colors == c).tolist()),
-                        tuple(d for d in range(len(radices)) if rng.random() < 0.6),
-                        relaxation(),
-                    )
-                    for c in sorted(set(colors.tolist()))
-                )
-            )
+                tuple(Block(tuple(np.flatnonzero(colors == c).tolist()),
+                    tuple(d for d in range(len(radices)) if rng.random() < 0.6), relaxation())
+                    for c in sorted(set(colors.tolist()))),
+            )  # fmt: skip
         nodes = int(np.prod(radices, dtype=int))
         return Schedule(
             f"rule {seed}", Cluster.regular(nodes, size), StaticGroups(phases=RulePhases(radices, tuple(phases)))
@@ -324,13 +315,10 @@ def test_a_million_workers_are_proved_by_their_classes(of):
     assert "survives" in confirmed(schedule, proof)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=4)),
-        Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
-    ],
-)
+@pytest.mark.parametrize("schedule", [
+    Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=4)),
+    Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
+])  # fmt: skip
 def test_all_reduce_goes_on_exactly(schedule):
     schedule = planned(schedule)
     proof = prove(schedule)

@@ -435,133 +435,111 @@ def test_schema_is_what_the_loader_uses(capsys):
     assert answer(capsys, "schema") == schedule_schema()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["bogus"], 2, "No such command"),
-        (["design", "4by4", "--build", "allreduce"], 2, "4x4"),
-        (
-            ["design", "4x4", "--build", "allreduce", "--model", "m.py:build"],
-            2,
-            "--model: cannot be combined with --build",
-        ),
-        (["design", "4x4", "--build", "alreduce"], 2, "did you mean"),
-        (["design", "4x4", "--build", "allreduce(evry=2)"], 2, "did you mean every"),
-        (["design", "4x4", "--build", "allreduce(every)"], 2, "KEY=VALUE"),
-        (["design", "4x4", "--build", "allreduce(every=2, every=3)"], 2, "every is given twice"),
-        (["design", "4x4", "--build", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
-        (["design", "4x4", "-o", "/nowhere/x.json"], 74, "no folder /nowhere"),
-        (["design", "4x4", "--plot", "front.gif"], 2, "front.gif"),
-        (["design", "2x4", "--set", "slow=8:5"], 2, "--set slow: worker 8 is out of range; workers are 0..7"),
-        (["design", "4x4", "--set", "nic=0GB/s"], 2, "--set nic: '0GB/s'"),
-        (["design", "4x4", "--max", "communication=fast"], 2, "--max communication: 'fast'"),
-        (["verify", "/nowhere/x.json"], 74, "/nowhere/x.json"),
-        (["verify", "x.json", "--max-bytes", "lots"], 2, "lots"),
-        (["schema", "graph"], 2, "'schedule', 'cluster'"),
-        (["design", "--list", "--build", "nothing-like-it"], 2, "partreduce design --list"),
-        (["design", "--list", "--sync", "delay"], 2, "--sync: says nothing to --list"),
-        (["design", "--build", "allreduce"], 2, "CLUSTER: is missing"),
-        (["design", "4x4", "--max", "groups=4"], 2, "did you mean group"),
-        (["design", "4x4", "--max", "group=1"], 2, "--max group: expected an integer >= 2, got '1'"),
-        (["design", "4x4", "--max", "period=513"], 2, "--max period: '513' is more than 512 phases"),
-        (["design", "4x4", "--set", "nik=5GB/s"], 2, "did you mean nic"),
-        (["design", "4x4", "--set", "nic"], 2, "--set 'nic': write KEY=VALUE, such as nic=5GB/s"),
-        (["design", "4x4", "--set", "nic=5GB/s", "--set", "nic=6GB/s"], 2, "nic is given twice"),
-        (["design", "4x4", "--set", "nic=5Gb/s"], 2, "--set nic: '5Gb/s' could mean bits or bytes"),
-        (["design", "4x4", "--set", "rails=0"], 2, "--set rails: expected an integer >= 1, got '0'"),
-        (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
-        (["measure", "--steps", "30"], 2, "--steps: is about a job"),
-        (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),
-        (["run", "train.py"], 2, "expected --workers N or --schedule FILE"),
-        (["run", "--workers", "4", "--simulate-nodes", "9", __file__], 2, "expected a divisor of 4 workers, got 9"),
-        (["run", "--workers", "4", "--tolerate-failures", "4", __file__], 2, "expected 0 to 3 for 4 workers, got 4"),
-        (["measure"], 2, "--workers N: measure runs on all workers"),
-        (["run", "train.py", "--workers", "2"], 2, "write it before the script"),
-        (["measure", "/nowhere/job.py:job", "--workers", "2"], 74, "/nowhere/job.py: cannot be read"),
-        (["design", "4x4", "--sync", "jit"], 2, "'jit' is not one of 'any', 'synchronous', 'delay', 'pipeline', "),
-        (
-            ["design", "4x4", "--sync", "iteration_gap", "--tolerate-failures", "1"],
-            2,
-            "--sync: expected synchronous, delay or pipeline with tolerate_failures",
-        ),
-        (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
-        (["verify", "--max-bytes", "0", "s.json"], 2, "--max-bytes: '0' has no unit"),
-        (["show", "--max-bytes", "1e99TB", "s.json"], 2, "--max-bytes: '1e99TB' is more than 9 PB"),
-        (["design", "", "--build", "allreduce"], 74, "a file with an empty name"),
-        (["design", "2x4", "--model-bytes", "500"], 2, "--model-bytes: '500' has no unit"),
-        (["design", "2x4", "--codec", "int7"], 2, "--codec': 'int7' is not one of 'any', 'none', 'float16'"),
-        (["design", "2x4", "--max", "group=9"], 2, "--max group: is 9; it lies between 2 and the number of workers, 8"),
-        (["design", "2x4", "--effort", "0"], 2, "--effort: is 0.0"),
-        (["design", "2x4", "--effort", "little"], 2, "--effort: 'little'"),
-        (["design", "2x4", "--time-limit", "0s"], 2, "--time-limit: is 0.0 s"),
-        (["design", "2x4", "--tolerate-failures", "9"], 2, "--tolerate-failures: expected 1 to 4, got 9 of 8 workers"),
-        (["design", "2y4"], 2, "cluster '2y4': not understood"),
-        (["design", "1"], 2, "has 1 worker"),
-        (["measure", "-n", "2", "--model-bytes", "0"], 2, "--model-bytes: '0' has no unit"),
-        (["import", "x.txt", "--format", "xls"], 2, "--format': 'xls' is not one of 'node-link'"),
-        (["import", "x.txt", "--param", "directed"], 2, "--param: 'directed': write KEY=VALUE"),
-        (["show", "x.json", "--max-bytes", "many"], 2, "--max-bytes: 'many'"),
-        (
-            ["run", "--workers", "2", "--tolerate-failures", "2", "x.py"],
-            2,
-            "--tolerate-failures: expected 0 to 1 for 2 workers",
-        ),
-        (["run", "--nproc-per-node", "0", "x.py"], 2, "--nproc-per-node"),
-        (["run", "--workers", "2", "/nowhere/train.py"], 2, "is not a file"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["bogus"], 2, "No such command"),
+    (["design", "4by4", "--build", "allreduce"], 2, "4x4"),
+    (["design", "4x4", "--build", "allreduce", "--model", "m.py:build"], 2, "--model: cannot be combined with --build"),
+    (["design", "4x4", "--build", "alreduce"], 2, "did you mean"),
+    (["design", "4x4", "--build", "allreduce(evry=2)"], 2, "did you mean every"),
+    (["design", "4x4", "--build", "allreduce(every)"], 2, "KEY=VALUE"),
+    (["design", "4x4", "--build", "allreduce(every=2, every=3)"], 2, "every is given twice"),
+    (["design", "4x4", "--build", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
+    (["design", "4x4", "-o", "/nowhere/x.json"], 74, "no folder /nowhere"),
+    (["design", "4x4", "--plot", "front.gif"], 2, "front.gif"),
+    (["design", "2x4", "--set", "slow=8:5"], 2, "--set slow: worker 8 is out of range; workers are 0..7"),
+    (["design", "4x4", "--set", "nic=0GB/s"], 2, "--set nic: '0GB/s'"),
+    (["design", "4x4", "--max", "communication=fast"], 2, "--max communication: 'fast'"),
+    (["verify", "/nowhere/x.json"], 74, "/nowhere/x.json"),
+    (["verify", "x.json", "--max-bytes", "lots"], 2, "lots"),
+    (["schema", "graph"], 2, "'schedule', 'cluster'"),
+    (["design", "--list", "--build", "nothing-like-it"], 2, "partreduce design --list"),
+    (["design", "--list", "--sync", "delay"], 2, "--sync: says nothing to --list"),
+    (["design", "--build", "allreduce"], 2, "CLUSTER: is missing"),
+    (["design", "4x4", "--max", "groups=4"], 2, "did you mean group"),
+    (["design", "4x4", "--max", "group=1"], 2, "--max group: expected an integer >= 2, got '1'"),
+    (["design", "4x4", "--max", "period=513"], 2, "--max period: '513' is more than 512 phases"),
+    (["design", "4x4", "--set", "nik=5GB/s"], 2, "did you mean nic"),
+    (["design", "4x4", "--set", "nic"], 2, "--set 'nic': write KEY=VALUE, such as nic=5GB/s"),
+    (["design", "4x4", "--set", "nic=5GB/s", "--set", "nic=6GB/s"], 2, "nic is given twice"),
+    (["design", "4x4", "--set", "nic=5Gb/s"], 2, "--set nic: '5Gb/s' could mean bits or bytes"),
+    (["design", "4x4", "--set", "rails=0"], 2, "--set rails: expected an integer >= 1, got '0'"),
+    (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
+    (["measure", "--steps", "30"], 2, "--steps: is about a job"),
+    (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),
+    (["run", "train.py"], 2, "expected --workers N or --schedule FILE"),
+    (["run", "--workers", "4", "--simulate-nodes", "9", __file__], 2, "expected a divisor of 4 workers, got 9"),
+    (["run", "--workers", "4", "--tolerate-failures", "4", __file__], 2, "expected 0 to 3 for 4 workers, got 4"),
+    (["measure"], 2, "--workers N: measure runs on all workers"),
+    (["run", "train.py", "--workers", "2"], 2, "write it before the script"),
+    (["measure", "/nowhere/job.py:job", "--workers", "2"], 74, "/nowhere/job.py: cannot be read"),
+    (["design", "4x4", "--sync", "jit"], 2, "'jit' is not one of 'any', 'synchronous', 'delay', 'pipeline', "),
+    (["design", "4x4", "--sync", "iteration_gap", "--tolerate-failures", "1"], 2,
+        "--sync: expected synchronous, delay or pipeline with tolerate_failures"),
+    (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
+    (["verify", "--max-bytes", "0", "s.json"], 2, "--max-bytes: '0' has no unit"),
+    (["show", "--max-bytes", "1e99TB", "s.json"], 2, "--max-bytes: '1e99TB' is more than 9 PB"),
+    (["design", "", "--build", "allreduce"], 74, "a file with an empty name"),
+    (["design", "2x4", "--model-bytes", "500"], 2, "--model-bytes: '500' has no unit"),
+    (["design", "2x4", "--codec", "int7"], 2, "--codec': 'int7' is not one of 'any', 'none', 'float16'"),
+    (["design", "2x4", "--max", "group=9"], 2, "--max group: is 9; it lies between 2 and the number of workers, 8"),
+    (["design", "2x4", "--effort", "0"], 2, "--effort: is 0.0"),
+    (["design", "2x4", "--effort", "little"], 2, "--effort: 'little'"),
+    (["design", "2x4", "--time-limit", "0s"], 2, "--time-limit: is 0.0 s"),
+    (["design", "2x4", "--tolerate-failures", "9"], 2, "--tolerate-failures: expected 1 to 4, got 9 of 8 workers"),
+    (["design", "2y4"], 2, "cluster '2y4': not understood"),
+    (["design", "1"], 2, "has 1 worker"),
+    (["measure", "-n", "2", "--model-bytes", "0"], 2, "--model-bytes: '0' has no unit"),
+    (["import", "x.txt", "--format", "xls"], 2, "--format': 'xls' is not one of 'node-link'"),
+    (["import", "x.txt", "--param", "directed"], 2, "--param: 'directed': write KEY=VALUE"),
+    (["show", "x.json", "--max-bytes", "many"], 2, "--max-bytes: 'many'"),
+    (["run", "--workers", "2", "--tolerate-failures", "2", "x.py"], 2,
+        "--tolerate-failures: expected 0 to 1 for 2 workers"),
+    (["run", "--nproc-per-node", "0", "x.py"], 2, "--nproc-per-node"),
+    (["run", "--workers", "2", "/nowhere/train.py"], 2, "is not a file"),
+])  # fmt: skip
 def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words):
     assert words in refusal(capsys, *arguments, code=code)
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (["--set", "slow=3"], 2, "WORKER:FACTOR"),
-        (["--set", "slow=99:2x"], 2, "workers are 0..15"),
-        (["--set", "slow=1:2x", "--set", "slow=1:3x"], 2, "named twice"),
-        (["--set", "compute=fast"], 2, "--set compute: 'fast'"),
-        (["--set", "compute=50"], 2, "no unit"),
-        (["--set", "disturb=earthquake"], 2, "hop"),
-        (["--set", "disturb=hop:0"], 2, "--set disturb: 'hop:0': '0' is no factor"),
-        (["--set", "disturb=delay:²:5ms"], 2, "write hop[:FACTOR]"),
-        (["--set", "jitter=1e300"], 2, "--set jitter: is 1e+300; it must be <= 1000"),
-        (["--set", "jitter=much"], 2, "--set jitter: 'much' is not a number >= 0"),
-        (["--set", "compute=1e99s"], 2, "--set compute: is 1e+99; it must be <= 1e+09"),
-        (["--set", "nic=1e-99B/s"], 2, "--set nic: link.seconds_per_byte: is 1e+99; it must be <= 1e+09"),
-        (["--cluster", "3x3"], 2, "schedule is for 4x4"),
-        (["--algorithm", "star"], 2, "'ring', 'hierarchical'"),
-        (["--rounds", "0"], 2, "--rounds"),
-        (["--trace", "/nowhere/t.csv"], 74, "/nowhere/t.csv"),
-        (["-o", "picture.gif"], 2, "picture.gif"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code", "words"), [
+    (["--set", "slow=3"], 2, "WORKER:FACTOR"),
+    (["--set", "slow=99:2x"], 2, "workers are 0..15"),
+    (["--set", "slow=1:2x", "--set", "slow=1:3x"], 2, "named twice"),
+    (["--set", "compute=fast"], 2, "--set compute: 'fast'"),
+    (["--set", "compute=50"], 2, "no unit"),
+    (["--set", "disturb=earthquake"], 2, "hop"),
+    (["--set", "disturb=hop:0"], 2, "--set disturb: 'hop:0': '0' is no factor"),
+    (["--set", "disturb=delay:²:5ms"], 2, "write hop[:FACTOR]"),
+    (["--set", "jitter=1e300"], 2, "--set jitter: is 1e+300; it must be <= 1000"),
+    (["--set", "jitter=much"], 2, "--set jitter: 'much' is not a number >= 0"),
+    (["--set", "compute=1e99s"], 2, "--set compute: is 1e+99; it must be <= 1e+09"),
+    (["--set", "nic=1e-99B/s"], 2, "--set nic: link.seconds_per_byte: is 1e+99; it must be <= 1e+09"),
+    (["--cluster", "3x3"], 2, "schedule is for 4x4"),
+    (["--algorithm", "star"], 2, "'ring', 'hierarchical'"),
+    (["--rounds", "0"], 2, "--rounds"),
+    (["--trace", "/nowhere/t.csv"], 74, "/nowhere/t.csv"),
+    (["-o", "picture.gif"], 2, "picture.gif"),
+])  # fmt: skip
 def test_simulate_refuses_in_one_line(capsys, figure_10, options, code, words):
     assert words in refusal(capsys, "simulate", figure_10, *options, code=code)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("num_nodes: 1\nworkers_per_node: 1\n", "has 1 worker"),
-        ("num_nodes: 2\nworkers_per_node: 2\nhardware: {jitter: -1}\n", "hardware.jitter"),
-        ("num_nodes: 0\nworkers_per_node: 2\n", "num_nodes"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("num_nodes: 1\nworkers_per_node: 1\n", "has 1 worker"),
+    ("num_nodes: 2\nworkers_per_node: 2\nhardware: {jitter: -1}\n", "hardware.jitter"),
+    ("num_nodes: 0\nworkers_per_node: 2\n", "num_nodes"),
+])  # fmt: skip
 def test_the_content_of_a_file_is_no_value_of_the_command_line(capsys, tmp_path, text, words):
     (path := tmp_path / "cluster.yaml").write_text(text)
     assert words in refusal(capsys, "design", path, code=65)
 
 
-@pytest.mark.parametrize(
-    ("verb", "shown"),
-    [
-        ("design", ["ring|hierarchical", "synchronous|delay|pipeline|iteration_gap|partial", "[default: balanced]"]),
-        ("import", ["metropolis|uniform|best-constant", "[default: metropolis]"]),
-        ("measure", ["shuffled|per-worker|per-node", "[default: 60]"]),
-        ("run", ["--nproc-per-node", "--simulate-nodes", "[default: 1]"]),
-    ],
-)
+@pytest.mark.parametrize(("verb", "shown"), [
+    ("design", ["ring|hierarchical", "synchronous|delay|pipeline|iteration_gap|partial", "[default: balanced]"]),
+    ("import", ["metropolis|uniform|best-constant", "[default: metropolis]"]),
+    ("measure", ["shuffled|per-worker|per-node", "[default: 60]"]),
+    ("run", ["--nproc-per-node", "--simulate-nodes", "[default: 1]"]),
+])  # fmt: skip
 def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
     monkeypatch.setenv("COLUMNS", "300")
     assert main([verb, "--help"]) == 0
@@ -658,14 +636,11 @@ def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
     assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=2)
 
 
-@pytest.mark.parametrize(
-    ("entry", "words"),
-    [
-        ("diloco(fragments=40)", "each has its turn in a round of 30 steps"),
-        ("diloco(late=30)", "sync.merge.steps: is 30"),
-        ("regions-diloco(regions=3)", "4 nodes are not 3 regions of as many"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "words"), [
+    ("diloco(fragments=40)", "each has its turn in a round of 30 steps"),
+    ("diloco(late=30)", "sync.merge.steps: is 30"),
+    ("regions-diloco(regions=3)", "4 nodes are not 3 regions of as many"),
+])  # fmt: skip
 def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
     assert main(["design", "4x2", "--build", entry]) == 2
     error = capsys.readouterr().err

@@ -162,14 +162,11 @@ def graph():
     return Schedule("two rings", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
 
 
-@pytest.mark.parametrize(
-    ("made", "first"),
-    [
-        (backup, "workers {0,1,7,8,9,15} may never average with {2,3,4,5,6,10,11,12,13,14}"),
-        (groups, "workers {0,1} never average with {2,3,4}"),
-        (graph, "workers {0,1} never average with {2,3}"),
-    ],
-)
+@pytest.mark.parametrize(("made", "first"), [
+    (backup, "workers {0,1,7,8,9,15} may never average with {2,3,4,5,6,10,11,12,13,14}"),
+    (groups, "workers {0,1} never average with {2,3,4}"),
+    (graph, "workers {0,1} never average with {2,3}"),
+])  # fmt: skip
 def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_users(made, first, tmp_path, capsys):
     path, proof = tmp_path / "s.json", prove(made())
     write_schedule(path, made())
@@ -183,10 +180,7 @@ def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_us
     assert capsys.readouterr().out.splitlines() == said, "it is said all the same"
 
 
-@pytest.mark.parametrize(
-    ("made", "sets"),
-    [(groups, [[0, 1]]), (graph, [[0, 1], [2, 3]])],
-)
+@pytest.mark.parametrize(("made", "sets"), [(groups, [[0, 1]]), (graph, [[0, 1], [2, 3]])])
 def test_json_and_python_name_the_same_sets(made, sets, tmp_path, capsys):
     path, proof = tmp_path / "s.json", prove(made())
     write_schedule(path, made())

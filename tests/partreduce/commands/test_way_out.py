@@ -44,14 +44,11 @@ def test_the_help_of_design_is_grouped(capsys):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "way_out"),
-    [
-        ("cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
-        ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
-        ("schedule.json", "{", "ends too early; the file may be cut off"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "way_out"), [
+    ("cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
+    ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
+    ("schedule.json", "{", "ends too early; the file may be cut off"),
+])  # fmt: skip
 def test_a_file_that_is_no_schedule_is_named_for_what_it_looks_like(folder, capsys, name, text, way_out):
     (folder / name).write_text(text)
     assert main(["verify", name]) == 65
@@ -66,19 +63,16 @@ def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(f
     assert line.endswith("it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
-        ("run --rdzv-backend c10d --workers 2 train.py", 2, "--rdzv-backend is no option of run"),
-        ("measure --workers 2 --model-bytes 0B", 2, "--model-bytes 0B: nothing would be moved; write the size"),
-        ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: there is no folder"),
-        ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
-        ("simulate schedule.json --trace empty", 65, "empty: holds no step times; write a row for each step"),
-        ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
-        ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
+    ("run --rdzv-backend c10d --workers 2 train.py", 2, "--rdzv-backend is no option of run"),
+    ("measure --workers 2 --model-bytes 0B", 2, "--model-bytes 0B: nothing would be moved; write the size"),
+    ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: there is no folder"),
+    ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
+    ("simulate schedule.json --trace empty", 65, "empty: holds no step times; write a row for each step"),
+    ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
+    ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
+])  # fmt: skip
 def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsys, arguments, code, said):
     """Some were tracebacks, and an output without a folder was found out after minutes of measuring."""
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
@@ -129,20 +123,9 @@ def test_what_was_not_reached_is_counted_with_the_way_out_and_that_another_run_m
 
 
 SLOW = [
-    "design",
-    "1x8",
-    "--model-bytes",
-    "37MB",
-    "--set",
-    "compute=160ms",
-    "--set",
-    "slow=5:3",
-    "--effort",
-    "8",
-    "--optimizer",
-    "any",
-    "--explain",
-]
+    "design", "1x8", "--model-bytes", "37MB", "--set", "compute=160ms", "--set", "slow=5:3", "--effort", "8",
+    "--optimizer", "any", "--explain",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -224,17 +207,14 @@ def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(
 FOLLOWS = "follows from the rules"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "verdict", "code"),
-    [
-        (AllReduce(), "proved", 0),
-        (Pairwise(active=(0, 1)), FOLLOWS, 0),
-        (Server(), FOLLOWS, 0),
-        (AllReduce(sync=PartialAllReduce(quorum=2)), FOLLOWS, 0),
-        (DynamicGroups(), "not proved", 3),
-        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),))), "refuted", 1),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "verdict", "code"), [
+    (AllReduce(), "proved", 0),
+    (Pairwise(active=(0, 1)), FOLLOWS, 0),
+    (Server(), FOLLOWS, 0),
+    (AllReduce(sync=PartialAllReduce(quorum=2)), FOLLOWS, 0),
+    (DynamicGroups(), "not proved", 3),
+    (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),))), "refuted", 1),
+])  # fmt: skip
 @pytest.mark.usefixtures("folder")
 def test_the_verdict_is_the_same_in_json_in_text_and_in_python(strategy, verdict, code, capsys):
     schedule = Schedule("it", Cluster.regular(1, 4), strategy)

@@ -204,13 +204,10 @@ def test_what_no_price_explains_shows_in_the_error():
     assert fit_prices([rows[0], odd, *rows[2:]], data="shuffled").error == pytest.approx(1 / 3, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("probe", "message"),
-    [
-        ([(1.0, False), (2.0, False)], "do not tell the prices apart"),
-        ([(1.0, True), (1.0, True)], "do not tell the prices apart"),
-    ],
-)
+@pytest.mark.parametrize(("probe", "message"), [
+    ([(1.0, False), (2.0, False)], "do not tell the prices apart"),
+    ([(1.0, True), (1.0, True)], "do not tell the prices apart"),
+])  # fmt: skip
 def test_schedules_that_cannot_tell_prices_apart_are_refused(probe, message):
     rows = [
         Probe(schedule=f"{d}", consensus_distance=d, drift=0.0, late=late, steps_ratios=(1.1, 1.2)) for d, late in probe

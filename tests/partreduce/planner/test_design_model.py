@@ -108,16 +108,10 @@ def shares(touched):
     return [touched.worker, touched.node, touched.everyone]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("with_optimizer", "adam"),
-        ("with_both", "momentum"),
-        ("with_plain", "sgd"),
-        ("with_another", None),
-        ("alone", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [
+    ("with_optimizer", "adam"), ("with_both", "momentum"), ("with_plain", "sgd"), ("with_another", None),
+    ("alone", None),
+])  # fmt: skip
 def test_an_optimizer_behind_the_model_says_which_one_it_is(place, name, kind):
     facts = read_model(place + name, CLUSTER)
     assert facts.optimizer == kind
@@ -163,22 +157,19 @@ def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(pla
     assert Placement.SHARDED in tables["words.weight"].ways
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("number", "returned what is no model (int)"),
-        ("with_too_much", "returned what is no model (tuple)"),
-        ("fails", "raised ValueError: no data here"),
-        ("exits", "raised SystemExit: 3"),
-        ("no_batches", "gave batches that are no iterable (int)"),
-        ("torn", "batch 1 raised ZeroDivisionError"),
-        ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
-        ("outside", "parameter 'words.weight': an index of a sample batch is out of range; its rows are 0..19999"),
-        ("biuld", "has no function biuld; did you mean build?"),
-        ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; nobody said"),
-        ("", "write FILE.py:NAME"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("number", "returned what is no model (int)"),
+    ("with_too_much", "returned what is no model (tuple)"),
+    ("fails", "raised ValueError: no data here"),
+    ("exits", "raised SystemExit: 3"),
+    ("no_batches", "gave batches that are no iterable (int)"),
+    ("torn", "batch 1 raised ZeroDivisionError"),
+    ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
+    ("outside", "parameter 'words.weight': an index of a sample batch is out of range; its rows are 0..19999"),
+    ("biuld", "has no function biuld; did you mean build?"),
+    ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; nobody said"),
+    ("", "write FILE.py:NAME"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_said_in_one_line(place, name, words):
     with pytest.raises(InputError) as refusal:
         read_model(place + name, CLUSTER)
@@ -295,14 +286,11 @@ def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
     assert len(tags.ways) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("raise ValueError('no\\n data')", "--step {0}:step: importing {0} failed: ValueError: no data (line 1)"),
-        ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
-        ("def stop(): ...", "has no function step; did you mean stop?"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("raise ValueError('no\\n data')", "--step {0}:step: importing {0} failed: ValueError: no data (line 1)"),
+    ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
+    ("def stop(): ...", "has no function step; did you mean stop?"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_executed_is_named_and_no_bug_of_ours(tmp_path, text, words):
     file = tmp_path / "train.py"
     file.write_text(text)

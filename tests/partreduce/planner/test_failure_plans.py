@@ -93,13 +93,10 @@ def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_cont
     assert prove(found.schedule).verdict is Status.PROVED
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
-        {"payload": Payload(outer=OuterStep(lr=0.7))},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
+    {"payload": Payload(outer=OuterStep(lr=0.7))},
+])  # fmt: skip
 def test_survivors_of_codecs_and_outer_steps_have_a_round_of_all(options):
     asked = job(3, 2, 2)
     found = survival(Schedule("nodes", asked.cluster, replace(NODES, **options)), asked).schedule

@@ -181,17 +181,8 @@ def test_the_effort_bounds_what_is_run_and_the_rest_is_named():
 def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     path = tmp_path / "gap.json"
     asked = [
-        "design",
-        "2x3",
-        "--model-bytes",
-        "1MB",
-        "--set",
-        "disturb=hop",
-        "--sync",
-        "iteration_gap",
-        "--effort",
-        "2",
-    ]
+        "design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--sync", "iteration_gap", "--effort", "2",
+    ]  # fmt: skip
     assert main([*asked, "--json", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["recommendation"]["sync"] == "iteration_gap"
@@ -317,25 +308,12 @@ def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
         quorum_job(gap=True)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "hardware", "options", "said"),
-    [
-        ("257x1", ONE_SLOW, {}, []),
-        (
-            "257x1",
-            replace(HARDWARE, jitter=0.01),
-            {"quorum": None, "gap": None},
-            ["weighted graphs are weighed for"],
-        ),
-        (
-            "257x1",
-            ONE_SLOW,
-            {"quorum": None, "gap": False},
-            ["weighted graphs, unequal steps per round and quorums", "two answers are yours"],
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("cluster", "hardware", "options", "said"), [
+    ("257x1", ONE_SLOW, {}, []),
+    ("257x1", replace(HARDWARE, jitter=0.01), {"quorum": None, "gap": None}, ["weighted graphs are weighed for"]),
+    ("257x1", ONE_SLOW, {"quorum": None, "gap": False},
+        ["weighted graphs, unequal steps per round and quorums", "two answers are yours"]),
+], ids=str)  # fmt: skip
 def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
     others = ("groups on request", "outer steps")
     found = [line for line in not_weighed(quorum_job(cluster, hardware, **options)) if not line.startswith(others)]

@@ -48,17 +48,8 @@ def test_random_jobs_are_answered_truly(number):
 def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slower_machine(monkeypatch):
     """Neither load nor the seed of string hashes, which differs from process to process, changes a byte."""
     arguments = [
-        "design",
-        "3,2",
-        "--model-bytes",
-        "552MB",
-        "--set",
-        "slow=1:2x",
-        "--data",
-        "per-worker",
-        "--effort",
-        "0.5",
-    ]
+        "design", "3,2", "--model-bytes", "552MB", "--set", "slow=1:2x", "--data", "per-worker", "--effort", "0.5",
+    ]  # fmt: skip
     loaded = subprocess.run(
         [sys.executable, "-m", "partreduce", *arguments, "--time-limit", "600s", "--json"],
         env=os.environ | {"PYTHONHASHSEED": "1"},
@@ -155,14 +146,9 @@ def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_sea
         plan(job("4x4", effort=0.5, max_communication=1e-6))
     with pytest.raises(UndecidedError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
         plan(
-            job(
-                "4x4",
-                algorithm=AllReduceAlgorithm.RING,
-                effort=0.5,
-                max_communication=0.1104,
-                max_consensus_distance=Fraction(3, 10),
-            )
-        )
+            job("4x4", algorithm=AllReduceAlgorithm.RING, effort=0.5, max_communication=0.1104,
+                max_consensus_distance=Fraction(3, 10)),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

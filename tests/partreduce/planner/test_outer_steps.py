@@ -180,13 +180,10 @@ def test_what_is_recommended_is_proved_and_said(planned, outer):
     assert any("tune the outer learning rate" in sentence for sentence in planned.cautions)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"optimizer": None}, "they were measured under sgd, momentum, adam"),
-        ({"data": Data.PER_WORKER}, "on shuffled data"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"optimizer": None}, "they were measured under sgd, momentum, adam"),
+    ({"data": Data.PER_WORKER}, "on shuffled data"),
+])  # fmt: skip
 def test_outer_steps_without_a_price_are_named_and_not_weighed(changes, why):
     asked = job(**changes)
     assert not KINDS["outer"].weighs(asked)

@@ -191,18 +191,15 @@ def test_impossible_budget_names_the_nearest_possible_thing(catalogue):
         recommend(catalogue, job(max_communication=1e-6))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cluster": "1x1"}, "has 1 worker"),
-        ({"hardware": None}, "its links are unknown"),
-        ({"max_group": 17}, "max-group: is 17; it lies between 2 and the number of workers, 16"),
-        ({"max_group": 1}, "max-group: is 1; it lies between 2 and the number of workers, 16"),
-        ({"max_communication": math.inf}, "max-communication: is inf"),
-        ({"max_consensus_distance": -1.0}, "max-consensus-distance: is -1.0; it is a finite number >= 0"),
-        ({"max_period": 0}, "a period has at least 1 phase"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"cluster": "1x1"}, "has 1 worker"),
+    ({"hardware": None}, "its links are unknown"),
+    ({"max_group": 17}, "max-group: is 17; it lies between 2 and the number of workers, 16"),
+    ({"max_group": 1}, "max-group: is 1; it lies between 2 and the number of workers, 16"),
+    ({"max_communication": math.inf}, "max-communication: is inf"),
+    ({"max_consensus_distance": -1.0}, "max-consensus-distance: is -1.0; it is a finite number >= 0"),
+    ({"max_period": 0}, "a period has at least 1 phase"),
+])  # fmt: skip
 def test_impossible_jobs_are_refused_in_one_line(options, message):
     with pytest.raises(InputError, match=message) as caught:
         job(**options)

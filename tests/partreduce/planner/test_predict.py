@@ -201,15 +201,12 @@ def test_a_worker_alone_with_its_host_needs_nobody():
     assert alone.step_seconds == pytest.approx(0.08 + 2 * (MODEL / 2 * 1e-8 + 1e-4))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "age", "arrays"),
-    [
-        (AllReduce(), 0, 1),
-        (AllReduce(steps_per_round=4), 0, 1),
-        (AllReduce(steps_per_round=4, sync=DelayedAveraging()), 4, 2),
-        (AllReduce(sync=Pipeline(width=3)), 2, None),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "age", "arrays"), [
+    (AllReduce(), 0, 1),
+    (AllReduce(steps_per_round=4), 0, 1),
+    (AllReduce(steps_per_round=4, sync=DelayedAveraging()), 4, 2),
+    (AllReduce(sync=Pipeline(width=3)), 2, None),
+])  # fmt: skip
 def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
     found = of(strategy)
     assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")

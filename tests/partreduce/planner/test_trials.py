@@ -30,13 +30,9 @@ from partreduce.types import RandomSlowdown, RotatingDelay
 from partreduce.verify import prove
 
 JITTERED = Hardware(
-    inside=Link.of_bandwidth(1e9, 1e-4),
-    nic=Link.of_bandwidth(25e6, 1e-4),
-    model_bytes=2_192_296,
-    compute=0.06,
-    slowdown=((1, 4.0),),
-    jitter=0.8,
-)
+    inside=Link.of_bandwidth(1e9, 1e-4), nic=Link.of_bandwidth(25e6, 1e-4), model_bytes=2_192_296, compute=0.06,
+    slowdown=((1, 4.0),), jitter=0.8,
+)  # fmt: skip
 
 
 def job(cluster="2x3", hardware=JITTERED, **options):

@@ -182,22 +182,19 @@ def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_i
         import_schedule(maxtext(**late))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"sync_every": 10, "model_fragments": 3}, "sync_every: is 10; torchft asks for a multiple of the 3 fragments"),
-        ({"fragment_sync_delay": 20}, "fragment_sync_delay: is 20; torchft asks for less than 20 / 1 steps"),
-        ({"fragment_update_alpha": 2}, "fragment_update_alpha: is 2; it must be a number from 0 to 1"),
-        ({"sync_evry": 3}, 'has the unknown key "sync_evry"; did you mean "sync_every"?'),
-        ({"outer_optimizer": None}, "outer_optimizer: is null; it must be such as"),
-        ({"outer_optimizer": {"lr": 0.7, "nesterov": True}}, "no momentum that it could look ahead with"),
-        ({"outer_optimizer": {"lr": [1]}}, "payload.outer.lr: is [1]; it is a number such as 0.7"),
-        ({"model_fragments": [[6, 0]]}, "it must list the numbers of elements of the fragment's tensors"),
-        ({"model_fragments": []}, "model_fragments: is []; there must be at least 1 fragment"),
-        ({"num_replicas": None}, "does not say how many replicas there are; give a cluster"),
-        (SIX_AND_SIX | {"bucket_cap_mb": 1e-9}, "a bucket must hold at least 1 number"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"sync_every": 10, "model_fragments": 3}, "sync_every: is 10; torchft asks for a multiple of the 3 fragments"),
+    ({"fragment_sync_delay": 20}, "fragment_sync_delay: is 20; torchft asks for less than 20 / 1 steps"),
+    ({"fragment_update_alpha": 2}, "fragment_update_alpha: is 2; it must be a number from 0 to 1"),
+    ({"sync_evry": 3}, 'has the unknown key "sync_evry"; did you mean "sync_every"?'),
+    ({"outer_optimizer": None}, "outer_optimizer: is null; it must be such as"),
+    ({"outer_optimizer": {"lr": 0.7, "nesterov": True}}, "no momentum that it could look ahead with"),
+    ({"outer_optimizer": {"lr": [1]}}, "payload.outer.lr: is [1]; it is a number such as 0.7"),
+    ({"model_fragments": [[6, 0]]}, "it must list the numbers of elements of the fragment's tensors"),
+    ({"model_fragments": []}, "model_fragments: is []; there must be at least 1 fragment"),
+    ({"num_replicas": None}, "does not say how many replicas there are; give a cluster"),
+    (SIX_AND_SIX | {"bucket_cap_mb": 1e-9}, "a bucket must hold at least 1 number"),
+])  # fmt: skip
 def test_what_torchft_refuses_is_refused_in_one_line(torchft, settings, words):
     with pytest.raises(InputError) as caught:
         import_schedule(torchft(**settings))
@@ -254,16 +251,13 @@ def test_torchtitans_modules_of_each_fragment_become_patterns(tmp_path):
     assert titan(tmp_path, method="local_sgd").strategy == AllReduce(steps_per_round=20)
 
 
-@pytest.mark.parametrize(
-    ("more", "method", "words"),
-    [
-        ("num_fragments = 3", "diloco", "sync_steps: is 20; torchft asks for a multiple of the 3 fragments"),
-        ("", "hivemind", 'semi_sync_method: is "hivemind"; it must be "diloco" or "local_sgd", with enable = true'),
-        ("module_fqns_per_model_fragment = [[]]", "diloco", "it must list the modules of each fragment"),
-        ("num_fragments = ", "diloco", "document: is no TOML"),
-        ("num_fragments = 20", "diloco", "fragment_sync_delay: is 1; torchft asks for less than 20 / 20 steps"),
-    ],
-)
+@pytest.mark.parametrize(("more", "method", "words"), [
+    ("num_fragments = 3", "diloco", "sync_steps: is 20; torchft asks for a multiple of the 3 fragments"),
+    ("", "hivemind", 'semi_sync_method: is "hivemind"; it must be "diloco" or "local_sgd", with enable = true'),
+    ("module_fqns_per_model_fragment = [[]]", "diloco", "it must list the modules of each fragment"),
+    ("num_fragments = ", "diloco", "document: is no TOML"),
+    ("num_fragments = 20", "diloco", "fragment_sync_delay: is 1; torchft asks for less than 20 / 20 steps"),
+])  # fmt: skip
 def test_what_torchtitan_refuses_is_refused_in_one_line(tmp_path, more, method, words):
     with pytest.raises(InputError) as caught:
         titan(tmp_path, more, method)

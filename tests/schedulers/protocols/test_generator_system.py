@@ -174,14 +174,8 @@ def test_shifting_lowers_every_sequence_number_and_forgets_those_long_past():
     assert system.shifted(0, worker, 50) == replace(worker, seq=-1, met=-1, here=(), ask=Ask(2, -1))
     assert system.shifted(0, worker, 8).seq == system.shifted(0, worker, 9).seq == -1
     messages = [
-        Ask(1, 6),
-        Grant(0, 1, 6, (0, 1)),
-        Void(2, 6),
-        Here(6, answer=True),
-        Alone(0, 1),
-        Later(0, 1),
-        Bye(0, 1),
-    ]
+        Ask(1, 6), Grant(0, 1, 6, (0, 1)), Void(2, 6), Here(6, answer=True), Alone(0, 1), Later(0, 1), Bye(0, 1),
+    ]  # fmt: skip
     shifted = [system.shifted_message(message, 5) for message in messages]
     assert shifted == [Ask(1, 1), Grant(0, 1, 1, (0, 1)), Void(2, 1), Here(1, answer=True), *messages[4:]]
     assert [system.shifted_message(m, 8) for m in messages[:4]] == [

@@ -135,15 +135,12 @@ def test_sampling_without_randomness_equals_the_engine():
     assert result.error == 0.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_rounds": 0}, "rounds: 0"),
-        ({"num_rounds": 10**9}, "at most 16666666 rounds fit"),
-        ({"compute": ComputeTimes(slowdown=((3, 2.0),))}, "workers are 0..2"),
-        ({"compute": ComputeTimes(trace=np.ones((1, 2)))}, "2 columns, there are 3 workers"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"num_rounds": 0}, "rounds: 0"),
+    ({"num_rounds": 10**9}, "at most 16666666 rounds fit"),
+    ({"compute": ComputeTimes(slowdown=((3, 2.0),))}, "workers are 0..2"),
+    ({"compute": ComputeTimes(trace=np.ones((1, 2)))}, "2 columns, there are 3 workers"),
+])  # fmt: skip
 def test_what_cannot_be_simulated_is_said(arguments, message):
     with pytest.raises(InputError, match=message):
         simulate(PAIR, UNIT, **arguments)
@@ -224,18 +221,10 @@ def test_workers_of_groups_that_never_meet_meet_in_every_step():
     assert spent.max() == pytest.approx(met.makespan)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        AllReduce(),
-        AllReduce(sync=DelayedAveraging()),
-        AllReduce(sync=Pipeline()),
-        AllReduce(steps_per_round=4),
-        pairs(),
-        pairs(sync=DelayedAveraging()),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("strategy", [
+    AllReduce(), AllReduce(sync=DelayedAveraging()), AllReduce(sync=Pipeline()), AllReduce(steps_per_round=4), pairs(),
+    pairs(sync=DelayedAveraging()),
+], ids=str)  # fmt: skip
 def test_the_steady_step_is_the_simulated_one(strategy):
     found = schedule(strategy)
     timeline = simulate(found, HARDWARE, compute=TIMES, num_rounds=40, touched=TOUCHED)

@@ -48,18 +48,10 @@ hardware:
 VALUE = Cluster.regular(
     2,
     4,
-    hardware=Hardware(
-        inside=Link.of_bandwidth(10e9, 5e-6),
-        nic=Link.of_bandwidth(5e9, 20e-6),
-        num_nics=2,
-        node_nic=((1, Link.of_bandwidth(1e9)),),
-        switches=(Switch((1,), Link.of_bandwidth(2e9, 2e-6)), Switch((0,))),
-        slowdown=((3, 5.0), (4, 1.25)),
-        jitter=0.1,
-        model_bytes=552_000_000,
-        compute=0.05,
-    ),
-)
+    hardware=Hardware(inside=Link.of_bandwidth(10e9, 5e-6), nic=Link.of_bandwidth(5e9, 20e-6), num_nics=2,
+        node_nic=((1, Link.of_bandwidth(1e9)),), switches=(Switch((1,), Link.of_bandwidth(2e9, 2e-6)), Switch((0,))),
+        slowdown=((3, 5.0), (4, 1.25)), jitter=0.1, model_bytes=552_000_000, compute=0.05),
+)  # fmt: skip
 
 
 def equal(one, other):
@@ -338,26 +330,13 @@ def pilot(*, sorted_data=False):
         data="per-worker" if sorted_data else "shuffled",
         steps=60,
         seeds=(0, 1, 5),
-        prices=Prices(
-            consensus_distance=Price(0.02, 0.0, 0.05),
-            late=Price(0.0, 0.0, 0.1),
-            drift=Price(0.5, 0.25, 1.0) if sorted_data else None,
-            error=0.125,
-            averaging=Price(0.3, 0.2, 0.4),
-        ),
-        probes=(
-            Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=0.0, steps_ratios=(1.0, 1.25, 1.5)),
+        prices=Prices(consensus_distance=Price(0.02, 0.0, 0.05), late=Price(0.0, 0.0, 0.1), drift=Price(0.5, 0.25, 1.0)
+            if sorted_data else None, error=0.125, averaging=Price(0.3, 0.2, 0.4)),
+        probes=(Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=0.0, steps_ratios=(1.0, 1.25, 1.5)),
             Probe(schedule="late", consensus_distance=0.75, drift=0.0, late=0.9, steps_ratios=(1.0, 0.9, 1.1)),
-            Probe(
-                schedule="ran",
-                consensus_distance=0.0,
-                drift=0.0,
-                late=0.0,
-                steps_ratios=(1.0, 1.0, 2.0),
-                sha256="a5" * 32,
-            ),
-        ),
-    )
+            Probe(schedule="ran", consensus_distance=0.0, drift=0.0, late=0.0, steps_ratios=(1.0, 1.0, 2.0),
+            sha256="a5" * 32)),
+    )  # fmt: skip
 
 
 def test_the_example_in_the_documentation_is_a_pilot():
@@ -385,36 +364,30 @@ def changed(*path, value):
     return document
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ([], "must be an object"),
-        ({"format": "partreduce.pilot"}, "is missing"),
-        (changed("format", value="partreduce.cluster"), 'must be "partreduce.pilot"'),
-        (changed("version", value=2), "install a newer partreduce"),
-        (changed("version", value=True), "reads version 1"),
-        (changed("workers", value=4), 'unknown key "workers"; did you mean "num_workers"'),
-        (changed("num_workers", value=4.0), "num_workers: is 4.0; it must be an integer"),
-        (changed("num_workers", value=True), "num_workers: is true; it must be an integer"),
-        (changed("data", value="sorted"), "data: is"),
-        (changed("seeds", value=[0]), "seeds: is"),
-        (changed("probes", value=[]), "probes: is"),
-        (changed("prices", "late", value={"value": 1, "low": 0}), 'the key "high" is missing'),
-        (changed("prices", "late", value={"value": 3, "low": 0, "high": 1}), "prices.late: is 3"),
-        (changed("prices", "late", "low", value=-0.1), "prices.late.low: is -0.1; it must be >= 0"),
-        (changed("prices", "error", value="5%"), "prices.error: is"),
-        (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
-        (changed("data", value="per-node"), "prices.drift: is for data that differ"),
-        (changed("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be a number"),
-        (
-            changed("probes", 0, "steps_ratios", value=[1.0, 2.0]),
-            r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds",
-        ),
-        (changed("probes", 0, "steps_ratios", value=[1.0, 0.0, 2.0]), "must be > 0"),
-        (changed("probes", 2, "sha256", value="A5" * 32), r"probes\[2\].sha256"),
-        (changed("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
-    ],
-)
+@pytest.mark.parametrize(("document", "message"), [
+    ([], "must be an object"),
+    ({"format": "partreduce.pilot"}, "is missing"),
+    (changed("format", value="partreduce.cluster"), 'must be "partreduce.pilot"'),
+    (changed("version", value=2), "install a newer partreduce"),
+    (changed("version", value=True), "reads version 1"),
+    (changed("workers", value=4), 'unknown key "workers"; did you mean "num_workers"'),
+    (changed("num_workers", value=4.0), "num_workers: is 4.0; it must be an integer"),
+    (changed("num_workers", value=True), "num_workers: is true; it must be an integer"),
+    (changed("data", value="sorted"), "data: is"),
+    (changed("seeds", value=[0]), "seeds: is"),
+    (changed("probes", value=[]), "probes: is"),
+    (changed("prices", "late", value={"value": 1, "low": 0}), 'the key "high" is missing'),
+    (changed("prices", "late", value={"value": 3, "low": 0, "high": 1}), "prices.late: is 3"),
+    (changed("prices", "late", "low", value=-0.1), "prices.late.low: is -0.1; it must be >= 0"),
+    (changed("prices", "error", value="5%"), "prices.error: is"),
+    (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
+    (changed("data", value="per-node"), "prices.drift: is for data that differ"),
+    (changed("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be a number"),
+    (changed("probes", 0, "steps_ratios", value=[1.0, 2.0]), r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds"),
+    (changed("probes", 0, "steps_ratios", value=[1.0, 0.0, 2.0]), "must be > 0"),
+    (changed("probes", 2, "sha256", value="A5" * 32), r"probes\[2\].sha256"),
+    (changed("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
+])  # fmt: skip
 def test_every_other_document_is_refused_in_one_line_with_its_place(document, message):
     with pytest.raises(DocumentError, match=message) as caught:
         pilot_of(document)

@@ -81,34 +81,31 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
     assert shards[0] != shards[1]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "place", "problem"),
-    [
-        ({"kind": "dynamic_groups", "group_size": 1}, "strategy.group_size", "is 1; it must be >= 2"),
-        ({"kind": "dynamic_groups", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
-        ({"kind": "dynamic_groups", "group_size": True}, "strategy.group_size", "must be an integer"),
-        ({"kind": "dynamic_groups", "division": "smart"}, "strategy.division", "must be"),
-        ({"kind": "dynamic_groups", "slow_worker_policy": "anybody"}, "strategy.slow_worker_policy", "must be"),
-        ({"kind": "dynamic_groups", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
-        ({"kind": "dynamic_groups", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
-        ({"kind": "dynamic_groups", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
-        ({"kind": "dynamic_groups", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
-        ({"kind": "dynamic_groups", "steps_per_round": [1, 2]}, "strategy.steps_per_round", "2 entries"),
-        ({"kind": "pairwise"}, "strategy", 'the key "active" is missing'),
-        ({"kind": "pairwise", "active": []}, "strategy.active", "at least 1 is active"),
-        ({"kind": "pairwise", "active": [0, 1, 2, 3]}, "strategy.active", "at least 1 passive"),
-        ({"kind": "pairwise", "active": [0, 0]}, "strategy.active", "at most once"),
-        ({"kind": "pairwise", "active": [0], "edges": [[1, 2]]}, "strategy.edges[0]", "joins two passive workers"),
-        ({"kind": "pairwise", "active": [0], "edges": [[0, 4]]}, "strategy.edges[0]", "outside 0..3"),
-        ({"kind": "pairwise", "active": [0], "edges": [[0, 1, 2]]}, "strategy.edges[0]", "too long"),
-        ({"kind": "pairwise", "active": [0], "edges": [[0, 1], [1, 0]]}, "strategy.edges[1]", "given twice"),
-        ({"kind": "server", "hosts": []}, "strategy.hosts", "lists at least one rank"),
-        ({"kind": "server", "hosts": [4]}, "strategy.hosts", "rank of 0..3"),
-        ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
-        ({"kind": "server", "staleness": 2}, "strategy.staleness", "only an asynchronous server has one"),
-        ({"kind": "server", "synchronous": 1}, "strategy.synchronous", "is 1"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "place", "problem"), [
+    ({"kind": "dynamic_groups", "group_size": 1}, "strategy.group_size", "is 1; it must be >= 2"),
+    ({"kind": "dynamic_groups", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
+    ({"kind": "dynamic_groups", "group_size": True}, "strategy.group_size", "must be an integer"),
+    ({"kind": "dynamic_groups", "division": "smart"}, "strategy.division", "must be"),
+    ({"kind": "dynamic_groups", "slow_worker_policy": "anybody"}, "strategy.slow_worker_policy", "must be"),
+    ({"kind": "dynamic_groups", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
+    ({"kind": "dynamic_groups", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
+    ({"kind": "dynamic_groups", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
+    ({"kind": "dynamic_groups", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
+    ({"kind": "dynamic_groups", "steps_per_round": [1, 2]}, "strategy.steps_per_round", "2 entries"),
+    ({"kind": "pairwise"}, "strategy", 'the key "active" is missing'),
+    ({"kind": "pairwise", "active": []}, "strategy.active", "at least 1 is active"),
+    ({"kind": "pairwise", "active": [0, 1, 2, 3]}, "strategy.active", "at least 1 passive"),
+    ({"kind": "pairwise", "active": [0, 0]}, "strategy.active", "at most once"),
+    ({"kind": "pairwise", "active": [0], "edges": [[1, 2]]}, "strategy.edges[0]", "joins two passive workers"),
+    ({"kind": "pairwise", "active": [0], "edges": [[0, 4]]}, "strategy.edges[0]", "outside 0..3"),
+    ({"kind": "pairwise", "active": [0], "edges": [[0, 1, 2]]}, "strategy.edges[0]", "too long"),
+    ({"kind": "pairwise", "active": [0], "edges": [[0, 1], [1, 0]]}, "strategy.edges[1]", "given twice"),
+    ({"kind": "server", "hosts": []}, "strategy.hosts", "lists at least one rank"),
+    ({"kind": "server", "hosts": [4]}, "strategy.hosts", "rank of 0..3"),
+    ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
+    ({"kind": "server", "staleness": 2}, "strategy.staleness", "only an asynchronous server has one"),
+    ({"kind": "server", "synchronous": 1}, "strategy.synchronous", "is 1"),
+])  # fmt: skip
 def test_refusals_name_the_place(strategy, place, problem):
     with pytest.raises(DocumentError) as caught:
         parse_schedule(document(strategy))
@@ -269,84 +266,60 @@ def quorum_document(members):
     return json.dumps(text).encode()
 
 
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"quorum": "solo"},
-        {"quorum": 3, "count": "call", "staleness": 1, "grace": 2000},
-        {"quorum": "majority", "seed": 2**53 - 1},
-        {"quorum": "majority", "count": "call", "missed": "latest", "synchronize_every": 10},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("members", [
+    {"quorum": "solo"},
+    {"quorum": 3, "count": "call", "staleness": 1, "grace": 2000},
+    {"quorum": "majority", "seed": 2**53 - 1},
+    {"quorum": "majority", "count": "call", "missed": "latest", "synchronize_every": 10},
+], ids=str)  # fmt: skip
 def test_files_hold_it_as_it_is(members):
     loaded = parse_schedule(quorum_document(members))
     assert loaded == by_quorum(**members)
     assert dump_schedule(loaded)["strategy"]["sync"] == {"partial": members}
 
 
-@pytest.mark.parametrize(
-    ("members", "words"),
-    [
-        ({"quorum": 1}, 'partial.quorum: is 1; the first worker starts a round: say "solo"'),
-        ({"quorum": -2}, "partial.quorum: is -2"),
-        ({"quorum": 4}, "is 4 of 4 workers; a quorum of all is synchronous; leave sync out"),
-        ({"quorum": 5}, "is 5 of 4 workers; it is at most that"),
-        ({"quorum": "most"}, "quorum: is 'most'; it must be a number of workers or one of solo, majority"),
-        ({"quorum": 2, "staleness": 0}, "partial.staleness: is 0; it must be >= 1"),
-        ({"quorum": 2, "grace": -1}, "partial.grace: is -1; it must be >= 0"),
-        ({"quorum": 2, "seed": 1}, "partial.seed: is 1; only the quorum majority draws a worker; leave it out"),
-        ({"quorum": 2, "synchronize_every": 5}, "synchronize_every: is 5; with missed each parameters never part"),
-        ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("members", "words"), [
+    ({"quorum": 1}, 'partial.quorum: is 1; the first worker starts a round: say "solo"'),
+    ({"quorum": -2}, "partial.quorum: is -2"),
+    ({"quorum": 4}, "is 4 of 4 workers; a quorum of all is synchronous; leave sync out"),
+    ({"quorum": 5}, "is 5 of 4 workers; it is at most that"),
+    ({"quorum": "most"}, "quorum: is 'most'; it must be a number of workers or one of solo, majority"),
+    ({"quorum": 2, "staleness": 0}, "partial.staleness: is 0; it must be >= 1"),
+    ({"quorum": 2, "grace": -1}, "partial.grace: is -1; it must be >= 0"),
+    ({"quorum": 2, "seed": 1}, "partial.seed: is 1; only the quorum majority draws a worker; leave it out"),
+    ({"quorum": 2, "synchronize_every": 5}, "synchronize_every: is 5; with missed each parameters never part"),
+    ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
+], ids=str)  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(members, words):
     with pytest.raises(ScheduleError, match=words):
         by_quorum(**members)
 
 
-@pytest.mark.parametrize(
-    ("members", "line"),
-    [
-        ({}, 'partial: the key "quorum" is missing'),
-        ({"quorum": True}, 'partial.quorum: is true; it must be "solo" or "majority", or a number of workers'),
-        ({"quorum": 2.0}, 'partial.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
-        ({"quorum": "solo", "grace": 0.5}, "partial.grace: is 0.5"),
-        ({"quorum": "solo", "majority": 1}, 'partial: has the unknown key "majority"'),
-        (3, "partial: is 3; it must be an object"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("members", "line"), [
+    ({}, 'partial: the key "quorum" is missing'),
+    ({"quorum": True}, 'partial.quorum: is true; it must be "solo" or "majority", or a number of workers'),
+    ({"quorum": 2.0}, 'partial.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
+    ({"quorum": "solo", "grace": 0.5}, "partial.grace: is 0.5"),
+    ({"quorum": "solo", "majority": 1}, 'partial: has the unknown key "majority"'),
+    (3, "partial: is 3; it must be an object"),
+], ids=str)  # fmt: skip
 def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
     with pytest.raises(DocumentError) as caught:
         parse_schedule(quorum_document(members))
     assert f"strategy.sync.{line}" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        (lambda sync: AllReduce(sync=sync, steps_per_round=2), "sync.partial: goes with steps_per_round 1"),
-        (
-            lambda sync: AllReduce(sync=sync, transport=Transport(codec=Codec.FLOAT16)),
-            "transport.codec: is float16; a quorum's sums",
-        ),
-        (
-            lambda sync: AllReduce(sync=sync, transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
-            "transport.gradient_buckets: is per_layer; a quorum's sums",
-        ),
-        (
-            lambda sync: DynamicGroups(group_size=2, sync=sync),
-            "sync: strategy 'dynamic_groups' has no quorum; leave it out",
-        ),
-        (
-            lambda sync: StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), sync=sync),
-            "sync: strategy 'static' has no quorum; leave it out",
-        ),
-    ],
-    ids=["steps_per_round", "codec", "layers", "kind", "groups"],
-)
+@pytest.mark.parametrize(("strategy", "words"), [
+    (lambda sync: AllReduce(sync=sync, steps_per_round=2), "sync.partial: goes with steps_per_round 1"),
+    (lambda sync: AllReduce(sync=sync, transport=Transport(codec=Codec.FLOAT16)),
+        "transport.codec: is float16; a quorum's sums"),
+    (lambda sync: AllReduce(sync=sync, transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
+        "transport.gradient_buckets: is per_layer; a quorum's sums"),
+    (lambda sync: DynamicGroups(group_size=2, sync=sync),
+        "sync: strategy 'dynamic_groups' has no quorum; leave it out"),
+    (lambda sync: StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), sync=sync),
+        "sync: strategy 'static' has no quorum; leave it out"),
+], ids=["steps_per_round", "codec", "layers", "kind", "groups"])  # fmt: skip
 def test_what_does_not_go_with_a_quorum_is_refused(strategy, words):
     with pytest.raises(ScheduleError, match=words):
         Schedule("s", CLUSTER, strategy(PartialAllReduce(quorum=QuorumStart.SOLO)))
@@ -372,16 +345,12 @@ def test_what_it_says_of_itself():
 FOLLOWS = Status.FOLLOWS
 
 
-@pytest.mark.parametrize(
-    ("members", "verdict", "staleness", "equal"),
-    [
-        ({"quorum": "solo"}, FOLLOWS, FOLLOWS, FOLLOWS),
-        ({"quorum": 2, "count": LateGradientPolicy.CALL, "staleness": 1}, FOLLOWS, FOLLOWS, FOLLOWS),
-        ({"quorum": "solo", "missed": "latest"}, "not proved", "not proved", "not proved"),
-        ({"quorum": "solo", "missed": "latest", "synchronize_every": 9}, FOLLOWS, FOLLOWS, FOLLOWS),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("members", "verdict", "staleness", "equal"), [
+    ({"quorum": "solo"}, FOLLOWS, FOLLOWS, FOLLOWS),
+    ({"quorum": 2, "count": LateGradientPolicy.CALL, "staleness": 1}, FOLLOWS, FOLLOWS, FOLLOWS),
+    ({"quorum": "solo", "missed": "latest"}, "not proved", "not proved", "not proved"),
+    ({"quorum": "solo", "missed": "latest", "synchronize_every": 9}, FOLLOWS, FOLLOWS, FOLLOWS),
+], ids=str)  # fmt: skip
 def test_what_is_proved(members, verdict, staleness, equal):
     proof = prove(by_quorum(**members))
     assert (proof.verdict, proof["staleness"].status, proof["equal-replicas"].status) == (verdict, staleness, equal)

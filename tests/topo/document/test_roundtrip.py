@@ -249,17 +249,14 @@ def test_hash_sees_every_change():
         Schedule("s", base.cluster, StaticGroups(phases=base.strategy.phases, prologue=1)),
         Schedule("s", base.cluster, StaticGroups(phases=GroupPhases(base.strategy.phases.phases * 2))),
         Schedule("s", base.cluster, StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 2], [1, 3]]),)))),
-        Schedule(
-            "s",
-            base.cluster,
-            StaticGroups(phases=GroupPhases((Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),))),
-        ),
+        Schedule("s", base.cluster,
+            StaticGroups(phases=GroupPhases((Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),)))),
         Schedule("s", base.cluster, StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1]]),)))),
         Schedule("s", base.cluster, StaticGroups(phases=RulePhases((2,), ((Block((0, 1)),),)))),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1)),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 2)),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)),
-    ]
+    ]  # fmt: skip
     assert len({schedule_sha256(schedule) for schedule in variants}) == len(variants)
 
 

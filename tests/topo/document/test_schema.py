@@ -163,12 +163,10 @@ STRATEGIES = [
     {"kind": "allreduce", "steps_per_round": 2, "transport": {"algorithm": "ring", "gradient_buckets": "single"}},
     {"kind": "allreduce", "transport": {"gradient_buckets": "per_layer"}},
     {"kind": "allreduce", "sync": {"partial": {"quorum": 2, "missed": "latest", "synchronize_every": 9}}},
-    *(
-        {"kind": "neighbor", "rounds": [RING], "sync": {"iteration_gap": {"max_ig": 2, "update_order": order}}}
-        for order in ("adapt_then_combine", "dpsgd")
-    ),
+    *({"kind": "neighbor", "rounds": [RING], "sync": {"iteration_gap": {"max_ig": 2, "update_order": order}}}
+        for order in ("adapt_then_combine", "dpsgd")),
     *({"kind": "dynamic_groups", "slow_worker_policy": policy} for policy in ("pair_locally", "defer")),
-]
+]  # fmt: skip
 
 
 def document_of(strategy):

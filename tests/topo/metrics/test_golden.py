@@ -104,20 +104,15 @@ def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n():
     assert consensus_distance(schedule).value == pytest.approx(15 / 16, abs=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        ("node_x3_then_all", node_then_all(3)),
-        ("node_x7_then_all", node_then_all(7)),
-        ("node_x15_then_all", node_then_all(15)),
-        ("prague_figure_10", figure_10(4)),
-        *(
-            (f"allreduce_every_{h}", Schedule("a", Cluster.parse("4x4"), AllReduce(steps_per_round=h)))
-            for h in (2, 4, 8, 16)
-        ),
-        ("pairs_pairs_all", build("pairs-pairs-all", Cluster.parse("4x4"))),
-    ],
-)
+@pytest.mark.parametrize(("name", "schedule"), [
+    ("node_x3_then_all", node_then_all(3)),
+    ("node_x7_then_all", node_then_all(7)),
+    ("node_x15_then_all", node_then_all(15)),
+    ("prague_figure_10", figure_10(4)),
+    *((f"allreduce_every_{h}", Schedule("a", Cluster.parse("4x4"), AllReduce(steps_per_round=h)))
+        for h in (2, 4, 8, 16)),
+    ("pairs_pairs_all", build("pairs-pairs-all", Cluster.parse("4x4"))),
+])  # fmt: skip
 def test_drift_table(name, schedule):
     worker, node = GOLDEN["drift_16_workers_4_nodes"][name]
     assert drift(schedule, "worker").value == pytest.approx(worker, abs=5e-4)

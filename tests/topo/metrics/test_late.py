@@ -336,13 +336,10 @@ def test_only_a_schedule_of_one_graph_has_a_hop_gap():
     assert star.hop_gap.value == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("graph", "message"),
-    [
-        (Round.from_edges(3, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]), "worker 2 has no neighbor"),
-        (Round.from_edges(5000, [(0, 1, Fraction(1, 2))]), "at most 4000"),
-    ],
-)
+@pytest.mark.parametrize(("graph", "message"), [
+    (Round.from_edges(3, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]), "worker 2 has no neighbor"),
+    (Round.from_edges(5000, [(0, 1, Fraction(1, 2))]), "at most 4000"),
+])  # fmt: skip
 def test_what_has_no_gap_is_refused_in_one_line(graph, message):
     with pytest.raises(InputError, match=message) as caught:
         hop_gap(graph)

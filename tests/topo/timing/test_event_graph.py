@@ -32,11 +32,9 @@ from partreduce.topo.timing.stages import Stage
 from partreduce.types import CodecSeconds, ComputeTimes, Switch
 
 FIGURE_10 = (
-    (Block((0,), (0, 1)), Block((2, 3))),
+    (Block((0,), (0, 1)), Block((2, 3))), (Block((0, 1, 2, 3)),), (Block((0, 3)), Block((1,), (0,))),
     (Block((0, 1, 2, 3)),),
-    (Block((0, 3)), Block((1,), (0,))),
-    (Block((0, 1, 2, 3)),),
-)
+)  # fmt: skip
 
 
 @st.composite
@@ -238,11 +236,7 @@ def test_a_million_workers_take_the_time_of_one_node():
 
 def test_ties_between_cycles_of_equal_mean_settle():
     """Workers 1 and 4 each trace back to themselves at 0.2708 s per period; together they make a cycle of 0.2734 s."""
-    groups = (
-        [((0, 1), 0.1104)],
-        [((0, 2, 5), 0.0552), ((3, 4), 0.1104)],
-        [((1, 3), 0.1104), ((2, 4, 5), 0.1104)],
-    )
+    groups = ([((0, 1), 0.1104)], [((0, 2, 5), 0.0552), ((3, 4), 0.1104)], [((1, 3), 0.1104), ((2, 4, 5), 0.1104)])
     stages = []
     for phase in groups:
         cell_of = np.full(6, -1)

@@ -110,20 +110,17 @@ def test_the_checker_computes_the_hash_that_the_documents_compute(name):
 
 
 AXES = [
-    *(
-        {"sync": sync}
-        for sync in ("synchronous", {"delay": 1}, {"delay": 2}, {"delay": 0}, {"delay": "1"}, {}, "free", None, 1)
-    ),
+    *({"sync": sync} for sync in ("synchronous", {"delay": 1}, {"delay": 2}, {"delay": 0}, {"delay": "1"}, {}, "free",
+        None, 1)),
     *({"sync": sync} for sync in ({"iteration_gap": {"staleness": 1}}, {"delay": 1, "iteration_gap": 1}, "delay")),
-    *(
-        {"transport": transport}
-        for transport in ({}, {"algorithm": "ring"}, {"algorithm": "hierarchical"}, {"algorithm": "tree"}, "ring", None)
-    ),
+    *({"transport": transport}
+        for transport in ({}, {"algorithm": "ring"}, {"algorithm": "hierarchical"}, {"algorithm": "tree"}, "ring",
+        None)),
     *({"transport": transport} for transport in ({"algorithm": "ring", "codec": "none"}, {"codec": "none"})),
     {"sync": {"delay": 1}, "transport": {"algorithm": "hierarchical"}},
     {"sync": "synchronous", "transport": {}},
     {"overlap": True},
-]
+]  # fmt: skip
 
 
 LAGS = [

@@ -25,11 +25,8 @@ PROGRAM = Path(checker.__file__).parent
 def certificate(raw, *claims):
     s = checker.read_schedule(json.loads(json.dumps(raw)))
     shape = {
-        "format": "partreduce.certificate",
-        "version": 1,
-        "schedule_sha256": s.sha256,
-        "num_workers": s.num_workers,
-    }
+        "format": "partreduce.certificate", "version": 1, "schedule_sha256": s.sha256, "num_workers": s.num_workers,
+    }  # fmt: skip
     return {**shape, "period": s.period, "claims": list(claims)}
 
 
@@ -222,22 +219,10 @@ def test_weights_without_a_common_denominator_are_unreadable(tmp_path):
     assert "common denominator" in output
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"[" * 100000,
-        b'{"claims":' + b"[" * 100000,
-        b"\xef\xbb\xbf{}",
-        b"\xff",
-        b'{"a":1,"a":1}',
-        b'{"version":1.0}',
-        b'{"version":NaN}',
-        b'{"version":true}',
-        b'{"version":' + b"9" * 5000 + b"}",
-        b'{"version":1e999999999}',
-        b"",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    b"[" * 100000, b'{"claims":' + b"[" * 100000, b"\xef\xbb\xbf{}", b"\xff", b'{"a":1,"a":1}', b'{"version":1.0}',
+    b'{"version":NaN}', b'{"version":true}', b'{"version":' + b"9" * 5000 + b"}", b'{"version":1e999999999}', b"",
+])  # fmt: skip
 def test_a_hostile_file_is_unreadable(text, tmp_path):
     assert run(tmp_path, PAIR, text)[0] == 65
     assert run(tmp_path, text, certificate(PAIR))[0] == 65

@@ -345,17 +345,12 @@ JUST_SO = [
 """What was once stated wrongly, and its neighbors."""
 
 
-@pytest.mark.parametrize(
-    ("raw", "name", "numbers"),
-    [
-        *BY_HAND,
-        *JUST_SO,
-        *(
-            (document(nodes, size, kind="allreduce", transport={"codec": codec, **form}), "codec-error", sums)
-            for nodes, size, codec, form, sums in CODED_SUMS
-        ),
-    ],
-)
+@pytest.mark.parametrize(("raw", "name", "numbers"), [
+    *BY_HAND,
+    *JUST_SO,
+    *((document(nodes, size, kind="allreduce", transport={"codec": codec, **form}), "codec-error", sums) for nodes,
+        size, codec, form, sums in CODED_SUMS),
+])  # fmt: skip
 def test_facts_worked_out_by_hand(raw, name, numbers):
     facts = computed(raw)
     assert (facts[name][1] if name in facts else None) == numbers
@@ -455,13 +450,7 @@ def test_what_the_facts_are_counted_to_cost(monkeypatch):
     assert dict(spent) == COSTS
 
 
-COSTS = {
-    "staleness": 105473,
-    "end": 106253,
-    "queues": 37090,
-    "gap-of-pairs": 90880,
-    "consensus": 47150,
-}
+COSTS = {"staleness": 105473, "end": 106253, "queues": 37090, "gap-of-pairs": 90880, "consensus": 47150}
 
 
 def test_a_fact_that_costs_too_much_is_named_and_left_out(monkeypatch):

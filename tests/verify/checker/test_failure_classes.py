@@ -32,29 +32,17 @@ def _random_groups(seed, cluster, period):
 
 SCHEDULES = {
     "figure 10": build("prague-figure-10", Cluster.regular(4, 4)),
-    "three digits": Schedule(
-        "rule",
-        Cluster.regular(12, 2),
-        StaticGroups(phases=RulePhases((2, 3, 2), ((Block((0,), (0, 2)), Block((1,), (1,))), (Block((0, 1)),)))),
-    ),
-    "ranks that rest": Schedule(
-        "rule", Cluster.regular(3, 4), StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)), Block((2,))),)))
-    ),
-    "a slow rank": Schedule(
-        "rule",
-        Cluster.regular(2, 4),
-        StaticGroups(phases=RulePhases((2,), ((Block((0, 1, 2, 3), (0,)),),)), steps_per_round=(1, 1, 2, 1) * 2),
-    ),
-    "a slow node": Schedule(
-        "rule",
-        Cluster.regular(3, 2),
-        StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)),),)), steps_per_round=(1, 1, 1, 1, 2, 2)),
-    ),
-    **{
-        f"groups {seed}": _random_groups(seed, Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]]), 1)
-        for seed in range(4)
-    },
-}
+    "three digits": Schedule("rule", Cluster.regular(12, 2),
+        StaticGroups(phases=RulePhases((2, 3, 2), ((Block((0,), (0, 2)), Block((1,), (1,))), (Block((0, 1)),))))),
+    "ranks that rest": Schedule("rule", Cluster.regular(3, 4),
+        StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)), Block((2,))),)))),
+    "a slow rank": Schedule("rule", Cluster.regular(2, 4),
+        StaticGroups(phases=RulePhases((2,), ((Block((0, 1, 2, 3), (0,)),),)), steps_per_round=(1, 1, 2, 1) * 2)),
+    "a slow node": Schedule("rule", Cluster.regular(3, 2),
+        StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)),),)), steps_per_round=(1, 1, 1, 1, 2, 2))),
+    **{f"groups {seed}": _random_groups(seed, Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]]), 1)
+        for seed in range(4)},
+}  # fmt: skip
 
 
 def _keeps_groups(schedule, to):

@@ -268,15 +268,11 @@ def factors_over(bits):
     return [f"1/{denominator}" for denominator in denominators]
 
 
-@pytest.mark.parametrize(
-    ("place", "of"),
-    [
-        ("phases", lambda factors: groups(2 * len(factors), [([2 * i, 2 * i + 1], f) for i, f in enumerate(factors)])),
-        ("phases", lambda factors: rule([2], len(factors), [([i], [0], f) for i, f in enumerate(factors)])),
-        ("rounds", lambda factors: graph(len(factors) + 1, [(i, i + 1, f) for i, f in enumerate(factors)])),
-    ],
-    ids=["groups", "blocks", "edges"],
-)
+@pytest.mark.parametrize(("place", "of"), [
+    ("phases", lambda factors: groups(2 * len(factors), [([2 * i, 2 * i + 1], f) for i, f in enumerate(factors)])),
+    ("phases", lambda factors: rule([2], len(factors), [([i], [0], f) for i, f in enumerate(factors)])),
+    ("rounds", lambda factors: graph(len(factors) + 1, [(i, i + 1, f) for i, f in enumerate(factors)])),
+], ids=["groups", "blocks", "edges"])  # fmt: skip
 def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most(place, of):
     says = f"strategy.{place}[0]: the common denominator has over 16384 bits"
     assert refusal(of(factors_over(2**14))) is None
