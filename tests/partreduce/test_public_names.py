@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import partreduce
+from helpers.refusals import refused
 from partreduce import PartreduceError
 from partreduce.__main__ import in_options, main
 from partreduce.errors import InputError
@@ -230,8 +231,7 @@ def test_design_builds_from_a_shorthand():
     schedule = partreduce.design("2x4", build="node-then-all", node_rounds=3)
     assert schedule.period == 4
     assert "node-then-all" in partreduce.catalogue()
-    with pytest.raises(partreduce.errors.InputError, match="did you mean"):
-        partreduce.design("2x4", build="node-then-al")
+    refused(partreduce.errors.InputError, "did you mean", partreduce.design, "2x4", build="node-then-al")
 
 
 # Docstrings of the public API have every parameter under `Args:`, and what comes back under `Returns:`
@@ -407,8 +407,7 @@ def test_the_command_line_names_options_where_python_names_arguments(tmp_path, c
     (path := tmp_path / "x.json").write_text("{}")
     assert main(["import", str(path)]) == 65
     assert "give --format, one of" in capsys.readouterr().err
-    with pytest.raises(InputError, match="give format=, one of"):
-        partreduce.import_schedule(path)
+    refused(InputError, "give format=, one of", partreduce.import_schedule, path)
     assert main(["design", "2x2", "--time-limit", "0s"]) == 2
     assert "--time-limit: is 0.0 s" in capsys.readouterr().err
     assert in_options("pilot: plan with data=shuffled") == "pilot: plan with --data shuffled"
@@ -416,10 +415,8 @@ def test_the_command_line_names_options_where_python_names_arguments(tmp_path, c
 
 
 def test_unknown_and_missing_arguments_are_type_errors_as_in_any_function():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'jobs'"):
-        partreduce.load_cluster("2x2", jobs=1)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'request'"):
-        partreduce.design()
+    refused(TypeError, "unexpected keyword argument 'jobs'", partreduce.load_cluster, "2x2", jobs=1)
+    refused(TypeError, "missing 1 required positional argument: 'request'", partreduce.design)
 
 
 def test_what_stands_for_a_type_is_accepted():

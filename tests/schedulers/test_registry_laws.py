@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from partreduce import Cluster
 from partreduce.errors import ScheduleError
 from partreduce.files import parse_schedule
@@ -111,9 +112,7 @@ def test_entry_describes_itself(name):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_one_worker_is_refused_in_one_line(name):
-    with pytest.raises(ScheduleError, match="1 worker") as caught:
-        registry.build(name, Cluster.parse("1x1"))
-    assert "\n" not in str(caught.value)
+    refused(ScheduleError, "1 worker", registry.build, name, Cluster.parse("1x1"))
 
 
 def public_functions(package):
@@ -169,23 +168,19 @@ def test_names_are_given_once():
 
 
 def test_unknown_name_gets_a_suggestion():
-    with pytest.raises(ScheduleError, match="did you mean prague-figure-10"):
-        registry.build("prague-figure-1", Cluster.parse("4x4"))
-    with pytest.raises(ScheduleError, match="partreduce design --list"):
-        registry.entry("zzzzzz")
+    refused(ScheduleError, "did you mean prague-figure-10", registry.build, "prague-figure-1", Cluster.parse("4x4"))
+    refused(ScheduleError, "partreduce design --list", registry.entry, "zzzzzz")
 
 
 def test_unknown_parameter_gets_a_suggestion():
     with pytest.raises(ScheduleError, match="did you mean node_rounds"):
         registry.build("node-then-all", Cluster.parse("4x4"), node_round=3)
-    with pytest.raises(ScheduleError, match="has no parameters"):
-        registry.build("prague-figure-10", Cluster.parse("4x4"), every=3)
+    refused(ScheduleError, "has no parameters", registry.build, "prague-figure-10", Cluster.parse("4x4"), every=3)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", 1.5, True, "", None, 10**30])
 def test_bad_parameter_values_are_refused(value):
-    with pytest.raises(ScheduleError, match="allreduce: every"):
-        registry.build("allreduce", Cluster.parse("4x4"), every=value)
+    refused(ScheduleError, "allreduce: every", registry.build, "allreduce", Cluster.parse("4x4"), every=value)
 
 
 def test_text_values_are_read():
@@ -198,8 +193,7 @@ def test_text_values_are_read():
 def test_a_group_larger_than_n_names_the_nearest():
     with pytest.raises(ScheduleError, match="the largest group is 16"):
         registry.build("hyper-cuboid", Cluster.parse("4x4"), max_group=17)
-    with pytest.raises(ScheduleError, match="max_group=7"):
-        registry.build("hyper-cuboid", Cluster.parse("7x2"), max_group=2)
+    refused(ScheduleError, "max_group=7", registry.build, "hyper-cuboid", Cluster.parse("7x2"), max_group=2)
 
 
 @pytest.mark.parametrize("name", [n for n in registry.names() if registry.entry(n).kind == "rule"])

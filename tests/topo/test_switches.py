@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
+from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
 from partreduce.strategies import Block, Phase
@@ -199,11 +200,9 @@ def test_switches_that_do_not_nest_are_refused_in_one_line():
         ([(0, 1), (0, 1)], r"switches\[1\]: stands above the same nodes as switches\[0\]; keep one"),
         ([(0, 1, 2, 3), (0, 1), (1, 2)], r"switches\[2\]: shares node 1 with switches\[1\]"),
     ):
-        with pytest.raises(InputError, match=words):
-            Hardware(switches=tuple(Switch(nodes) for nodes in switches))
+        refused(InputError, words, Hardware, switches=tuple(Switch(nodes) for nodes in switches))
     for nodes, words in (((), "no nodes"), ((0, -1), "node -1"), ((1, 1), "1 different")):
-        with pytest.raises(InputError, match=words):
-            Switch(nodes)
+        refused(InputError, words, Switch, nodes)
     with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
         communication(Schedule("a", CLUSTER, AllReduce()), replace(HARDWARE, switches=(Switch((3, 4)),)))
 

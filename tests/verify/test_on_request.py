@@ -12,6 +12,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.adpsgd import Answer, Pairing, Role
@@ -412,5 +413,4 @@ def test_a_partition_into_singletons_would_not_contract():
 
 
 def test_irregular_clusters_are_refused_for_inter_intra():
-    with pytest.raises(ScheduleError, match="equal size"):
-        theorem_of(DynamicGroups(), Cluster.parse("3,2"))
+    refused(ScheduleError, "equal size", theorem_of, DynamicGroups(), Cluster.parse("3,2"))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Link, PlanRequest, Schedule
 from partreduce.errors import InputError
 from partreduce.planner.calibration import (
@@ -212,17 +213,14 @@ def test_schedules_that_cannot_tell_prices_apart_are_refused(probe, message):
     rows = [
         Probe(schedule=f"{d}", consensus_distance=d, drift=0.0, late=late, steps_ratios=(1.1, 1.2)) for d, late in probe
     ]
-    with pytest.raises(InputError, match=message):
-        fit_prices(rows, data="shuffled")
+    refused(InputError, message, fit_prices, rows, data="shuffled")
 
 
 def test_a_job_that_does_not_learn_is_refused():
     flat = [Curve(schedule, seed, 3, (1.0,) * POINTS) for seed in (0, 1)
             for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled"))]  # fmt: skip
-    with pytest.raises(InputError, match="All-Reduce's loss did not fall in 60 steps"):
-        calibrated(flat, data="shuffled", steps=60)
-    with pytest.raises(InputError, match="at least 2"):
-        calibrated(flat[:8], data="shuffled", steps=60)
+    refused(InputError, "All-Reduce's loss did not fall in 60 steps", calibrated, flat, data="shuffled", steps=60)
+    refused(InputError, "at least 2", calibrated, flat[:8], data="shuffled", steps=60)
 
 
 @pytest.mark.parametrize("shape", ["1x2", "1x3", "2x2", "3,2", "1x7"])
@@ -230,8 +228,7 @@ def test_a_job_that_does_not_learn_is_refused():
 def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape, data):
     cluster = Cluster.parse(shape)
     if data == "per-node" and cluster.num_nodes == 1:
-        with pytest.raises(InputError, match="there is one node"):
-            probes(cluster, steps=24, data=data)
+        refused(InputError, "there is one node", probes, cluster, steps=24, data=data)
         return
     found = probes(cluster, steps=24, data=data)
     assert len({schedule.name for schedule in found}) == len(found) >= 4
@@ -248,8 +245,7 @@ def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape, data):
         for schedule in found
     ]
     fit_prices(rows, data=data)
-    with pytest.raises(InputError, match="at least 24"):
-        probes(cluster, steps=23, data=data)
+    refused(InputError, "at least 24", probes, cluster, steps=23, data=data)
 
 
 PRICED = Pilot(
@@ -317,8 +313,7 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not():
 
 
 def test_a_pilot_that_says_nothing_about_the_job_is_refused():
-    with pytest.raises(InputError, match="ran on shuffled data and the job's are per-worker"):
-        job(pilot=PRICED, data=Data.PER_WORKER)
+    refused(InputError, "ran on shuffled data and the job's are per-worker", job, pilot=PRICED, data=Data.PER_WORKER)
 
 
 def test_the_answer_says_what_a_pilot_cost_and_what_it_changed():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
 from partreduce.errors import InputError, UndecidedError
@@ -207,10 +208,8 @@ def test_a_job_without_the_wish_still_hears_of_gaps():
 
 
 def test_what_cannot_be_asked_is_refused():
-    with pytest.raises(InputError, match=r"max_queues: is -1\.0 bytes"):
-        job(max_queues=-1.0)
-    with pytest.raises(UndecidedError, match="at most 256 workers, not 400"):
-        recommend([], job("100x4", gap=True))
+    refused(InputError, r"max_queues: is -1\.0 bytes", job, max_queues=-1.0)
+    refused(UndecidedError, "at most 256 workers, not 400", recommend, [], job("100x4", gap=True))
 
 
 # Quorums as options: which are proposed, what they are predicted to cost, which pays, and what is said and drawn
@@ -304,8 +303,7 @@ def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
     assert Delay.of(AllReduce(sync=Pipeline())) is Delay.PIPELINE
     assert all(option.quorum for option in permitted(planned.options, quorum_job(hardware=ONE_SLOW)))
     assert not any(option.quorum for option in permitted(planned.options, quorum_job(hardware=ONE_SLOW, quorum=False)))
-    with pytest.raises(InputError, match="a quorum is asked for, and something else"):
-        quorum_job(gap=True)
+    refused(InputError, "a quorum is asked for, and something else", quorum_job, gap=True)
 
 
 @pytest.mark.parametrize(("cluster", "hardware", "options", "said"), [

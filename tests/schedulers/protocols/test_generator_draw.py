@@ -7,6 +7,7 @@ from math import factorial, log2
 
 import pytest
 
+from helpers.refusals import refused
 from partreduce import Cluster
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note
@@ -329,8 +330,7 @@ def test_a_setting_on_the_edge_of_what_can_be(facts):
 
 @pytest.mark.parametrize("facts", [{"group_size": 1}, {"group_size": 4}, {"max_known": 0}, {"max_known": -1}])
 def test_a_setting_beyond_it(facts):
-    with pytest.raises(InputError, match=next(iter(facts))):
-        GeneratorSetting(nodes=(0, 0, 1), **facts)
+    refused(InputError, next(iter(facts)), GeneratorSetting, nodes=(0, 0, 1), **facts)
 
 
 def test_a_situation_is_not_due_unless_said():

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-import pytest
-
+from helpers.refusals import refused
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
@@ -416,8 +415,7 @@ def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes
 
 
 def test_what_is_no_message_is_an_error():
-    with pytest.raises(AssertionError, match="not a message"):
-        Service(2).tell(0, "hello")
+    refused(AssertionError, "not a message", Service(2).tell, 0, "hello")
 
 
 def test_a_plain_request_asks_for_a_group_of_an_ordinary_round():

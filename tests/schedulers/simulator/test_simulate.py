@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError, MissingDependencyError
 from partreduce.strategies import Phase
@@ -112,8 +113,7 @@ def test_a_trace_repeats(tmp_path):
 @pytest.mark.parametrize("text", ["", "a,b", "1,2\n3", "1,-2", "1,inf", "1,nan"])
 def test_a_broken_trace_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(InputError, match=r"t\.csv: [^\n]*$"):
-        read_trace(tmp_path / "t.csv")
+    refused(InputError, r"t\.csv: [^\n]*$", read_trace, tmp_path / "t.csv")
 
 
 def test_sampling_agrees_with_the_closed_form_of_a_two_point_maximum():
@@ -142,8 +142,7 @@ def test_sampling_without_randomness_equals_the_engine():
     ({"compute": ComputeTimes(trace=np.ones((1, 2)))}, "2 columns, there are 3 workers"),
 ])  # fmt: skip
 def test_what_cannot_be_simulated_is_said(arguments, message):
-    with pytest.raises(InputError, match=message):
-        simulate(PAIR, UNIT, **arguments)
+    refused(InputError, message, simulate, PAIR, UNIT, **arguments)
 
 
 def test_a_thousand_workers_fit():

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
+from helpers.refusals import refused
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
 from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.errors import InputError
@@ -128,8 +129,7 @@ def test_a_million_workers_cost_no_expansion():
 
 
 def test_model_size_is_asked_for():
-    with pytest.raises(InputError, match="model_bytes"):
-        communication(static(*FIGURE_10), Hardware())
+    refused(InputError, "model_bytes", communication, static(*FIGURE_10), Hardware())
 
 
 def test_neighbor_rounds_share_the_nic_of_their_node():

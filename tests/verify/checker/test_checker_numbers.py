@@ -11,6 +11,7 @@ from benchmarks.forgery.dense import dense, steady_distance
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule
 from helpers.edges import EDGES, HALF, graph, groups, own, rule, said
 from helpers.readings import read
+from helpers.refusals import refused
 from partreduce.files import dump_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.checker import consensus_distance, linear_algebra, outer_steps, period
@@ -273,8 +274,7 @@ def test_work_is_counted_before_it_is_done_up_to_its_limit():
     work = Work("here", 10)
     work.spend(4)
     work.spend(6)
-    with pytest.raises(TooLarge, match="here: too large"):
-        work.spend(1)
+    refused(TooLarge, "here: too large", work.spend, 1)
     assert Work("here").limit == MAX_WORK == 10**10
 
 
@@ -308,20 +308,13 @@ COSTS = {
 
 def test_a_list_that_differs_is_named_by_its_first_difference():
     confirm_equal("place", [1, [2, 3]], [1, [2, 3]])
-    with pytest.raises(Refusal, match=r"place\[1\]\[0\] is 9; expected 2"):
-        confirm_equal("place", [1, [9, 3]], [1, [2, 3]])
-    with pytest.raises(Refusal, match=r"place is \[1\]; expected a list of 2: \[1, 2\]"):
-        confirm_equal("place", [1], [1, 2])
-    with pytest.raises(Refusal, match=r'place is "ab"; expected a list of 2: \["a", "c"\]'):
-        confirm_equal("place", "ab", ["a", "c"])
-    with pytest.raises(Refusal, match=r'place is \["a", "c"\]; expected "ab"'):
-        confirm_equal("place", ["a", "c"], "ab")
-    with pytest.raises(Refusal, match=f'place is 1; expected "{"x" * 159}[^x]'):
-        confirm_equal("place", 1, "x" * 200)
-    with pytest.raises(Refusal, match=f"place is 1; expected {'x' * 200}[^x]"):
-        confirm(False, "place", 1, "x" * 300)
-    with pytest.raises(Refusal, match='2192"; expected 1'):
-        confirm_equal("place", "→", 1)
+    refused(Refusal, r"place\[1\]\[0\] is 9; expected 2", confirm_equal, "place", [1, [9, 3]], [1, [2, 3]])
+    refused(Refusal, r"place is \[1\]; expected a list of 2: \[1, 2\]", confirm_equal, "place", [1], [1, 2])
+    refused(Refusal, r'place is "ab"; expected a list of 2: \["a", "c"\]', confirm_equal, "place", "ab", ["a", "c"])
+    refused(Refusal, r'place is \["a", "c"\]; expected "ab"', confirm_equal, "place", ["a", "c"], "ab")
+    refused(Refusal, f'place is 1; expected "{"x" * 159}[^x]', confirm_equal, "place", 1, "x" * 200)
+    refused(Refusal, f"place is 1; expected {'x' * 200}[^x]", confirm, False, "place", 1, "x" * 300)
+    refused(Refusal, '2192"; expected 1', confirm_equal, "place", "→", 1)
     assert one_line("a\nb→~ \x7f") == "a\\u000ab\\u2192~ \\u007f"
     assert (Refusal("s", 65).status, Refusal("s\n", 1).sentence) == (65, "s\\u000a")
 
@@ -350,5 +343,4 @@ def test_a_rule_whose_steps_per_round_differ_between_nodes_is_seen_group_by_grou
     assert (
         with_places(checker.read_schedule(rule([2], 1, [([0], [0])], steps_per_round=[1, 2])), "here").form == "groups"
     )
-    with pytest.raises(Refusal, match="over 1024 rows"):
-        with_places(checker.read_schedule(groups(1025, [[0, 1]])), "here")
+    refused(Refusal, "over 1024 rows", with_places, checker.read_schedule(groups(1025, [[0, 1]])), "here")

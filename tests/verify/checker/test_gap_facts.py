@@ -15,6 +15,7 @@ import pytest
 from benchmarks.explore.hop import diamond, ring
 from helpers.claims import facts_of
 from helpers.gap_bounds import attained, named
+from helpers.refusals import refused
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
 from partreduce.schedulers.protocols.digraph import Digraph
@@ -115,8 +116,7 @@ def random_digraph(rng, n):
 
 def test_a_search_that_costs_too_much_is_given_up():
     events = events_of(named("ring", 6), IterationGap())
-    with pytest.raises(TooLarge, match="here: too large"):
-        events.leads(0, range(6), Work("here", 100))
+    refused(TooLarge, "here: too large", events.leads, 0, range(6), Work("here", 100))
 
 
 @pytest.mark.parametrize("name", ["checker", "a copy of version-1.0", "json"])
@@ -234,8 +234,7 @@ def test_a_setting_without_matrices_gets_no_claim_about_them():
     own = dict(prove(lossy).certificate)
     for entry in synchronous["claims"]:
         expected = "do without none of" if entry["claim"] == "consensus" else "a claim about lossy gap"
-        with pytest.raises(checker.Refusal, match=expected):
-            confirmed(lossy, {**own, "claims": [entry]})
+        refused(checker.Refusal, expected, confirmed, lossy, {**own, "claims": [entry]})
     assert confirmed(ring_based_16(PAPER["staleness"]), dict(prove(ring_based_16(PAPER["staleness"])).certificate))
 
 

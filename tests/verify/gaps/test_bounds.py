@@ -11,6 +11,7 @@ from benchmarks.explore.explorer import Network, explore
 from benchmarks.explore.hop import both_ways, diamond, longest_skips, ring
 from benchmarks.explore.reductions import Hop
 from helpers.gap_bounds import attained, named, path_lengths, published
+from helpers.refusals import refused
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance
@@ -290,8 +291,7 @@ def test_one_workers_capacities_are_those_of_all_pairs():
             updates = {u: plus(exact[u][w], 1) for u in graph.sources[w]}
             sent = {v: plus(exact[w][v], 1) for v in graph.targets[w]}
             if None in {*updates.values(), *sent.values()}:
-                with pytest.raises(InputError, match="without limit"):
-                    capacities_of(graph, setting, w)
+                refused(InputError, "without limit", capacities_of, graph, setting, w)
                 continue
             capacities = capacities_of(graph, setting, w)
             assert (capacities.updates, capacities.sent) == (updates, sent)
