@@ -11,6 +11,7 @@ import typer.main
 
 from benchmarks.lab.results import listed
 from docs import links
+from helpers.command_runs import ran
 from helpers.warm import WARM
 from partreduce import load_cluster, load_schedule, predict
 from partreduce.__main__ import main
@@ -152,8 +153,7 @@ def test_streaming_sends_a_quarter_and_the_examples_for_regions_are_proved(capsy
     del raw["strategy"]["sync"], raw["strategy"]["payload"]["fragments"]
     assert late.peak_nic_bytes == predict(parse_schedule(json.dumps(raw)), hardware).peak_nic_bytes / 4
     for name in ("two-level", "streaming"):
-        assert main(["verify", str(ROOT / f"examples/{name}.json")]) == 0
-        assert capsys.readouterr().out.startswith("PROVED: ")
+        assert ran(capsys, ["verify", str(ROOT / f"examples/{name}.json")]).out.startswith("PROVED: ")
 
 
 def test_the_python_of_the_faq_runs(tmp_path):

@@ -11,6 +11,7 @@ import typer.main
 
 from benchmarks.lab.results import draw_front, shown
 from benchmarks.papers import page, rows
+from helpers.command_runs import ran
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
@@ -200,8 +201,7 @@ def test_commands_that_neither_measure_nor_search_print_what_the_page_shows(fold
     seen = 0
     for command, lines in shown_lines():
         if command.startswith(SHOWN):
-            assert main(shlex.split(command)[1:]) == 0
-            printed = {" ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+            printed = {" ".join(line.split()) for line in ran(capsys, shlex.split(command)[1:]).out.splitlines()}
             for line in filter(None, (" ".join(line.split()) for line in lines)):
                 if "…" not in line:
                     assert line in printed, command
@@ -212,8 +212,7 @@ def test_commands_that_neither_measure_nor_search_print_what_the_page_shows(fold
 def test_the_planner_still_answers_what_the_page_shows(folder, capsys):
     """A quick answer's effort is counted, so that it is the same each time."""
     asked = ["design", "cluster.yaml"]
-    assert main([*asked, "-o", "best.json", "--all"]) == 0
-    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    printed = [line.rstrip() for line in ran(capsys, [*asked, "-o", "best.json", "--all"]).out.splitlines()]
     blocks = [lines for command, lines in shown_lines() if command.startswith("partreduce design cluster.yaml")]
     answer, table = ([line for line in lines if line not in {"", "…"}] for lines in blocks)
     assert [line for line in answer if line not in printed] == [
@@ -222,8 +221,7 @@ def test_the_planner_still_answers_what_the_page_shows(folder, capsys):
     assert answer[0].startswith("Recommendation for 2x2: ")
     assert len(answer) > 25
     assert set(table) <= set(printed)
-    assert main([*asked, "--json"]) == 0
-    front = {option["name"]: option for option in json.loads(capsys.readouterr().out)["front"]}
+    front = {option["name"]: option for option in json.loads(ran(capsys, [*asked, "--json"]).out)["front"]}
     seen = 0
     for line, below in pairwise(table):
         if match := ROW.search(line):

@@ -19,9 +19,10 @@ import pytest
 import torch
 
 import partreduce
+from helpers.command_runs import ran
 from helpers.refusals import refused
 from partreduce import PartreduceError
-from partreduce.__main__ import in_options, main
+from partreduce.__main__ import in_options
 from partreduce.errors import InputError
 from partreduce.topo.argument_types import check_arguments
 
@@ -405,11 +406,9 @@ def test_an_error_names_the_argument_what_is_expected_and_what_came(call, said):
 
 def test_the_command_line_names_options_where_python_names_arguments(tmp_path, capsys):
     (path := tmp_path / "x.json").write_text("{}")
-    assert main(["import", str(path)]) == 65
-    assert "give --format, one of" in capsys.readouterr().err
+    assert "give --format, one of" in ran(capsys, ["import", str(path)], 65).err
     refused(InputError, "give format=, one of", partreduce.import_schedule, path)
-    assert main(["design", "2x2", "--time-limit", "0s"]) == 2
-    assert "--time-limit: is 0.0 s" in capsys.readouterr().err
+    assert "--time-limit: is 0.0 s" in ran(capsys, ["design", "2x2", "--time-limit", "0s"], 2).err
     assert in_options("pilot: plan with data=shuffled") == "pilot: plan with --data shuffled"
     assert in_options("x.json: model_bytes: is 3") == "x.json: model_bytes: is 3", "a member of a file is no option"
 

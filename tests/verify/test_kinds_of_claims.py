@@ -27,10 +27,10 @@ from benchmarks.forgery.schedules import (
 from benchmarks.forgery.tables import JUDGES
 from helpers.claims import claims_of_tables, facts_of
 from helpers.coded_sums import UNDERFLOW, rounding_error
+from helpers.command_runs import ran
 from helpers.readings import agree
 from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, PartreduceError, Schedule, predict, write_schedule
-from partreduce.__main__ import main
 from partreduce.errors import ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.strategies import Phase
@@ -189,8 +189,7 @@ def test_time_is_that_of_the_same_meetings_and_memory_that_of_anchors(tmp_path, 
     assert found.arrays == plain.arrays + 2
     assert replace(found, arrays=plain.arrays, memory_bytes=plain.memory_bytes) == plain
     write_schedule(path, own)
-    assert main(["simulate", str(path), "--rounds", "4"]) == 0
-    assert capsys.readouterr().err == ""
+    assert ran(capsys, ["simulate", str(path), "--rounds", "4"]).err == ""
 
 
 # Claims about rounds that a quorum starts: prover, checker and the played rules agree; nothing else is accepted

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import partreduce.verify.prove
+from helpers.command_runs import ran
 from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands.cluster_options import cluster_settings, hardware_defaults
@@ -62,8 +63,7 @@ def conflict(tmp_path):
 def answer(capsys, *arguments, code=0):
     """Run a command that prints JSON and nothing else."""
     capsys.readouterr()
-    assert main([str(a) for a in arguments]) == code
-    captured = capsys.readouterr()
+    captured = ran(capsys, [str(a) for a in arguments], code)
     assert captured.err == ""
     return json.loads(captured.out)
 
@@ -71,8 +71,7 @@ def answer(capsys, *arguments, code=0):
 def refusal(capsys, *arguments, code):
     """Run a command that must fail with one line on standard error and nothing on standard output."""
     capsys.readouterr()
-    assert main([str(a) for a in arguments]) == code
-    captured = capsys.readouterr()
+    captured = ran(capsys, [str(a) for a in arguments], code)
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("partreduce: ")
@@ -80,8 +79,7 @@ def refusal(capsys, *arguments, code):
 
 
 def test_the_version_is_printed_without_a_verb(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"{partreduce.__version__}\n"
+    assert ran(capsys, ["--version"]).out == f"{partreduce.__version__}\n"
 
 
 def test_help_imports_nothing_heavy():
@@ -101,8 +99,7 @@ def test_every_verb_explains_itself(capsys):
     from partreduce.commands import HIDDEN, VERBS
 
     for verb in VERBS + HIDDEN:
-        assert main([verb, "--help"]) == 0
-        assert "Usage: partreduce" in capsys.readouterr().out
+        assert "Usage: partreduce" in ran(capsys, [verb, "--help"]).out
 
 
 def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
@@ -238,8 +235,7 @@ def test_show_draws(capsys, figure_10, tmp_path, ending):
 
 def test_show_in_the_terminal_has_a_row_for_each_worker(capsys, figure_10):
     capsys.readouterr()
-    assert main(["show", str(figure_10)]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = [line.split() for line in ran(capsys, ["show", str(figure_10)]).out.splitlines()]
     assert ["0", "0", "A", "F", "J", "F"] in rows
     assert ["1", "F", "K", "F"] in rows
 
@@ -265,8 +261,7 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     edges = Round.from_edges(5, [(i, (i + 1) % 5, Fraction(1, 2)) for i in range(5)])
     write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), NeighborAveraging(rounds=(edges,))))
     assert main(["show", str(path), "-o", str(tmp_path / "ring.png")]) == 0
-    assert main(["show", str(path)]) == 0
-    assert "4: 1/2" in capsys.readouterr().out
+    assert "4: 1/2" in ran(capsys, ["show", str(path)]).out
 
 
 def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(capsys, tmp_path):
@@ -281,8 +276,7 @@ def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(caps
     assert answer(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
     for ending in ("png", "html"):
         assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
-    assert main(["verify", str(path), "--metrics"]) == 0
-    assert f"No metrics: {none}; " in " ".join(capsys.readouterr().out.split())
+    assert f"No metrics: {none}; " in " ".join(ran(capsys, ["verify", str(path), "--metrics"]).out.split())
 
 
 def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
@@ -303,18 +297,15 @@ def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_delay
     path = tmp_path / "pipe.json"
     path.write_text(json.dumps(document))
     costs = pytest.approx({"stability_limit": (5**0.5 - 1) / 2, "noise_factor": 1.2247191})
-    assert main(["verify", str(path)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
     assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
     proof = answer(capsys, "verify", path, "--json")
     assert proof["metrics"]["pipeline"] == costs
     assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
-    assert main(["simulate", str(path)]) == 0
-    assert "Its gradients are 2 late" in capsys.readouterr().out
+    assert "Its gradients are 2 late" in ran(capsys, ["simulate", str(path)]).out
     strategy["sync"] = {"pipeline": {}}
     path.write_text(json.dumps(document))
-    assert main(["verify", str(path)]) == 0
-    assert "was asked for" not in capsys.readouterr().out
+    assert "was asked for" not in ran(capsys, ["verify", str(path)]).out
 
 
 def test_pipelines_and_codecs_are_timed_and_said(capsys, tmp_path):
@@ -347,8 +338,7 @@ def test_pipelines_and_codecs_are_timed_and_said(capsys, tmp_path):
     for track in {event["tid"] for event in spans}:
         mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["tid"] == track)
         assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(mine)), "spans of a track do not cross"
-    assert main(["show", str(paths[2])]) == 0
-    assert f"{late}, int8" in capsys.readouterr().out
+    assert f"{late}, int8" in ran(capsys, ["show", str(paths[2])]).out
 
 
 def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):
@@ -391,8 +381,7 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
 
 
 def test_design_says_in_one_line_what_nobody_stated(capsys, tmp_path):
-    assert main(["design", "2x2", "--effort", "0.1", "--set", "nic=1GB/s"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, ["design", "2x2", "--effort", "0.1", "--set", "nic=1GB/s"]).out.split())
     assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=adam " in said
     place = tmp_path / "cluster.yaml"
     place.write_text("num_nodes: 2\nworkers_per_node: 2\nhardware: {nic: {bandwidth: 1GB/s}, model_bytes: 8MB}\n")
@@ -542,8 +531,7 @@ def test_the_content_of_a_file_is_no_value_of_the_command_line(capsys, tmp_path,
 ])  # fmt: skip
 def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
     monkeypatch.setenv("COLUMNS", "300")
-    assert main([verb, "--help"]) == 0
-    said = capsys.readouterr().out
+    said = ran(capsys, [verb, "--help"]).out
     assert [words for words in shown if words not in said] == []
     assert "<bool>" not in said
 
@@ -573,8 +561,7 @@ def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figu
     report = Path(line.split("the traceback is in ")[1].split(" (")[0])
     assert "ZeroDivisionError" in report.read_text()
     report.unlink()
-    assert main(["--debug", "verify", str(figure_10)]) == 70
-    assert "Traceback" in capsys.readouterr().err
+    assert "Traceback" in ran(capsys, ["--debug", "verify", str(figure_10)], 70).err
 
 
 def test_interruption_is_130(capsys, monkeypatch, figure_10):
@@ -582,8 +569,7 @@ def test_interruption_is_130(capsys, monkeypatch, figure_10):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("partreduce.commands.verify.prove", interrupted)
-    assert main(["verify", str(figure_10)]) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert "Traceback" not in ran(capsys, ["verify", str(figure_10)], 130).err
 
 
 @pytest.mark.parametrize("options", ["", "--json"])
@@ -616,13 +602,11 @@ def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(c
         found[fragments] = answer(capsys, "simulate", path, *network, "--json")
     assert found[4]["nic_bytes_per_step"] == pytest.approx(found[1]["nic_bytes_per_step"])
     assert found[4]["peak_nic_bytes"] == pytest.approx(found[1]["peak_nic_bytes"] / 4)
-    assert main(["simulate", str(path), *network]) == 0
-    assert "43.75 MB in the step that sends most" in capsys.readouterr().out
+    assert "43.75 MB in the step that sends most" in ran(capsys, ["simulate", str(path), *network]).out
     exactly = {"of_worker": 43_750_000, "of_node": 43_750_000, "in_flight": 25_000_000}
     assert found[4]["sent_bytes"] == exactly
     assert answer(capsys, "verify", path, "--json", "--model-bytes", "100MB")["metrics"]["sent_bytes"] == exactly
-    assert main(["verify", str(path), "--model-bytes", "100MB"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, ["verify", str(path), "--model-bytes", "100MB"]).out.split())
     assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and operations on no more" in said
     assert "on no more than 25 MB are in flight at a worker." in said
 
@@ -642,8 +626,7 @@ def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
     ("regions-diloco(regions=3)", "4 nodes are not 3 regions of as many"),
 ])  # fmt: skip
 def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
-    assert main(["design", "4x2", "--build", entry]) == 2
-    error = capsys.readouterr().err
+    error = ran(capsys, ["design", "4x2", "--build", entry], 2).err
     assert words in error
     assert len(error.splitlines()) == 1
 
@@ -654,8 +637,7 @@ def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_met
     said = answer(capsys, "verify", path, "--json", "--model-bytes", "1MB")
     assert said["verdict"] == "proved"
     assert said["metrics"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
-    assert main(["verify", str(path)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(ran(capsys, ["verify", str(path)]).out.split())
     assert "the outer parameters come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
     pairs, levels = answer(capsys, "simulate", path, other, "--json")["schedules"]
     assert (pairs["period"], pairs["contraction"], pairs["steps_ratio"]) == (8, None, None)
@@ -754,10 +736,8 @@ def test_the_tables_of_help_have_every_key_with_an_example_that_is_read(capsys):
         assert {example.partition("=")[0] for example, _ in rows} == set(known), option
         for example, _ in rows:
             read([example])
-    assert main(["help", "settings"]) == 0
-    assert "--set slow=3:5x" in capsys.readouterr().out
-    assert main(["help", "limits"]) == 0
-    assert "--max period=24" in capsys.readouterr().out
+    assert "--set slow=3:5x" in ran(capsys, ["help", "settings"]).out
+    assert "--max period=24" in ran(capsys, ["help", "limits"]).out
     assert main(["help", "nothing"]) == 2
 
 
@@ -765,8 +745,7 @@ def test_panels_of_the_help_come_in_one_order_and_end_with_the_general_one(capsy
     from partreduce.commands import PANELS, VERBS
 
     for verb in VERBS:
-        assert main([verb, "--help"]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = ran(capsys, [verb, "--help"]).out.splitlines()
         panels = [line.strip("╭─╮ \n") for line in lines if line.startswith("╭")]
         places = [PANELS.index(panel) for panel in panels if panel != "Arguments"]
         assert places == sorted(places)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.command_runs import ran
 from helpers.refusals import refused
 from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
@@ -108,10 +109,8 @@ def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     write_schedule(good, pair.with_certificate(prove(pair).certificate))
     write_schedule(bad, pair.with_certificate(prove(ring).certificate))
-    assert main(["verify", str(good)]) == 0
-    assert capsys.readouterr().err == ""
-    assert main(["verify", str(bad)]) == 1
-    out, err = capsys.readouterr()
+    assert ran(capsys, ["verify", str(good)]).err == ""
+    out, err = ran(capsys, ["verify", str(bad)], 1)
     assert out.startswith("PROVED: "), "of the schedule itself"
     assert "the certificate is of another schedule; take the member" in err
 
@@ -170,8 +169,7 @@ def graph():
 def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_users(made, first, tmp_path, capsys):
     path, proof = tmp_path / "s.json", prove(made())
     write_schedule(path, made())
-    assert main(["verify", str(path)]) == 1
-    said = capsys.readouterr().out.splitlines()
+    said = ran(capsys, ["verify", str(path)], 1).out.splitlines()
     assert said[0] == f"REFUTED: {first}."
     assert proof.parting_words == f"consensus is not guaranteed: {first}"
     for members in proof.can_part:
@@ -184,8 +182,7 @@ def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_us
 def test_json_and_python_name_the_same_sets(made, sets, tmp_path, capsys):
     path, proof = tmp_path / "s.json", prove(made())
     write_schedule(path, made())
-    assert main(["verify", str(path), "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(ran(capsys, ["verify", str(path), "--json"], 1).out)
     expected = {"verdict": "refuted", "consensus": "not guaranteed", "can_part": sets}
     assert {key: document[key] for key in expected} == expected
     assert {key: proof.to_json()[key] for key in expected} == expected
@@ -209,13 +206,11 @@ def test_what_is_refuted_and_not_needed_is_not_called_nothing(tmp_path, capsys):
     """Under staleness the mean is not preserved, and all agree."""
     path = tmp_path / "s.json"
     write_schedule(path, kept(IterationGap(max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION)))
-    assert main(["verify", str(path)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
     assert said.startswith("PROVED: the models are drawn together. If the program follows its protocol: no deadlock. ")
     assert "Refuted mean-preserved (a property, not needed): " in said
     assert "never average" not in said
-    assert main(["verify", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["consensus"] == "guaranteed"
+    assert json.loads(ran(capsys, ["verify", str(path), "--json"]).out)["consensus"] == "guaranteed"
 
 
 def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
@@ -226,8 +221,7 @@ def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
     write_schedule(
         path, Schedule("lost", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
     )
-    assert main(["verify", str(path), "--allow-no-consensus"]) == 1
-    assert "doubly-stochastic" in capsys.readouterr().out
+    assert "doubly-stochastic" in ran(capsys, ["verify", str(path), "--allow-no-consensus"], 1).out
 
 
 def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
@@ -235,8 +229,7 @@ def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
     asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]
     asked += ["--effort", "3", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
-    assert main([*asked, "-o", str(path)]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = ran(capsys, [*asked, "-o", str(path)]).out.splitlines()
     assert said[0].startswith("Planning")
     assert said[1].startswith("consensus: not guaranteed, steady in simulation (")
     assert f"Next: partreduce verify --allow-no-consensus {path}" in " ".join(said)
@@ -244,7 +237,6 @@ def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     assert main(["verify", str(path)]) == 1
     assert main(["verify", str(path), "--allow-no-consensus"]) == 0
     capsys.readouterr()
-    assert main([*asked, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)["recommendation"]
+    answer = json.loads(ran(capsys, [*asked, "--json"]).out)["recommendation"]
     assert answer["consensus"] == "not guaranteed, steady in simulation"
     assert answer["verdict"] == "refuted"

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from helpers.command_runs import ran
 from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.planner.answer import Answer
@@ -51,15 +52,13 @@ def test_the_help_of_design_is_grouped(capsys):
 ])  # fmt: skip
 def test_a_file_that_is_no_schedule_is_named_for_what_it_looks_like(folder, capsys, name, text, way_out):
     (folder / name).write_text(text)
-    assert main(["verify", name]) == 65
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, ["verify", name], 65).err.splitlines()
     assert way_out in line
 
 
 def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(folder, capsys):
     (folder / "train.py").write_text("width: int = 3\nmodel: dict = {width: 3}: 4\n")
-    assert main(["design", "train.py"]) == 65
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, ["design", "train.py"], 65).err.splitlines()
     assert line.endswith("it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model")
 
 
@@ -78,8 +77,7 @@ def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsy
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
     (folder / "train.py").write_text("")
     (folder / "empty").write_text("")
-    assert main(arguments.split()) == code
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, arguments.split(), code).err.splitlines()
     assert said in line
 
 
@@ -87,15 +85,13 @@ def test_schedules_of_two_shapes_are_not_compared_and_the_line_says_what_can_be(
     for shape in ("2x2", "4x4"):
         assert main(["design", shape, "--build", "allreduce", "-o", f"{shape}.json"]) == 0
     capsys.readouterr()
-    assert main(["simulate", "2x2.json", "4x4.json"]) == 65
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, ["simulate", "2x2.json", "4x4.json"], 65).err.splitlines()
     assert line.endswith("4x4.json: is for 4x4, the others are compared on 2x2; compare schedules of one shape, or "
                          "simulate each alone")  # fmt: skip
 
 
 def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_that_decide(capsys):
-    assert main(["design", "4", "--effort", "0.2", "--all"]) == 0
-    said = capsys.readouterr()
+    said = ran(capsys, ["design", "4", "--effort", "0.2", "--all"])
     assert said.err == ""
     first, second, *rest = said.out.splitlines()
     assert first == "4 is one node of 4 workers; 4x1 would be 4 nodes of one."
@@ -150,8 +146,7 @@ def weighed_once():
 )
 @pytest.mark.usefixtures("weighed_once")
 def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(folder, capsys, name):
-    assert main([*SLOW, "--select", name, "-o", "taken.json"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, [*SLOW, "--select", name, "-o", "taken.json"]).out.split())
     assert f"Taken: {name}" in said
     worker_steps = load_schedule("taken.json").worker_steps()
     assert ("write the training loop as `for batch in optimizer.batches(loader)`" in said) == (
@@ -163,8 +158,7 @@ def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(fol
 
 @pytest.mark.usefixtures("weighed_once")
 def test_a_name_that_no_row_has_is_told_with_the_nearest_one(capsys):
-    assert main([*SLOW, "--select", "server: synchronus"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, [*SLOW, "--select", "server: synchronus"], 2).err.splitlines()
     assert (
         "--select 'server: synchronus': no schedule of this name was weighed; did you mean server: synchronous" in line
     )
@@ -182,8 +176,7 @@ def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(caps
 
 def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(folder, capsys):
     assert main(["design", "2x4", "--build", "node-then-all", "-o", "static.json"]) == 0
-    assert main(["verify", "static.json"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, ["verify", "static.json"]).out.split())
     assert (
         "PROVED: no conflict, consensus. If the program follows its protocol: no deadlock, all workers hold the same "
         "model every 4 steps. node-then"
@@ -195,11 +188,9 @@ def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(
     assert "Metrics" not in said
     assert "Not claimed: how fast a step is, that the loss falls, or where SGD converges to." in said
     write_schedule("pairs.json", Schedule("pairs", Cluster.regular(1, 8), Pairwise(active=(0, 1, 2, 3))))
-    assert main(["verify", "pairs.json"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = ran(capsys, ["verify", "pairs.json"]).out.splitlines()[0]
     assert first == "HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL: no deadlock, the models are drawn together."
-    assert main(["verify", "static.json", "--metrics"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = ran(capsys, ["verify", "static.json", "--metrics"]).out.splitlines()
     assert "Metrics, rounded; exact: by a formula, not by sampling" in said
     assert any(line.split() == ["period", "4", "exact"] for line in said)
 
@@ -220,8 +211,7 @@ def test_the_verdict_is_the_same_in_json_in_text_and_in_python(strategy, verdict
     schedule = Schedule("it", Cluster.regular(1, 4), strategy)
     write_schedule("it.json", schedule)
     assert prove(schedule).verdict == verdict
-    assert main(["verify", "it.json", "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+    assert json.loads(ran(capsys, ["verify", "it.json", "--json"], code).out)["verdict"] == verdict
     assert main(["verify", "it.json"]) == code
     words = "HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL" if verdict == FOLLOWS else verdict.upper()
     assert capsys.readouterr().out.startswith(f"{words}: ")

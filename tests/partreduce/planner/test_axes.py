@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from helpers.command_runs import ran
 from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest, load_schedule
 from partreduce.__main__ import main
@@ -99,15 +100,12 @@ def test_a_limit_on_communication_decides_the_steps_of_a_round():
 
 def test_command_line_says_which_algorithm_and_sync_may_be(capsys):
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
-    assert main([*asked, "--algorithm", "ring", "--sync", "synchronous"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(ran(capsys, [*asked, "--algorithm", "ring", "--sync", "synchronous"]).out)
     assert {(row["algorithm"], row["sync"]) for row in answer["front"]} == {("ring", "synchronous")}
     assert set(answer["gain"]) == {"alternative", "gain", "low", "high", "distinguishable"}
     assert answer["gain"]["alternative"] in {row["name"] for row in answer["baselines"]}
-    assert main([*asked, "--sync", "delay"]) == 0
-    assert json.loads(capsys.readouterr().out)["recommendation"]["sync"] == "delay"
-    assert main([*asked, "--sync", "early"]) == 2
-    assert "'any', 'synchronous', 'delay'" in capsys.readouterr().err
+    assert json.loads(ran(capsys, [*asked, "--sync", "delay"]).out)["recommendation"]["sync"] == "delay"
+    assert "'any', 'synchronous', 'delay'" in ran(capsys, [*asked, "--sync", "early"], 2).err
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(SLOW, node_nic=())])

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.command_runs import ran
 from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
@@ -184,8 +185,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     asked = [
         "design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--sync", "iteration_gap", "--effort", "2",
     ]  # fmt: skip
-    assert main([*asked, "--json", "-o", str(path)]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(ran(capsys, [*asked, "--json", "-o", str(path)]).out)
     assert answer["recommendation"]["sync"] == "iteration_gap"
     assert answer["recommendation"]["verdict"] == "proved"
     assert answer["gain"]["alternative"].startswith("allreduce")
@@ -195,8 +195,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     row, _ = json.loads(capsys.readouterr().out)["schedules"]
     assert (row["sync"], row["runs"]) == ("iteration_gap", describe(load_schedule(path)))
     assert row["memory_bytes"] == answer["recommendation"]["iteration_gap"]["memory_bytes"]
-    assert main([*asked, "--effort", "0.5", "--max", "queues=1kB"]) == 3
-    assert "max-queues" in capsys.readouterr().err
+    assert "max-queues" in ran(capsys, [*asked, "--effort", "0.5", "--max", "queues=1kB"], 3).err
 
 
 def test_a_job_without_the_wish_still_hears_of_gaps():

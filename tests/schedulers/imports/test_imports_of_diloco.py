@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import pytest
 
+from helpers.command_runs import ran
 from helpers.refusals import refused
 from partreduce import Cluster, import_schedule
-from partreduce.__main__ import main
 from partreduce.errors import InputError, MissingDependencyError, RefutedError
 from partreduce.schedulers.imports.diloco import torchft_buckets
 from partreduce.strategies import AllReduce, DelayedMerge, OuterStep, Payload
@@ -68,8 +68,7 @@ def test_one_command_tells_what_settings_do_and_refutes_them(which, maxtext, tor
         "maxtext": lambda: maxtext(enable_streaming_diloco=True, num_diloco_fragments=19),
         "torchft": lambda: torchft(**SIX_AND_SIX),
     }
-    assert main(["import", str(made[which]()), "-o", str(tmp_path / "s.json")]) == 1
-    told = capsys.readouterr().err
+    told = ran(capsys, ["import", str(made[which]()), "-o", str(tmp_path / "s.json")], 1).err
     assert "outer step" in told
     assert "refuted" in told
     assert told.count("partreduce: ") == 1
