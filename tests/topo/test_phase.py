@@ -95,17 +95,6 @@ def test_apply_is_the_dense_matrix(labels_and_relaxation, seed, shape):
 
 @laws
 @given(labeled())
-def test_rows_and_columns_sum_to_one_and_the_mean_is_kept(labels_and_relaxation):
-    phase = Phase.from_labels(*labels_and_relaxation)
-    matrix = dense(phase)
-    np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-12)
-    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-12)
-    values = np.arange(phase.num_workers, dtype=float)
-    assert abs(phase.apply(values).mean() - values.mean()) < 1e-9
-
-
-@laws
-@given(labeled())
 def test_plain_means_are_projections(labels_and_relaxation):
     phase = Phase.from_labels(labels_and_relaxation[0])
     assert phase.relaxation is None

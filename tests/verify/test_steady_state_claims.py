@@ -242,16 +242,6 @@ def test_a_norm_is_confirmed_only_where_exact_pivots_confirm_it():
             assert part < 1 + max(n, 8) * 2.0**-30
 
 
-def test_the_gram_matrix_by_long_integers_is_that_by_short_ones():
-    draw = random.Random("gram")
-    for _ in range(40):
-        n, bits = draw.randint(1, 7), draw.choice([0, 1, 8, 31, 100])
-        rows = [[draw.randint(-(2**bits), 2**bits) for _ in range(n)] for _ in range(n)]
-        whole = np.array(rows, dtype=object)
-        assert linear_algebra.gram(rows) == (whole.T @ whole).tolist()
-    assert linear_algebra.gram([[0]]) == [[0]]
-
-
 @pytest.mark.parametrize("kind", ["groups", "graph"])
 def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
     n, draw = 200, np.random.default_rng(5)

@@ -138,17 +138,6 @@ def test_every_option_is_documented():
             assert not names or any(name in section for name in names), f"{verb} {names}"
 
 
-def test_every_exit_code_is_documented():
-    from partreduce.topo import errors
-
-    text = (ROOT / "docs" / "command-line.md").read_text()
-    codes = {
-        e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.PartreduceError)
-    }
-    for code in codes | {0, 2, 70, 130}:
-        assert f"| {code} |" in text
-
-
 def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
     certificate = tmp_path / "certificate.json"
     document = answer(capsys, "verify", figure_10, "--json", "--certificate", certificate)

@@ -222,6 +222,7 @@ def test_weights_without_a_common_denominator_are_unreadable(tmp_path):
 @pytest.mark.parametrize("text", [
     b"[" * 100000, b'{"claims":' + b"[" * 100000, b"\xef\xbb\xbf{}", b"\xff", b'{"a":1,"a":1}', b'{"version":1.0}',
     b'{"version":NaN}', b'{"version":true}', b'{"version":' + b"9" * 5000 + b"}", b'{"version":1e999999999}', b"",
+    b"[1]", b'{"version":1,"format":"pr\xe9duce"}', json.dumps(certificate(PAIR)).encode()[:-40],
 ])  # fmt: skip
 def test_a_hostile_file_is_unreadable(text, tmp_path):
     assert run(tmp_path, PAIR, text)[0] == 65
