@@ -12,16 +12,8 @@ from helpers.random_switches import switches_over
 from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
-from partreduce.strategies import Block, Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    GroupPhases,
-    NeighborAveraging,
-    Round,
-    RulePhases,
-    StaticGroups,
-)
+from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds

@@ -33,21 +33,9 @@ from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, PartreduceError, Schedule, predict, write_schedule
 from partreduce.errors import ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
-from partreduce.strategies import Phase
+from partreduce.strategies import Payload, Phase, Placement, RulePhases, Server, StaticGroups, TablePlacement
 from partreduce.topo.metrics.outer_steps import outer_radius
-from partreduce.topo.strategies import (
-    AllReduce,
-    GroupPhases,
-    OuterParams,
-    OuterStep,
-    PartialAllReduce,
-    Payload,
-    Placement,
-    RulePhases,
-    Server,
-    StaticGroups,
-    TablePlacement,
-)
+from partreduce.topo.strategies import AllReduce, GroupPhases, OuterParams, OuterStep, PartialAllReduce
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 

@@ -20,18 +20,8 @@ from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
-from partreduce.strategies import Block
-from partreduce.topo.strategies import (
-    AllReduce,
-    DynamicGroups,
-    GroupSplit,
-    NeighborAveraging,
-    Pairwise,
-    Round,
-    RulePhases,
-    Server,
-    StaticGroups,
-)
+from partreduce.strategies import Block, NeighborAveraging, Pairwise, Round, RulePhases, Server, StaticGroups
+from partreduce.topo.strategies import AllReduce, DynamicGroups, GroupSplit
 from partreduce.verify.asynchronous import (
     THEOREMS,
     SecondEigenvalue,

@@ -17,20 +17,11 @@ from benchmarks.forgery.dense import dense, steady_distance
 from helpers.refusals import refused
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
-from partreduce.strategies import Block, Group, Phase
+from partreduce.strategies import Block, Group, GroupPhases, NeighborAveraging, Phase, Round, RulePhases, StaticGroups
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from partreduce.topo.metrics import consensus_distance
 from partreduce.topo.mixing import period_product
-from partreduce.topo.strategies import (
-    AllReduce,
-    Averaging,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Round,
-    RulePhases,
-    StaticGroups,
-)
+from partreduce.topo.strategies import AllReduce, Averaging, DelayedAveraging
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.checker import linear_algebra
 from partreduce.verify.checker.refusal import Work

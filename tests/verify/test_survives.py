@@ -12,19 +12,9 @@ from helpers.readings import ordered
 from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
-from partreduce.strategies import Block, FailurePlan, Group, Phase, SurvivorRule
+from partreduce.strategies import Block, FailurePlan, Group, Phase, RulePhases, StaticGroups, SurvivorRule, Transport
 from partreduce.topo.mixing import period_product
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    GroupPhases,
-    OuterStep,
-    Payload,
-    RulePhases,
-    StaticGroups,
-    Transport,
-)
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Codec, GroupPhases, OuterStep, Payload
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status

@@ -18,20 +18,8 @@ from partreduce.commands.design_options import limits_of
 from partreduce.commands.options import LIMIT_KEYS, SETTING_KEYS
 from partreduce.errors import InputError
 from partreduce.planner.measuring import measure
-from partreduce.topo.strategies import (
-    AllReduce,
-    Codec,
-    DelayedAveraging,
-    DynamicGroups,
-    NeighborAveraging,
-    Pairwise,
-    PartialAllReduce,
-    Pipeline,
-    Round,
-    Server,
-    Synchronous,
-    Transport,
-)
+from partreduce.strategies import Pairwise, PartialAllReduce, Pipeline, Round, Server, Synchronous, Transport
+from partreduce.topo.strategies import AllReduce, Codec, DelayedAveraging, DynamicGroups, NeighborAveraging
 
 ROOT = Path(__file__).parents[3]
 

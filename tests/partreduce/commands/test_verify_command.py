@@ -17,20 +17,10 @@ from partreduce.errors import RefutedError
 from partreduce.files import schedule_sha256
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.schedulers import registry
-from partreduce.strategies import Phase
+from partreduce.strategies import IterationGap, NeighborAveraging, Payload, Phase, Round, StaticGroups, TablePlacement
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import METHODS
-from partreduce.topo.strategies import (
-    AllReduce,
-    EdgeWeighting,
-    GroupPhases,
-    IterationGap,
-    NeighborAveraging,
-    Payload,
-    Round,
-    StaticGroups,
-    TablePlacement,
-)
+from partreduce.topo.strategies import AllReduce, EdgeWeighting, GroupPhases
 from partreduce.verify import checker
 from partreduce.verify.prove import prove
 

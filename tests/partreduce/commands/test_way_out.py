@@ -14,16 +14,8 @@ from partreduce.planner.answer import Answer
 from partreduce.report.kinds import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
-from partreduce.strategies import Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    DynamicGroups,
-    GroupPhases,
-    Pairwise,
-    PartialAllReduce,
-    Server,
-    StaticGroups,
-)
+from partreduce.strategies import DynamicGroups, GroupPhases, Pairwise, PartialAllReduce, Phase, Server, StaticGroups
+from partreduce.topo.strategies import AllReduce
 from partreduce.verify import prove
 
 CLUSTER = "num_nodes: 2\nworkers_per_node: 2\n"

@@ -16,17 +16,8 @@ from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
 from partreduce.schedulers.simulator.network import Network
 from partreduce.schedulers.simulator.staleness import IndirectAge
-from partreduce.strategies import Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    DynamicGroups,
-    GroupSplit,
-    Pairwise,
-    Pipeline,
-    Round,
-    Server,
-)
+from partreduce.strategies import DelayedAveraging, DynamicGroups, GroupSplit, Pairwise, Phase, Pipeline, Round, Server
+from partreduce.topo.strategies import AllReduce
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.topo.timing.loads import of_phase
 from partreduce.types import ComputeTimes, Switch

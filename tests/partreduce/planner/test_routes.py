@@ -12,18 +12,8 @@ from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
 from partreduce.errors import InputError, ScheduleError
 from partreduce.planner.tables import Pricing, Table, choose_routes
-from partreduce.strategies import Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    DynamicGroups,
-    GroupPhases,
-    Placement,
-    Server,
-    StaticGroups,
-    Transport,
-)
+from partreduce.strategies import Codec, DynamicGroups, GroupPhases, Phase, Placement, Server, StaticGroups, Transport
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.tables import exchanges
 from partreduce.types import RowAccess

@@ -21,17 +21,9 @@ from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.gaps import GapTiming, run_gaps
 from partreduce.schedulers.simulator.machine import VirtualMachine
 from partreduce.schedulers.simulator.replay import Replay
+from partreduce.strategies import IterationGap, NeighborAveraging, Round, SkipPolicy, Synchronous, UpdateOrder
 from partreduce.topo.metrics import consensus_distance, drift
-from partreduce.topo.strategies import (
-    AllReduceAlgorithm,
-    DelayedAveraging,
-    IterationGap,
-    NeighborAveraging,
-    Round,
-    SkipPolicy,
-    Synchronous,
-    UpdateOrder,
-)
+from partreduce.topo.strategies import AllReduceAlgorithm, DelayedAveraging
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.types import ComputeTimes, RandomSlowdown
 from partreduce.verify.facts import ScheduleFacts

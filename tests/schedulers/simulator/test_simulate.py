@@ -8,18 +8,8 @@ import pytest
 from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError, MissingDependencyError
-from partreduce.strategies import Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    GroupPhases,
-    OuterStep,
-    Payload,
-    Pipeline,
-    Server,
-    StaticGroups,
-    TablePlacement,
-)
+from partreduce.strategies import GroupPhases, OuterStep, Payload, Phase, Pipeline, Server, StaticGroups, TablePlacement
+from partreduce.topo.strategies import AllReduce, DelayedAveraging
 from partreduce.topo.timing.compute import MOST_DRAWN
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time

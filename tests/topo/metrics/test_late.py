@@ -14,7 +14,7 @@ from helpers.refusals import refused
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
 from partreduce.schedulers import registry
-from partreduce.strategies import Phase
+from partreduce.strategies import NeighborAveraging, Phase, Pipeline, Round, StaticGroups, Synchronous, Transport
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import weigh
@@ -33,17 +33,7 @@ from partreduce.topo.metrics.evaluate import retimed
 from partreduce.topo.metrics.late_distance import CURVATURE, HORIZON, late_distance_like, late_distance_of
 from partreduce.topo.metrics.outer_steps import largest_rate
 from partreduce.topo.mixing import mixing_matrix
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Pipeline,
-    Round,
-    StaticGroups,
-    Synchronous,
-    Transport,
-)
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases
 from partreduce.types import MetricLimits
 
 SCHEDULES = [

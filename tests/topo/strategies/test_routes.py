@@ -13,23 +13,11 @@ from helpers.readings import refusal as elastic_blocker
 from partreduce import Cluster, Schedule
 from partreduce.errors import DocumentError, ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Pairwise, PartialAllReduce, Payload, Pipeline, Placement, Server, TablePlacement
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.document.canonical import canonical_bytes
 from partreduce.topo.document.writer import schedule_text
-from partreduce.topo.strategies import (
-    AllReduce,
-    Codec,
-    DelayedAveraging,
-    DynamicGroups,
-    Gradient,
-    Pairwise,
-    PartialAllReduce,
-    Payload,
-    Pipeline,
-    Placement,
-    Server,
-    TablePlacement,
-)
+from partreduce.topo.strategies import AllReduce, Codec, DelayedAveraging, DynamicGroups, Gradient
 from partreduce.verify import checker
 
 CLUSTER = Cluster.regular(2, 2)

@@ -11,19 +11,8 @@ from helpers import pipe_sgd_model
 from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError, ScheduleError
-from partreduce.strategies import Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    CodecScope,
-    DrainPolicy,
-    GradientBuckets,
-    GroupPhases,
-    Pipeline,
-    StaticGroups,
-    Transport,
-)
+from partreduce.strategies import DrainPolicy, GradientBuckets, GroupPhases, Phase, Pipeline, StaticGroups, Transport
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Codec, CodecScope
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
 from partreduce.topo.timing.cost import communication, group_seconds

@@ -10,16 +10,8 @@ from helpers.refusals import refused
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
 from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.errors import InputError
-from partreduce.strategies import Block, Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    GroupPhases,
-    NeighborAveraging,
-    Round,
-    RulePhases,
-    StaticGroups,
-)
+from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
 from partreduce.topo.timing.event_graph import cycle_time

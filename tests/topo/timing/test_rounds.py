@@ -12,17 +12,8 @@ from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
-from partreduce.strategies import Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedMerge,
-    OuterStep,
-    PartialAllReduce,
-    Payload,
-    Placement,
-    Synchronous,
-    TablePlacement,
-)
+from partreduce.strategies import OuterStep, PartialAllReduce, Payload, Phase, Placement, Synchronous, TablePlacement
+from partreduce.topo.strategies import AllReduce, DelayedMerge
 from partreduce.topo.strategies.fragments import round_ends
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication
