@@ -30,8 +30,11 @@ SHAPES = [
 RELAXATION = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(4, 3), Fraction(3, 4), Fraction(9, 8)]
 
 
-def random_rule(rng):
-    """Any shape, period 1..5, blocks on random ranks and digits, some relaxed, steps per round by local rank, late."""
+def random_rule(rng, relaxation=RELAXATION, *, uneven=False):
+    """Any shape, period 1..5, blocks on random ranks and digits, some relaxed, late; steps per round by local rank.
+
+    Some are `uneven`: their steps per round are by worker.
+    """
     radices, size = SHAPES[rng.integers(len(SHAPES))]
     phases = []
     for _ in range(rng.integers(1, 6)):
@@ -40,28 +43,32 @@ def random_rule(rng):
             take = int(rng.integers(1, len(ranks) + 1))
             local, ranks = tuple(sorted(int(r) for r in ranks[:take])), ranks[take:]
             across = tuple(d for d in range(len(radices)) if rng.random() < 0.5)
-            blocks.append(Block(local, across, RELAXATION[rng.integers(len(RELAXATION))]))
+            blocks.append(Block(local, across, relaxation[rng.integers(len(relaxation))]))
         phases.append(tuple(blocks))
     nodes = math.prod(radices)
     steps_per_round = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         steps_per_round = tuple(int(p) for p in rng.integers(1, 6, size=size)) * nodes
+    elif uneven and rng.random() < 0.3:
+        steps_per_round = tuple(rng.integers(1, 4, size=size * nodes).tolist())
     strategy = StaticGroups(
         phases=RulePhases(radices, tuple(phases)),
         steps_per_round=steps_per_round,
         averaging=Averaging.STEP_NORMALIZED if rng.random() < 0.3 else Averaging.MEAN,
         sync=DelayedAveraging() if bool(rng.random() < 0.3) else Synchronous(),
     )
-    return Schedule("random", Cluster.regular(nodes, size), strategy) if nodes * size > 1 else random_rule(rng)
+    return (
+        Schedule("random", Cluster.regular(nodes, size), strategy) if nodes * size > 1 else random_rule(rng, relaxation)
+    )
 
 
-def random_groups(rng):
+def random_groups(rng, relaxation=RELAXATION):
     """Up to 16 workers on nodes of all sizes, some of whom skip."""
     cluster = _cluster(rng)
     n, phases = cluster.num_workers, []
     for _ in range(rng.integers(1, 5)):
         labels = rng.integers(-1, max(2, n // 2), size=n)
-        phases.append(Phase.from_labels(labels, {k: RELAXATION[rng.integers(len(RELAXATION))] for k in range(n)}))
+        phases.append(Phase.from_labels(labels, {k: relaxation[rng.integers(len(relaxation))] for k in range(n)}))
     return Schedule("random", cluster, StaticGroups(phases=GroupPhases(tuple(phases)), **_setting(rng, n)))
 
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.refusals import refused
+from helpers.small import of_phases
 from partreduce import Cluster, Schedule
 from partreduce.errors import InputError, ScheduleError
-from partreduce.strategies import AllReduce, Block, Group, GroupPhases, Phase, Round, StaticGroups
+from partreduce.strategies import AllReduce, Block, Group, Phase, Round
 from partreduce.topo.mixing import (
     Operators,
     exact_product,
@@ -305,7 +306,7 @@ def test_a_period_is_applied_to_a_million_workers():
     n = 10**6
     ranks = np.arange(n, dtype=np.int32)
     phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
-    schedule = Schedule("big", Cluster.regular(n // 4, 4), StaticGroups(phases=GroupPhases((phase,))))
+    schedule = of_phases("big", Cluster.regular(n // 4, 4), (phase,))
     x = np.arange(n, dtype=float)
     assert (Operators(schedule.steps()).period_operator() @ x)[:4] == pytest.approx([1.5] * 4)
 

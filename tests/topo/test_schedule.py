@@ -8,6 +8,7 @@ from math import prod
 import pytest
 
 from helpers.refusals import refused
+from helpers.small import of_phases, of_rule
 from partreduce import Cluster, Hardware, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.schedulers.registry import build
@@ -65,7 +66,7 @@ def test_group_of_agrees_with_the_phases(strategy):
 def test_rule_and_its_groups_are_the_same_phases():
     rule = Schedule("s", CLUSTER, RULE)
     phases = tuple(rule.phase(t) for t in range(rule.period))
-    explicit = Schedule("s", CLUSTER, StaticGroups(phases=GroupPhases(phases), prologue=2))
+    explicit = of_phases("s", CLUSTER, phases, prologue=2)
     assert [explicit.phase(t) for t in range(3)] == [rule.phase(t) for t in range(3)]
     assert explicit.num_distinct_phases() == rule.num_distinct_phases() == 2
 
@@ -337,7 +338,7 @@ def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left():
 def test_radices_for_other_nodes_stay_near_the_old_ones(radices, nodes, fitted):
     phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
     old = Cluster.regular(prod(radices), 2)
-    found = reapply_rule(Schedule("it", old, StaticGroups(phases=RulePhases(radices, phases))), nodes)
+    found = reapply_rule(of_rule("it", old, radices, phases), nodes)
     assert found.node_radices == fitted
     found.check(Cluster.regular(nodes, 2))
     kept = [digit for phase in found.phases for block in phase for digit in block.across]

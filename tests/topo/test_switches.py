@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
 from helpers.refusals import refused
+from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
-from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, RulePhases, StaticGroups
+from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing.coding import Travel
@@ -89,7 +90,7 @@ def test_edges_share_the_uplink_of_their_direction():
 
 def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
     def rule(digit):
-        return Schedule("r", CLUSTER, StaticGroups(phases=RulePhases((2, 2), ((Block((0,), (digit,)),),))))
+        return of_rule("r", CLUSTER, (2, 2), ((Block((0,), (digit,)),),))
 
     assert communication(rule(1), HARDWARE).phases == (1.0,)
     assert communication(rule(0), HARDWARE).phases == (4.0,)

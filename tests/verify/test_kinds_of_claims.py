@@ -30,10 +30,11 @@ from helpers.coded_sums import UNDERFLOW, rounding_error
 from helpers.command_runs import ran
 from helpers.readings import agree
 from helpers.refusals import refused
+from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Link, PartreduceError, Schedule, predict, write_schedule
 from partreduce.errors import ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
-from partreduce.strategies import Payload, Phase, Placement, RulePhases, Server, StaticGroups, TablePlacement
+from partreduce.strategies import Payload, Phase, Placement, Server, StaticGroups, TablePlacement
 from partreduce.topo.metrics.outer_steps import outer_radius
 from partreduce.topo.strategies import AllReduce, GroupPhases, OuterParams, OuterStep, PartialAllReduce
 from partreduce.verify import checker, prove
@@ -76,7 +77,7 @@ def random_own(draw):
     radices, size = draw.choice([((2,), 2), ((3,), 2), ((2, 2), 2), ((2, 3), 3), ((), 4)])
     phases = [tuple(random_blocks(draw, radices, size)) for _ in range(period)]
     cluster = Cluster.regular(int(np.prod(radices)), size)
-    return Schedule("r", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)), payload=Payload(outer=outer)))
+    return of_rule("r", cluster, radices, tuple(phases), payload=Payload(outer=outer))
 
 
 def test_prover_checker_and_workers_one_by_one_agree_on_random_schedules():

@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from helpers.small import of_rule
 from partreduce import Cluster, Schedule
 from partreduce.strategies import AllReduce, Block, Group, RulePhases, StaticGroups
 from partreduce.topo import rule
@@ -118,9 +119,7 @@ def test_who_is_drawn_comes_from_every_block_the_last_node_the_prologue_and_late
 
 @pytest.mark.parametrize("limit", [0, 10**6])
 def test_a_wrong_answer_is_shown_beside_the_right_one(monkeypatch, limit):
-    schedule = Schedule(
-        "x", Cluster.regular(2, 2), StaticGroups(phases=RulePhases((2,), ((Block((0, 1), (0,)),),)), prologue=2)
-    )
+    schedule = of_rule("x", Cluster.regular(2, 2), (2,), ((Block((0, 1), (0,)),),), prologue=2)
     monkeypatch.setattr(membership, "EVALUATED", limit)
     for wrong in (None, Group((0, 1), Fraction(1)), Group((0, 1, 2, 3), THIRD)):
         with monkeypatch.context() as patch:
@@ -148,7 +147,7 @@ def test_a_group_of_1024_is_the_largest_of_which_everybody_is_asked_and_the_chec
 
 def test_two_blocks_of_one_rank_are_not_looked_at():
     phases = ((Block((0, 1), ()), Block((1,), (0,))),)
-    claim = prove_membership(Schedule("bad", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), phases))))
+    claim = prove_membership(of_rule("bad", Cluster.regular(4, 2), (4,), phases))
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "two blocks of one phase share a local rank.")
 
 
@@ -252,18 +251,18 @@ def small():
         (Block((0, 1, 2, 3), ()),),
         (Block((0, 3), (1,)), Block((1,), (0,), Fraction(1, 2))),
     )
-    return Schedule("small", Cluster.regular(12, 4), StaticGroups(phases=RulePhases((3, 4), phases), prologue=2))
+    return of_rule("small", Cluster.regular(12, 4), (3, 4), phases, prologue=2)
 
 
 def middle():
     """Three digits, one of which has radix 128, and more than 100 nodes; every worker is asked."""
     phases = ((Block((0,), (0, 2)), Block((1, 2), (1,), Fraction(1, 2))), (Block((0, 2), (0,)), Block((1,), (1, 2))))
-    return Schedule("middle", Cluster.regular(2 * 128 * 3, 4), StaticGroups(phases=RulePhases((2, 128, 3), phases)))
+    return of_rule("middle", Cluster.regular(2 * 128 * 3, 4), (2, 128, 3), phases)
 
 
 def large():
     phases = ((Block((0,), (0, 1)), Block((2, 3), ())), (Block((0, 3), ()), Block((1,), (0,), Fraction(1, 2))))
-    return Schedule("large", Cluster.regular(250_000, 4), StaticGroups(phases=RulePhases((2, 125_000), phases)))
+    return of_rule("large", Cluster.regular(250_000, 4), (2, 125_000), phases)
 
 
 SCHEDULES = {"small": small(), "middle": middle(), "large": large()}

@@ -15,12 +15,13 @@ from benchmarks.forgery.schedules import explicit, graph, shift
 from helpers.golden import GOLDEN
 from helpers.readings import written
 from helpers.refusals import refused
+from helpers.small import listed, of_rule
 from helpers.warm_checker import run_checker
 from partreduce import Cluster, Schedule, metrics, write_schedule
 from partreduce.errors import InputError, RefutedError
 from partreduce.strategies import Block, Group
 from partreduce.topo.metrics.evaluate import growth_bits
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.prove import prove_function
@@ -33,12 +34,7 @@ def figure_10(num_nodes):
     radices = (2, num_nodes // 2) if num_nodes > 2 else (2,)
     every = tuple(range(len(radices)))
     phases = ((Block((0,), every), Block((2, 3))), (ALL,), (Block((0, 3)), Block((1,), (0,))), (ALL,))
-    return Schedule("figure-10", Cluster.regular(num_nodes, 4), StaticGroups(phases=RulePhases(radices, phases)))
-
-
-def expanded(schedule):
-    phases = tuple(schedule.phase(t) for t in range(schedule.period))
-    return Schedule(schedule.name, schedule.cluster, StaticGroups(phases=GroupPhases(phases)))
+    return of_rule("figure-10", Cluster.regular(num_nodes, 4), radices, phases)
 
 
 def checked_alone(folder, schedule, certificate):
@@ -80,7 +76,7 @@ def test_the_certificate_of_a_rule_does_not_grow_with_the_cluster():
 
 
 def test_the_explicit_form_has_the_same_rate(tmp_path):
-    schedule = expanded(figure_10(4))
+    schedule = listed(figure_10(4))
     assert "contraction" in confirmed(tmp_path, schedule)
     assert prove(schedule)["contraction"].entry["squared"] == "3/4"
 
@@ -96,7 +92,7 @@ def test_an_overlap_is_refuted_with_phase_worker_and_both_groups():
 
 def test_blocks_that_share_a_local_rank_are_refuted_with_both_blocks():
     phases = ((Block((0, 1), ()), Block((1,), (0,))),)
-    proof = prove(Schedule("bad", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), phases))))
+    proof = prove(of_rule("bad", Cluster.regular(4, 2), (4,), phases))
     witness = proof["conflict-free"].witness
     assert (witness["phase"], witness["worker"]) == (0, 1)
     assert witness["groups"] == [[0, 1], [1, 3, 5, 7]]
@@ -109,7 +105,7 @@ def test_workers_that_never_meet_the_others_refute_consensus():
 
 
 def test_averaging_inside_nodes_only_refutes_consensus_of_a_rule():
-    proof = prove(Schedule("nodes", Cluster.regular(4, 4), StaticGroups(phases=RulePhases((4,), ((ALL,),)))))
+    proof = prove(of_rule("nodes", Cluster.regular(4, 4), (4,), ((ALL,),)))
     assert proof["consensus"].status is Status.REFUTED
     assert proof["consensus"].witness == {"local_ranks": [0, 1, 2, 3], "digits": [0]}
 

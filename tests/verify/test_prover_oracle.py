@@ -13,11 +13,12 @@ import pytest
 
 from benchmarks.forgery.schedules import explicit
 from helpers.refusals import refused
+from helpers.small import of_edges, of_rule
 from partreduce import Cluster, Schedule
 from partreduce.errors import RefutedError, ScheduleError
 from partreduce.files import dump_schedule
 from partreduce.strategies import Block, Group, Phase
-from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, Server, StaticGroups
+from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, Server, StaticGroups
 from partreduce.types import Claim, Proof
 from partreduce.verify import Status, checker
 from partreduce.verify.base import not_proved, proved, refuted, some
@@ -67,7 +68,7 @@ def random_rule(seed):
             blocks.append(Block((0,), (0,)))
         phases.append(tuple(blocks))
     cluster = Cluster.regular(int(np.prod(radices)), size)
-    return Schedule("rule", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases))))
+    return of_rule("rule", cluster, radices, tuple(phases))
 
 
 def random_graph(seed):
@@ -297,7 +298,7 @@ def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
     for n in (4, 8):
         half = Fraction(1, 2)
         edges = [(v, (2 * v + a) % n, half) for v in range(n) for a in (0, 1) if (2 * v + a) % n != v]
-        schedule = Schedule("de Bruijn", Cluster.regular(n, 1), NeighborAveraging(rounds=(Round.from_edges(n, edges),)))
+        schedule = of_edges("de Bruijn", Cluster.regular(n, 1), edges)
         check_graph(schedule)
         entry = prove(schedule)["consensus"].entry
         assert (entry["method"], entry["periods"]) == ("power", {4: 2, 8: 3}[n])
@@ -306,7 +307,7 @@ def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
 def test_an_edge_of_weight_zero_joins_nobody():
     zero, half = Fraction(0), Fraction(1, 2)
     edges = [(0, 1, half), (1, 0, half), (1, 2, zero), (2, 1, zero), (2, 3, half), (3, 2, half)]
-    schedule = Schedule("two halves", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
+    schedule = of_edges("two halves", Cluster.regular(4, 1), edges)
     assert prove(schedule)["consensus"].witness == {"closed_sets": [[0, 1], [2, 3]]}
 
 

@@ -8,20 +8,23 @@ import math
 import os
 import random
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 
 from benchmarks.forgery.campaign import refusal
 from benchmarks.forgery.dense import dense, steady_distance
+from helpers.drawn_schedules import random_allreduce, random_graph, random_groups, random_rule
 from helpers.refusals import refused
+from helpers.small import of_groups, of_phases
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
-from partreduce.strategies import Block, Group, GroupPhases, NeighborAveraging, Phase, Round, RulePhases, StaticGroups
+from partreduce.strategies import Group, NeighborAveraging, Phase, Round
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from partreduce.topo.metrics import consensus_distance
 from partreduce.topo.mixing import period_product
-from partreduce.topo.strategies import AllReduce, Averaging, DelayedAveraging
+from partreduce.topo.strategies import Averaging, DelayedAveraging
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.checker import linear_algebra
 from partreduce.verify.checker.refusal import Work
@@ -32,58 +35,17 @@ FORGERIES = int(os.environ.get("FORGERIES", "400"))
 RELAXATION = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]
 
 
+KINDS = (
+    *[partial(random_groups, relaxation=RELAXATION)] * 2,
+    partial(random_rule, relaxation=RELAXATION, uneven=True),
+    random_graph,
+    random_allreduce,
+)
+
+
 def random_schedule(draw):
-    """A small schedule of any kind with these claims, with steps per round, late averages and uneven nodes."""
-    options = {"sync": DelayedAveraging()} if draw.random() < 0.3 else {}
-    kind = draw.choice(["groups", "groups", "rule", "graph", "allreduce"])
-    if kind == "rule":
-        radices, size = draw.choice([((2,), 2), ((2, 3), 2), ((3,), 3), ((2, 2), 4)])
-        phases = []
-        for _ in range(draw.randint(1, 4)):
-            ranks, blocks = draw.sample(range(size), size), []
-            while ranks:
-                local = [ranks.pop() for _ in range(draw.randint(1, len(ranks)))]
-                across = tuple(sorted(draw.sample(range(len(radices)), draw.randint(0, len(radices)))))
-                blocks.append(Block(tuple(sorted(local)), across, draw.choice(RELAXATION)))
-            phases.append(tuple(blocks))
-        nodes = int(np.prod(radices))
-        alike = tuple(draw.randint(1, 3) for _ in range(size)) * nodes
-        steps_per_round = draw.choice([1, 1, 1, 3, alike, tuple(draw.randint(1, 3) for _ in range(size * nodes))])
-        options["averaging"] = draw.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALIZED])
-        return Schedule(
-            "r",
-            Cluster.regular(nodes, size),
-            StaticGroups(phases=RulePhases(radices, tuple(phases)), steps_per_round=steps_per_round, **options),
-        )
-    n = draw.randint(2, 9)
-    cut = sorted(draw.sample(range(1, n), draw.randint(0, n - 1)))
-    ranks = draw.sample(range(n), n)
-    nodes = [ranks[a:b] for a, b in zip([0, *cut], [*cut, n], strict=True)]
-    cluster = Cluster.irregular(nodes)
-    steps_per_round = tuple(draw.randint(1, 3) for _ in range(n)) if draw.random() < 0.3 else draw.choice([1, 1, 2])
-    if draw.random() < 0.3:
-        options["averaging"] = Averaging.STEP_NORMALIZED
-    if kind == "allreduce":
-        return Schedule("a", cluster, AllReduce(steps_per_round=steps_per_round, **options))
-    if kind == "graph":
-        rounds = []
-        for _ in range(draw.randint(1, 3)):
-            steps = draw.sample(range(1, n), draw.randint(1, min(2, n - 1)))
-            share = Fraction(1, len(steps) + draw.randint(0, 2))
-            rounds.append(Round.from_edges(n, [(i, (i + step) % n, share) for i in range(n) for step in steps]))
-        return Schedule(
-            "g", cluster, NeighborAveraging(rounds=tuple(rounds), steps_per_round=steps_per_round, **options)
-        )
-    listed = []
-    for _ in range(draw.randint(1, 5)):
-        order, groups = draw.sample(range(n), n), []
-        while len(order) > 1 and draw.random() < 0.9:
-            size = draw.randint(2, min(4, len(order)))
-            groups.append(Group(tuple(sorted(order.pop() for _ in range(size))), draw.choice(RELAXATION)))
-        listed.append(Phase.from_groups(n, groups))
-    return Schedule(
-        "x", cluster, StaticGroups(phases=GroupPhases(tuple(listed)), steps_per_round=steps_per_round, **options)
-    )
+    """A schedule of any kind with these claims, with steps per round, late averages and uneven nodes."""
+    return draw.choice(KINDS)(np.random.default_rng(draw.randrange(2**32)))
 
 
 def made(schedule):
@@ -187,14 +149,8 @@ def test_forged_bounds_are_refused_or_true():
 
 
 def test_schedules_beyond_the_theorems_are_not_proved():
-    far = Schedule(
-        "x",
-        Cluster.regular(3, 1),
-        StaticGroups(phases=GroupPhases((Phase.from_groups(3, [Group((0, 1, 2), Fraction(9, 4))]),))),
-    )
-    apart = Schedule(
-        "x", Cluster.regular(4, 1), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),)))
-    )
+    far = of_groups("x", Cluster.regular(3, 1), [Group((0, 1, 2), Fraction(9, 4))])
+    apart = of_groups("x", Cluster.regular(4, 1), [[0, 1], [2, 3]])
     for schedule in (far, apart):
         assert prove_consensus_distance(schedule).status is Status.NOT_PROVED
 
@@ -239,7 +195,7 @@ def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
     cluster = Cluster.regular(n, 1)
     if kind == "groups":
         phases = (Phase.from_labels(draw.permutation(n) // 3) for _ in range(4))
-        schedule = Schedule("x", cluster, StaticGroups(phases=GroupPhases(tuple(phases))))
+        schedule = of_phases("x", cluster, phases)
     else:
         ring = Round.from_edges(n, [(i, (i + step) % n, Fraction(1, 4)) for i in range(n) for step in (1, 7, 50)])
         schedule = Schedule("g", cluster, NeighborAveraging(rounds=(ring,)))

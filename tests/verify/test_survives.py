@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.readings import ordered
+from helpers.small import of_phases, of_rule
 from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
@@ -122,16 +123,14 @@ def random_schedule(seed):
                     for c in sorted(set(colors.tolist()))),
             )  # fmt: skip
         nodes = int(np.prod(radices, dtype=int))
-        return Schedule(
-            f"rule {seed}", Cluster.regular(nodes, size), StaticGroups(phases=RulePhases(radices, tuple(phases)))
-        )
+        return of_rule(f"rule {seed}", Cluster.regular(nodes, size), radices, tuple(phases))
     cluster = Cluster.irregular([[0, 1, 2], [3, 4], [5, 6]])
     listed = []
     for _ in range(int(rng.integers(2, 5))):
         labels = rng.permutation(7) // int(rng.integers(2, 5))
         phase = Phase.from_labels(labels)
         listed.append(Phase.from_groups(7, [Group(group.members, relaxation()) for group in phase]))
-    return Schedule(f"groups {seed}", cluster, StaticGroups(phases=GroupPhases(tuple(listed))))
+    return of_phases(f"groups {seed}", cluster, listed)
 
 
 def bounds_of(proof):
@@ -208,10 +207,10 @@ def on_shape(rng, cluster):
         phases = tuple(
             (Block(tuple(range(size)), tuple(d for d in range(len(radices)) if rng.random() < 0.6)),) for _ in range(3)
         )
-        return Schedule("rule", cluster, StaticGroups(phases=RulePhases(radices, phases)))
+        return of_rule("rule", cluster, radices, phases)
     listed = [Phase.from_labels(rng.integers(-1, 3, size=n)) for _ in range(int(rng.integers(1, 4)))]
     worker_steps = tuple(rng.integers(1, 3, size=n).tolist())
-    return Schedule("groups", cluster, StaticGroups(phases=GroupPhases(tuple(listed)), steps_per_round=worker_steps))
+    return of_phases("groups", cluster, listed, steps_per_round=worker_steps)
 
 
 def by_hand(schedule, rule, failed):
@@ -316,9 +315,7 @@ def test_all_reduce_goes_on_exactly(schedule):
     assert "survives" in confirmed(schedule, proof)
 
 
-RING = Schedule(
-    "rule", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
-)
+RING = of_rule("rule", Cluster.regular(4, 2), (4,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.command_runs import ran
 from helpers.refusals import refused
+from helpers.small import of_edges, of_phases
 from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands.verify import in_plain_words
@@ -17,7 +18,7 @@ from partreduce.errors import RefutedError
 from partreduce.files import schedule_sha256
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.schedulers import registry
-from partreduce.strategies import IterationGap, NeighborAveraging, Payload, Phase, Round, StaticGroups, TablePlacement
+from partreduce.strategies import IterationGap, NeighborAveraging, Payload, Phase, StaticGroups, TablePlacement
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.strategies import AllReduce, EdgeWeighting, GroupPhases
@@ -108,7 +109,7 @@ def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does
 def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together():
     cluster = Cluster.regular(2, 2)
     apart, pairs = (
-        Schedule("drawn", cluster, StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(4, one) for one in phases))))
+        of_phases("drawn", cluster, tuple(Phase.from_groups(4, one) for one in phases))
         for phases in ([[(0, 1)], [(0, 2)]], [[(0, 1), (2, 3)], [(0, 2), (1, 3)]])
     )
     assert in_plain_words(apart, prove(apart)) == ("no conflict", "no deadlock")
@@ -148,7 +149,7 @@ def groups():
 def graph():
     half = Fraction(1, 2)
     edges = [(0, 1, half), (1, 0, half), (2, 3, half), (3, 2, half)]
-    return Schedule("two rings", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
+    return of_edges("two rings", Cluster.regular(4, 1), edges)
 
 
 @pytest.mark.parametrize(("made", "first"), [
@@ -208,9 +209,7 @@ def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
     path = tmp_path / "s.json"
     half = Fraction(3, 4)
     edges = [(0, 1, half), (1, 0, Fraction(1, 4)), (2, 3, half), (3, 2, half)]
-    write_schedule(
-        path, Schedule("lost", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
-    )
+    write_schedule(path, of_edges("lost", Cluster.regular(4, 1), edges))
     assert "doubly-stochastic" in ran(capsys, ["verify", str(path), "--allow-no-consensus"], 1).out
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.refusals import refused
+from helpers.small import of_groups, of_phases
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError, MissingDependencyError
 from partreduce.strategies import GroupPhases, OuterStep, Payload, Phase, Pipeline, Server, StaticGroups, TablePlacement
@@ -17,7 +18,7 @@ from partreduce.topo.timing.sampling import read_trace, sample
 from partreduce.topo.timing.tables import exchanges
 from partreduce.types import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, RowAccess
 
-PAIR = Schedule("p", Cluster.regular(1, 3), StaticGroups(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
+PAIR = of_groups("p", Cluster.regular(1, 3), [(0, 1)])
 UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)
 
 
@@ -148,7 +149,7 @@ def test_a_thousand_workers_fit():
 def test_sampling_counts_whole_periods_whatever_phase_comes_first(rotation):
     quiet, pairs = Phase.from_groups(3, []), Phase.from_groups(3, [(0, 1)])
     phases = (pairs, quiet, quiet, Phase.from_groups(3, [(0, 1, 2)]))
-    turned = Schedule("turned", PAIR.cluster, StaticGroups(phases=GroupPhases(phases[rotation:] + phases[:rotation])))
+    turned = of_phases("turned", PAIR.cluster, phases[rotation:] + phases[:rotation])
     exact = cycle_time(turned, UNIT, ComputeTimes(base=0.1)).per_step
     for num_rounds in (50, 51, 52, 53):
         sampled = sample(turned, UNIT, ComputeTimes(base=0.1), num_rounds=num_rounds, num_samples=2)

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.readings import agree
 from helpers.refusals import refused
+from helpers.small import of_edges
 from partreduce import Cluster, Schedule
 from partreduce.errors import DocumentError, InputError, ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
@@ -25,10 +26,8 @@ from partreduce.topo.strategies import (
     IterationGap,
     LateGradientPolicy,
     MissedResultPolicy,
-    NeighborAveraging,
     PartialAllReduce,
     QuorumStart,
-    Round,
     SkipPolicy,
     SlowWorkerPolicy,
     StaticGroups,
@@ -146,7 +145,7 @@ def gap_document(gap, edges=RING, n=4, **members):
 @pytest.mark.parametrize("name", GAPS)
 def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
     gap, raw = GAPS[name]
-    schedule = Schedule("g", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, RING),), sync=gap))
+    schedule = of_edges("g", Cluster.regular(4, 1), RING, sync=gap)
     dumped = dump_schedule(schedule)
     assert dumped["strategy"]["sync"] == {"iteration_gap": raw}
     assert parse_schedule(json.dumps(dumped).encode()).strategy == schedule.strategy

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from helpers.drawn_schedules import RELAXATION, random_allreduce, random_graph, random_groups, random_rule
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of, spectrum_of
 from helpers.refusals import refused
+from helpers.small import of_groups, of_phases, of_rule
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError, ScheduleError, UndecidedError
-from partreduce.strategies import Block, Group, OuterParams, OuterStep, Phase, RulePhases, StaticGroups, Synchronous
+from partreduce.strategies import Block, Group, OuterParams, OuterStep, Phase, StaticGroups, Synchronous
 from partreduce.topo.metrics import consensus_distance, contraction, drift, exact_consensus_distance
 from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_and_worker_steps, rule_sectors
 from partreduce.topo.metrics.outer_steps import outer_radius
@@ -52,7 +53,7 @@ def test_class_matrices_hold_the_whole_spectrum(seed):
 def test_classes_are_merged_by_the_digit_sets_they_meet():
     radices = (2,) * 19
     phases = ((Block((0,), tuple(range(10))), Block((1,), tuple(range(10, 19)))), (Block((0, 1)),))
-    schedule = Schedule("many digits", Cluster.regular(2**19, 2), StaticGroups(phases=RulePhases(radices, phases)))
+    schedule = of_rule("many digits", Cluster.regular(2**19, 2), radices, phases)
     rule = schedule.rule()
     assert rule is not None
     classes = merged_classes(rule)
@@ -63,7 +64,7 @@ def test_classes_are_merged_by_the_digit_sets_they_meet():
 
 def test_too_many_classes_are_refused_in_one_line():
     phases = (tuple(Block((r,), (r,)) for r in range(16)),)
-    schedule = Schedule("x", Cluster.regular(2**16, 16), StaticGroups(phases=RulePhases((2,) * 16, phases)))
+    schedule = of_rule("x", Cluster.regular(2**16, 16), (2,) * 16, phases)
     refused(UndecidedError, "character classes", contraction, schedule)
     found = metrics(schedule)
     assert found.contraction.value is None
@@ -76,7 +77,7 @@ def test_many_local_ranks_are_merged():
         (Block(tuple(range(size // 2))), Block(tuple(range(size // 2, size)))),
         (Block(tuple(range(size)), (0,)),),
     )
-    schedule = Schedule("fat nodes", Cluster.regular(10, size), StaticGroups(phases=RulePhases((10,), phases)))
+    schedule = of_rule("fat nodes", Cluster.regular(10, size), (10,), phases)
     assert contraction(schedule).value == 0
     after_halves = (10 * 2 - 1) / (10 * size)
     assert consensus_distance(schedule).value == pytest.approx(after_halves / 2, rel=1e-9)
@@ -95,7 +96,7 @@ def test_steps_per_round_that_differs_between_nodes_falls_back_to_dense():
 
 def test_overlapping_blocks_are_refused():
     phases = ((Block((0, 1)), Block((1, 2))),)
-    schedule = Schedule("is_delayed", Cluster.parse("2x3"), StaticGroups(phases=RulePhases((2,), phases)))
+    schedule = of_rule("is_delayed", Cluster.parse("2x3"), (2,), phases)
     refused(ScheduleError, "share a local rank", contraction, schedule)
     assert metrics(schedule).consensus_distance.value is None
     explicit = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (1, 2)]),)))
@@ -103,7 +104,7 @@ def test_overlapping_blocks_are_refused():
 
 
 def test_exact_matrices_refuse_what_is_no_rule():
-    schedule = Schedule("e", Cluster.parse("4x1"), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),))))
+    schedule = of_groups("e", Cluster.parse("4x1"), [(0, 1)])
     refused(InputError, "no rule", exact_consensus_distance, schedule)
 
 
@@ -148,10 +149,8 @@ def test_metrics_do_not_depend_on_the_numbering_of_workers(schedule, random):
     )
     steps_per_round = schedule.worker_steps().copy()
     steps_per_round[order] = schedule.worker_steps()
-    other = Schedule(
-        "p",
-        schedule.cluster,
-        StaticGroups(phases=GroupPhases(phases), steps_per_round=tuple(steps_per_round.tolist()), sync=strategy.sync),
+    other = of_phases(
+        "p", schedule.cluster, phases, steps_per_round=tuple(steps_per_round.tolist()), sync=strategy.sync
     )
     for metric in (contraction, consensus_distance, lambda s: drift(s, "worker")):
         a, b = metric(schedule).value, metric(other).value
@@ -165,7 +164,7 @@ def test_an_allreduce_phase_makes_contraction_0(schedule):
     assert isinstance(strategy, StaticGroups)
     everybody = Phase.from_groups(n, [range(n)])
     phases = (*strategy.phases.phases, everybody)
-    assert contraction(Schedule("a", schedule.cluster, StaticGroups(phases=GroupPhases(phases)))).value == 0
+    assert contraction(of_phases("a", schedule.cluster, phases)).value == 0
 
 
 @FEW
@@ -174,11 +173,7 @@ def test_relax_1_is_the_default(schedule):
     strategy = schedule.strategy
     assert isinstance(strategy, StaticGroups)
     spelled = tuple(Phase(p.num_workers, p.members, p.offsets, (Fraction(1),) * len(p)) for p in strategy.phases.phases)
-    other = Schedule(
-        "r",
-        schedule.cluster,
-        StaticGroups(phases=GroupPhases(spelled), steps_per_round=strategy.steps_per_round, sync=strategy.sync),
-    )
+    other = of_phases("r", schedule.cluster, spelled, steps_per_round=strategy.steps_per_round, sync=strategy.sync)
     assert contraction(other).value == pytest.approx(contraction(schedule).value, abs=1e-14)
     assert consensus_distance(other).value == pytest.approx(consensus_distance(schedule).value, rel=1e-12)
 
@@ -252,7 +247,7 @@ def test_consensus_distance_and_drift_equal_a_simulation(seed):
 def test_limits_choose_the_method():
     labels = np.arange(64).reshape(8, 8)
     phases = tuple(Phase.from_labels(a.reshape(-1)) for a in (labels // 8, labels % 8))
-    schedule = Schedule("grid", Cluster.parse("8x8"), StaticGroups(phases=GroupPhases(phases)))
+    schedule = of_phases("grid", Cluster.parse("8x8"), phases)
     assert "dense" in contraction(schedule).how
     assert "svds" in contraction(schedule, limit=MetricLimits(dense_workers=10)).how
 

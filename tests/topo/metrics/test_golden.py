@@ -9,6 +9,7 @@ import pytest
 
 from helpers.figures_by_definition import rounds_to, spectrum_of
 from helpers.golden import GOLDEN
+from helpers.small import of_phases
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
@@ -31,7 +32,7 @@ from partreduce.topo.metrics.decomposition import circulant_sectors, dense_secto
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import period_product
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, NeighborAveraging, Round, StaticGroups
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, NeighborAveraging, Round
 from partreduce.types import MetricLimits
 
 
@@ -186,7 +187,7 @@ def test_relaxed_pairs_reach_exact_consensus(n):
             for pair in pairs.replace("(", " ").replace(")", " ").split()
         ]
         phases.append(Phase.from_groups(n, groups))
-    schedule = Schedule("relaxed", Cluster.regular(n, 1), StaticGroups(phases=GroupPhases(tuple(phases))))
+    schedule = of_phases("relaxed", Cluster.regular(n, 1), phases)
     assert contraction(schedule).value == 0
 
 
@@ -205,7 +206,7 @@ def random_groups(n, period, size, seed, *, relaxation=False, skips=True, **opti
             labels[rng.random(n) < 0.1] = -1
         factors = {int(k): Fraction(int(rng.integers(1, 6)), 4) for k in np.unique(labels)} if relaxation else None
         phases.append(Phase.from_labels(labels, factors))
-    return Schedule("r", Cluster.regular(n // 4, 4), StaticGroups(phases=GroupPhases(tuple(phases)), **options))  # type: ignore[arg-type]
+    return of_phases("r", Cluster.regular(n // 4, 4), phases, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("relaxation", [False, True])
@@ -225,7 +226,7 @@ def test_the_contraction_of_a_slow_ring_has_its_closed_form():
     """Two rounds of pairs around a ring; the norm of their product off the mean is cos(2π/n)."""
     n = 2000
     pairs = [Phase.from_groups(n, [(i, (i + 1) % n) for i in range(s, n, 2)]) for s in (0, 1)]
-    schedule = Schedule("slow ring", Cluster.regular(n, 1), StaticGroups(phases=GroupPhases(tuple(pairs))))
+    schedule = of_phases("slow ring", Cluster.regular(n, 1), pairs)
     assert contraction(schedule).value == pytest.approx(math.cos(2 * math.pi / n), abs=1e-9)
 
 
@@ -233,7 +234,7 @@ def test_exact_consensus_of_many_workers_has_contraction_0():
     n = 602
     ring = [Phase.from_groups(n, [(i, (i + 1) % n) for i in range(s, n, 2)]) for s in (0, 1)]
     phases = (*ring, Phase.from_groups(n, [range(n)]))
-    found = contraction(Schedule("all", Cluster.regular(n, 1), StaticGroups(phases=GroupPhases(phases))))
+    found = contraction(of_phases("all", Cluster.regular(n, 1), phases))
     assert found.value == 0.0
 
 
@@ -251,9 +252,7 @@ def test_metrics_that_need_a_direct_method_are_refused_by_name_above_512_workers
 
 def test_separate_parts_have_contraction_1():
     labels = np.arange(40) % 2
-    schedule = Schedule(
-        "apart", Cluster.parse("10x4"), StaticGroups(phases=GroupPhases((Phase.from_labels(labels),) * 2))
-    )
+    schedule = of_phases("apart", Cluster.parse("10x4"), (Phase.from_labels(labels),) * 2)
     assert contraction(schedule, limit=LARGE).value == pytest.approx(1.0, abs=1e-12)
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from helpers.refusals import refused
+from helpers.small import of_groups, of_phases
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
 from partreduce.schedulers import registry
-from partreduce.strategies import NeighborAveraging, Phase, Pipeline, Round, StaticGroups, Synchronous, Transport
+from partreduce.strategies import NeighborAveraging, Phase, Pipeline, Round, Synchronous, Transport
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import weigh
@@ -33,7 +34,7 @@ from partreduce.topo.metrics.evaluate import retimed
 from partreduce.topo.metrics.late_distance import CURVATURE, HORIZON, late_distance_like, late_distance_of
 from partreduce.topo.metrics.outer_steps import largest_rate
 from partreduce.topo.mixing import mixing_matrix
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases
+from partreduce.topo.strategies import AllReduce, DelayedAveraging
 from partreduce.types import MetricLimits
 
 SCHEDULES = [
@@ -50,7 +51,7 @@ RETIMED = [
     registry.build("ring", Cluster.parse("1x7")),
     registry.build("exponential", Cluster.parse("2x4")),
     Schedule("everybody", UNEVEN, AllReduce()),
-    Schedule("groups", UNEVEN, StaticGroups(phases=GroupPhases(PHASES))),
+    of_phases("groups", UNEVEN, PHASES),
 ]
 
 
@@ -150,7 +151,7 @@ def test_every_steps_per_round_in_synchronous_and_late_is_what_the_steady_state_
 
 
 def test_workers_that_never_agree_do_so_at_no_steps_per_round():
-    apart = Schedule("apart", Cluster.parse("1x3"), StaticGroups(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
+    apart = of_groups("apart", Cluster.parse("1x3"), [(0, 1)])
     known = retimed(apart, "worker")
     for steps_per_round, late in ((1, True), (3, False), (3, True)):
         assert (
@@ -315,7 +316,7 @@ def test_the_gap_of_a_directed_ring_takes_eigenvalues_in_the_order_of_real_numbe
 def test_only_a_schedule_of_one_graph_has_a_hop_gap():
     rng = np.random.default_rng(0)
     phases = tuple(Phase.from_labels(rng.integers(-1, 4, size=9)) for _ in range(3))
-    found = metrics(Schedule("s", Cluster.parse("9x1"), StaticGroups(phases=GroupPhases(phases)))).hop_gap
+    found = metrics(of_phases("s", Cluster.parse("9x1"), phases)).hop_gap
     assert found.value is None
     assert "fixed graph" in found.how
     star = metrics(Schedule("star", Cluster.parse("5x1"), NeighborAveraging(rounds=(STAR,))))

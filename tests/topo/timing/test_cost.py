@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
 from helpers.refusals import refused
+from helpers.small import of_groups, of_phases, of_rule
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
 from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.errors import InputError
-from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, RulePhases, StaticGroups
+from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
@@ -18,9 +19,7 @@ from partreduce.topo.timing.event_graph import cycle_time
 
 
 def static(*phases, cluster=CLUSTER, radices=(2, 2), steps_per_round=1):
-    return Schedule(
-        "s", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)), steps_per_round=steps_per_round)
-    )
+    return of_rule("s", cluster, radices, tuple(phases), steps_per_round=steps_per_round)
 
 
 def test_worked_example_of_16_workers():
@@ -70,17 +69,11 @@ def test_latency_counts_the_hops_of_each_form():
 def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
     """Two pairs of one node send 4 messages of 1 byte in 2 hops each over a bus of 1 byte/s and 10 s per message."""
     hardware = Hardware(bus=Link(10.0, 1.0), model_bytes=1)
-    one = Schedule(
-        "one pair", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),)))
-    )
-    two = Schedule(
-        "two pairs", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
-    )
+    one = of_groups("one pair", Cluster.regular(1, 4), [(0, 1)])
+    two = of_groups("two pairs", Cluster.regular(1, 4), [(0, 1), (2, 3)])
     assert communication(one, hardware).per_step == pytest.approx(2 * (2 * 10 + 1))
     assert communication(two, hardware).per_step == pytest.approx(4 * (2 * 10 + 1))
-    apart = Schedule(
-        "apart", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
-    )
+    apart = of_groups("apart", Cluster.regular(2, 2), [(0, 1), (2, 3)])
     assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
 
 
@@ -162,18 +155,14 @@ def rules(draw):
         num_nics=draw(st.integers(1, 3)),
         model_bytes=3,
     )
-    return Schedule("r", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)))), hardware
+    return of_rule("r", cluster, radices, tuple(phases)), hardware
 
 
 @settings(max_examples=80)
 @given(rules(), st.sampled_from(list(AllReduceAlgorithm)))
 def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, algorithm):
     schedule, hardware = case
-    explicit = Schedule(
-        "e",
-        schedule.cluster,
-        StaticGroups(phases=GroupPhases(tuple(schedule.phase(t) for t in range(schedule.period)))),
-    )
+    explicit = of_phases("e", schedule.cluster, tuple(schedule.phase(t) for t in range(schedule.period)))
     rule_cost = communication(schedule, hardware, algorithm=algorithm)
     explicit_cost = communication(explicit, hardware, algorithm=algorithm)
     assert rule_cost.phases == pytest.approx(explicit_cost.phases)

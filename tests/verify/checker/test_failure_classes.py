@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from helpers.refusals import refused
+from helpers.small import of_phases, of_rule
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
 from partreduce.schedulers.registry import build
 from partreduce.strategies import Block, FailurePlan, Phase, SurvivorRule
-from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, RulePhases, StaticGroups
 from partreduce.verify import checker
 from partreduce.verify.checker import failure_classes
 from partreduce.verify.checker.failure_classes import Symmetries
@@ -24,23 +25,18 @@ def _random_groups(seed, cluster, period):
     rng = np.random.default_rng(seed)
     n = cluster.num_workers
     phases = tuple(Phase.from_labels(rng.permutation(n) // int(rng.integers(2, 5))) for _ in range(period))
-    return Schedule(
-        "random",
-        cluster,
-        StaticGroups(phases=GroupPhases(phases), steps_per_round=tuple(rng.integers(1, 3, n).tolist())),
-    )
+    return of_phases("random", cluster, phases, steps_per_round=tuple(rng.integers(1, 3, n).tolist()))
 
 
 SCHEDULES = {
     "figure 10": build("prague-figure-10", Cluster.regular(4, 4)),
-    "three digits": Schedule("rule", Cluster.regular(12, 2),
-        StaticGroups(phases=RulePhases((2, 3, 2), ((Block((0,), (0, 2)), Block((1,), (1,))), (Block((0, 1)),))))),
-    "ranks that rest": Schedule("rule", Cluster.regular(3, 4),
-        StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)), Block((2,))),)))),
-    "a slow rank": Schedule("rule", Cluster.regular(2, 4),
-        StaticGroups(phases=RulePhases((2,), ((Block((0, 1, 2, 3), (0,)),),)), steps_per_round=(1, 1, 2, 1) * 2)),
-    "a slow node": Schedule("rule", Cluster.regular(3, 2),
-        StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)),),)), steps_per_round=(1, 1, 1, 1, 2, 2))),
+    "three digits": of_rule("rule", Cluster.regular(12, 2), (2, 3, 2),
+        ((Block((0,), (0, 2)), Block((1,), (1,))), (Block((0, 1)),))),
+    "ranks that rest": of_rule("rule", Cluster.regular(3, 4), (3,), ((Block((0, 1), (0,)), Block((2,))),)),
+    "a slow rank": of_rule("rule", Cluster.regular(2, 4), (2,), ((Block((0, 1, 2, 3), (0,)),),),
+        steps_per_round=(1, 1, 2, 1) * 2),
+    "a slow node": of_rule("rule", Cluster.regular(3, 2), (3,), ((Block((0, 1), (0,)),),),
+        steps_per_round=(1, 1, 1, 1, 2, 2)),
     **{f"groups {seed}": _random_groups(seed, Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]]), 1)
         for seed in range(4)},
 }  # fmt: skip

@@ -16,6 +16,7 @@ from benchmarks.explore.hop import diamond, ring
 from helpers.claims import facts_of
 from helpers.gap_bounds import attained, named
 from helpers.refusals import refused
+from helpers.small import of_edges
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
 from partreduce.schedulers.protocols.digraph import Digraph
@@ -126,9 +127,7 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
     for stranger in ("fractions.py", "random.py", "refusal.py", f"{name}/hashlib.py"):
         (tmp_path / stranger).write_text("raise ImportError('a stranger was imported')")
     ring = [(v, (v + d) % 6, Fraction(1, 3)) for v in range(6) for d in (1, 5)]
-    schedule = Schedule(
-        "r", Cluster.regular(6, 1), NeighborAveraging(rounds=(Round.from_edges(6, ring),), sync=IterationGap(max_ig=2))
-    )
+    schedule = of_edges("r", Cluster.regular(6, 1), ring, sync=IterationGap(max_ig=2))
     (tmp_path / "s.json").write_text(json.dumps(dump_schedule(schedule)))
     (tmp_path / "c.json").write_text(json.dumps(dict(prove(schedule).certificate)))
     line = [sys.executable, "-I", "-S", str(tmp_path / name), "c.json", "s.json"]
