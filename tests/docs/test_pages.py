@@ -86,20 +86,17 @@ def rows_of(name):
     return {row.contestant: row for row in rows}
 
 
-@pytest.mark.parametrize(
-    ("page", "label", "results", "contestant"),
-    [
-        ("slow-link", "PyTorch DDP", ["peers"], "DDP"),
-        ("slow-link", "PyTorch DDP, fp16 hook", ["peers"], "DDP, float16"),
-        ("slow-link", "PyTorch post-local SGD, every 16 steps", ["peers", "peers-ours"], "torch post-local SGD 16"),
-        ("slow-link", "partreduce: inside nodes every step, all every 24", OURS, "node-then-all 23, hierarchical"),
-        ("slow-link", "the same, int8 between nodes", OURS, "node-then-all 23, hierarchical, int8"),
-        ("slow-worker", "All-Reduce, hierarchical, overlapped", ["peers-slow"], "hierarchical, overlapped"),
-        ("slow-worker", "PyTorch hierarchical averager", ["peers-slow"], "torch averager 1/16"),
-        ("slow-worker", "PyTorch DDP, fp16 hook", ["peers-slow"], "DDP, float16"),
-        ("slow-worker", "partreduce: groups on request", ["peers-slow"], "generator, node-then-all 24"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("page", "label", "results", "contestant"), [
+    ("slow-link", "PyTorch DDP", ["peers"], "DDP"),
+    ("slow-link", "PyTorch DDP, fp16 hook", ["peers"], "DDP, float16"),
+    ("slow-link", "PyTorch post-local SGD, every 16 steps", ["peers", "peers-ours"], "torch post-local SGD 16"),
+    ("slow-link", "partreduce: inside nodes every step, all every 24", OURS, "node-then-all 23, hierarchical"),
+    ("slow-link", "the same, int8 between nodes", OURS, "node-then-all 23, hierarchical, int8"),
+    ("slow-worker", "All-Reduce, hierarchical, overlapped", ["peers-slow"], "hierarchical, overlapped"),
+    ("slow-worker", "PyTorch hierarchical averager", ["peers-slow"], "torch averager 1/16"),
+    ("slow-worker", "PyTorch DDP, fp16 hook", ["peers-slow"], "DDP, float16"),
+    ("slow-worker", "partreduce: groups on request", ["peers-slow"], "generator, node-then-all 24"),
+])  # fmt: skip
 def test_the_seconds_of_a_guide_are_the_measured_ones(page, label, results, contestant):
     (line,) = (line for line in text_of(f"how-to/{page}").splitlines() if line.startswith(f"| {label} |"))
     cells = [cell for name in results for cell in rows_of(name)[contestant].all_seconds]

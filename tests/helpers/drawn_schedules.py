@@ -57,9 +57,7 @@ def random_rule(rng, relaxation=RELAXATION, *, uneven=False):
         averaging=Averaging.STEP_NORMALIZED if rng.random() < 0.3 else Averaging.MEAN,
         sync=DelayedAveraging() if bool(rng.random() < 0.3) else Synchronous(),
     )
-    return (
-        Schedule("random", Cluster.regular(nodes, size), strategy) if nodes * size > 1 else random_rule(rng, relaxation)
-    )
+    return Schedule("random", Cluster.regular(nodes, size), strategy) if nodes * size > 1 else random_rule(rng)
 
 
 def random_groups(rng, relaxation=RELAXATION):

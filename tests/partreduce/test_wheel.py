@@ -270,14 +270,10 @@ def test_every_extra_is_declared_and_brings_what_is_asked_for():
 
 def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
     lines = [
-        "design 2x4 --build prague-figure-10 -o schedule.json",
-        "show schedule.json",
-        "simulate schedule.json",
-        "simulate schedule.json schedule.json",
-        "simulate schedule.json -o trace.json",
-        "design 2x4 --effort 0.3",
+        "design 2x4 --build prague-figure-10 -o schedule.json", "show schedule.json", "simulate schedule.json",
+        "simulate schedule.json schedule.json", "simulate schedule.json -o trace.json", "design 2x4 --effort 0.3",
         "design --list",
-    ]
+    ]  # fmt: skip
     answers = base_install.each([line.split() for line in lines], tmp_path)
     assert [code for _, code in answers] == [0] * len(lines), answers
     assert (tmp_path / "trace.json").exists()

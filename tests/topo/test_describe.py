@@ -85,47 +85,35 @@ def test_every_entry_of_the_catalogue_has_a_line_that_is_the_same_each_time(name
 SAID = {
     "All-Reduce of gradients in every step": AllReduce(),
     "average all workers every 4 steps (local SGD)": AllReduce(steps_per_round=4),
-    "average all workers every 4 steps (local SGD), applied one round late": AllReduce(
-        steps_per_round=4, sync=DelayedAveraging()
-    ),
+    "average all workers every 4 steps (local SGD), applied one round late":
+        AllReduce(steps_per_round=4, sync=DelayedAveraging()),
     "All-Reduce of gradients in every step (Pipe-SGD), applied 1 step late": AllReduce(sync=Pipeline()),
-    "All-Reduce of gradients once the first worker is ready (eager-SGD solo), others up to 4 rounds late": AllReduce(
-        sync=PartialAllReduce(quorum="solo")
-    ),
-    "All-Reduce once a random worker is ready (eager-SGD majority), others up to 4 rounds late": AllReduce(
-        sync=PartialAllReduce(quorum="majority")
-    ),
-    "All-Reduce of gradients once 12 of 16 workers are ready (eager-SGD), others up to 4 rounds late": AllReduce(
-        sync=PartialAllReduce(quorum=12)
-    ),
-    "average inside each node every 11 steps, all workers every 154, int4 between nodes": replace(
-        registry.build("node-then-all", PLACE, node_rounds=13).strategy, steps_per_round=11, transport=INT4
-    ),
-    "average inside each node every 2 steps, all workers every 40 (hierarchical local SGD)": replace(
-        registry.build("node-then-all", PLACE, node_rounds=19).strategy, steps_per_round=2
-    ),
-    "DiLoCo: every 30 steps, Nesterov 0.9, int4 between nodes": AllReduce(
-        steps_per_round=30, payload=Payload(outer=DILOCO), transport=INT4
-    ),
-    "DiLoCo: every 30 steps, Nesterov 0.9, 4 fragments in turn, merged 6 steps late": AllReduce(
-        steps_per_round=30, payload=Payload(outer=DILOCO, fragments=4), sync=DelayedMerge(steps=6)
-    ),
-    "DiLoCo: inside each node every step, all workers every 30 steps, Nesterov 0.9": registry.build(
-        "regions-diloco", PLACE
-    ).strategy,
+    "All-Reduce of gradients once the first worker is ready (eager-SGD solo), others up to 4 rounds late":
+        AllReduce(sync=PartialAllReduce(quorum="solo")),
+    "All-Reduce once a random worker is ready (eager-SGD majority), others up to 4 rounds late":
+        AllReduce(sync=PartialAllReduce(quorum="majority")),
+    "All-Reduce of gradients once 12 of 16 workers are ready (eager-SGD), others up to 4 rounds late":
+        AllReduce(sync=PartialAllReduce(quorum=12)),
+    "average inside each node every 11 steps, all workers every 154, int4 between nodes":
+        replace(registry.build("node-then-all", PLACE, node_rounds=13).strategy, steps_per_round=11, transport=INT4),
+    "average inside each node every 2 steps, all workers every 40 (hierarchical local SGD)":
+        replace(registry.build("node-then-all", PLACE, node_rounds=19).strategy, steps_per_round=2),
+    "DiLoCo: every 30 steps, Nesterov 0.9, int4 between nodes":
+        AllReduce(steps_per_round=30, payload=Payload(outer=DILOCO), transport=INT4),
+    "DiLoCo: every 30 steps, Nesterov 0.9, 4 fragments in turn, merged 6 steps late":
+        AllReduce(steps_per_round=30, payload=Payload(outer=DILOCO, fragments=4), sync=DelayedMerge(steps=6)),
+    "DiLoCo: inside each node every step, all workers every 30 steps, Nesterov 0.9":
+        registry.build("regions-diloco", PLACE).strategy,
     "neighbor averaging on a ring (D-PSGD) every step": registry.build("ring", PLACE).strategy,
     "random pairs average every step (AD-PSGD), 2 of 16 workers ask": Pairwise(active=(0, 1)),
     "synchronous parameter server on worker 0, mean of gradients every step": Server(),
-    "asynchronous parameter server on 2 workers, every step, workers at most 3 rounds apart": Server(
-        hosts=(0, 4), synchronous=False, staleness=3
-    ),
-    "random groups of 3 on request every step (Prague), without workers 4 rounds behind": DynamicGroups(
-        division=GroupSplit.RANDOM
-    ),
-    "All-Reduce of gradients in every step, tables 1 sharded in float16 (Parallax)": AllReduce(
-        payload=Payload(tables=(TablePlacement(parameter="w", rows=99, columns=2, codec=Codec.FLOAT16),))
-    ),
-}
+    "asynchronous parameter server on 2 workers, every step, workers at most 3 rounds apart":
+        Server(hosts=(0, 4), synchronous=False, staleness=3),
+    "random groups of 3 on request every step (Prague), without workers 4 rounds behind":
+        DynamicGroups(division=GroupSplit.RANDOM),
+    "All-Reduce of gradients in every step, tables 1 sharded in float16 (Parallax)":
+        AllReduce(payload=Payload(tables=(TablePlacement(parameter="w", rows=99, columns=2, codec=Codec.FLOAT16),))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", SAID)
@@ -218,23 +206,14 @@ def variants():
         replace(ring, sync=DelayedAveraging()),
         registry.build("torus", PLACE).strategy,
         NeighborAveraging(rounds=(ring.rounds[0], registry.build("torus", PLACE).strategy.rounds[0])),
-        *(
-            replace(ring, sync=sync)
-            for sync in (
-                IterationGap(),
-                IterationGap(max_ig=2),
-                IterationGap(max_ig=3),
-                IterationGap(max_ig=3, staleness=1),
-                IterationGap(max_ig=3, backup=1),
-                IterationGap(max_ig=3, backup=(1,) * 15 + (0,)),
-                IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4)),
-                IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4, behind=3)),
-                IterationGap(max_ig=3, notify_ack=True),
-                IterationGap(max_ig=3, update_order=UpdateOrder.DPSGD),
-                IterationGap(max_ig=3, staleness=1, weights="iteration"),
-            )
-        ),
-    ]
+        *(replace(ring, sync=sync)
+            for sync in (IterationGap(), IterationGap(max_ig=2), IterationGap(max_ig=3),
+            IterationGap(max_ig=3, staleness=1), IterationGap(max_ig=3, backup=1),
+            IterationGap(max_ig=3, backup=(1,) * 15 + (0,)), IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4)),
+            IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4, behind=3)),
+            IterationGap(max_ig=3, notify_ack=True), IterationGap(max_ig=3, update_order=UpdateOrder.DPSGD),
+            IterationGap(max_ig=3, staleness=1, weights="iteration"))),
+    ]  # fmt: skip
     yield [
         *(DynamicGroups(division=division) for division in GroupSplit),
         DynamicGroups(group_size=2),

@@ -211,7 +211,6 @@ def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(pl
     assert chosen.transport.codec is not Codec.NONE
     assert chosen.time < recommend(plain, thin_job()).time
     against = best_plain(options, asked)
-    assert against is not None
     assert against.transport.codec is not Codec.NONE
     usual = [option for option in baselines(options) if option.is_usual]
     assert [(option.name, option.transport) for option in usual] == [("allreduce", Transport())]

@@ -115,7 +115,6 @@ def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_
     """As under Adam, whose second moments are of single workers' gradients then."""
     pilot = simulated(0.02, 0.0, averaging=0.6)
     prices = pilot.prices
-    assert prices.averaging is not None
     assert prices.averaging.value == pytest.approx(0.6, abs=0.1)
     assert prices.consensus_distance.value < 0.06
     model = steps_model(pilot)
@@ -145,7 +144,6 @@ def test_too_few_probes_leave_prices_out_instead_of_guessing_them():
 
 def test_the_price_of_drift_is_found_where_data_differ():
     pilot = simulated(0.02, 0.1, c=0.4, data="per-worker", seeds=6)
-    assert pilot.prices.drift is not None
     assert pilot.prices.drift.value == pytest.approx(0.4, rel=0.15)
     model = steps_model(pilot)
     unseen = ring_pairs(CLUSTER, 2, late=True)
@@ -326,7 +324,6 @@ def test_the_answer_says_what_a_pilot_cost_and_what_it_changed():
     (said,) = (sentence for sentence in reasons(chosen, options, asked) if "the pilot took" in sentence)
     words = r"the pilot took 360 steps of your job; without it (.+) would be recommended, .* takes (.+) times as long"
     told = re.fullmatch(words, said)
-    assert told is not None
     other = next(option for option in options if option.name == told[1])
     assert float(told[2]) == pytest.approx(other.time / chosen.time, abs=0.01)
     assert other.consensus_distance.value < chosen.consensus_distance.value

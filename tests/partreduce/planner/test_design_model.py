@@ -26,7 +26,6 @@ SLOW = Hardware(inside=Link(1e-5, 1e-9), nic=Link(1e-4, 4e-8), model_bytes=1, co
 MODEL = """
 import torch
 from beside import ROWS
-
 class Words(torch.nn.Module):
     def __init__(self, sparse=False):
         super().__init__()
@@ -38,61 +37,43 @@ class Words(torch.nn.Module):
         self.decoder = torch.nn.Linear(8, 20, bias=False)
         self.decoder.weight = self.shared.weight
         self.out = torch.nn.Linear(32, 3)
-
     def forward(self, words):
         self.shared(words % 20)
         return self.out(self.words(words).mean(1) + self.bags(words % 10))
-
 def batches(number):
     for worker in range(number):
         yield torch.tensor([[7, 8, worker]]), torch.zeros(1)
-
 def build():
     return Words(), batches(9)
-
 def alone():
     return Words()
-
 def sparse():
     return Words(sparse=True)
-
 def few():
     return Words(), batches(3)
-
 def endless():
     return Words(), ((torch.tensor([[step]]),) for step in range(10**9))
-
 def outside():
     return Words(), [(torch.tensor([[ROWS]]),)] * 4
-
 def with_optimizer(name="AdamW", **settings):
     model = Words()
     return model, getattr(torch.optim, name)(model.parameters(), lr=0.1, **settings)
-
 def with_both():
     return *with_optimizer("SGD", momentum=0.9), batches(9)
-
 def with_plain():
     return with_optimizer("SGD")
-
 def with_another():
     return with_optimizer("RMSprop")
-
 def with_too_much():
     return *with_both(), 7
-
 def number():
     return 5
-
 def fails():
     raise ValueError("no data\\nhere")
-
 def exits():
     raise SystemExit(3)
-
 def no_batches():
     return Words(), 5
-
 def torn():
     return Words(), (torch.tensor([[1 // (1 - step)]]) for step in range(9))
 """

@@ -88,7 +88,6 @@ def test_options_are_what_their_files_say(long_steps, slow_worker):
     ):
         assert options
         for option in options:
-            assert option.gap is not None
             option.schedule.strategy.check(option.schedule.cluster)
             assert json.dumps(option.to_json(), allow_nan=False)
             assert option.to_json()["sync"] == "iteration_gap"
@@ -112,7 +111,6 @@ def test_each_slowdown_is_answered(long_steps, slow_worker):
         for way in ways:
             assert plain > floor * min(o.step_seconds for o in options if way in o.name) * (1.0 if floor > 2 else 0.8)
     skipping = next(option for option in slow_worker if "skip" in option.name)
-    assert skipping.gap is not None
     assert 0.85 < skipping.gap.computed < 1 - 0.05
 
 
@@ -130,7 +128,6 @@ def test_the_front_and_the_recommendation_keep_their_laws(long_steps):
     least = min(option.gap.memory_bytes for option in long_steps if option.gap)
     tight = replace(asked, max_queues=least)
     small = recommend(long_steps, tight)
-    assert small.gap is not None
     assert small.gap.memory_bytes == least
     with pytest.raises(UndecidedError, match=f"the least that was found are {least:.0f}"):
         recommend(long_steps, replace(asked, max_queues=least / 2))

@@ -249,12 +249,9 @@ def test_what_has_no_size_is_refused():
 
 
 KINDS = [
-    Server(),
-    Server(hosts=(1, 2)),
-    Server(synchronous=False),
-    Server(hosts=(0, 3), synchronous=False, sync=DelayedAveraging()),
-    Pairwise(active=(0, 1)),
-]
+    Server(), Server(hosts=(1, 2)), Server(synchronous=False),
+    Server(hosts=(0, 3), synchronous=False, sync=DelayedAveraging()), Pairwise(active=(0, 1)),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -249,13 +249,9 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
     rng = random.Random(seed)
     disturbance = rng.choice([None, RandomSlowdown(4.0), RotatingDelay(0.0, 0.1)])
     hardware = Hardware(
-        inside=Link.of_bandwidth(1e9),
-        nic=Link.of_bandwidth(rng.choice([5e6, 2e7, 4e7, 1e9])),
-        model_bytes=1_000_000,
-        compute=0.05,
-        jitter=rng.choice([0.1, 0.4]),
-        slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
-    )
+        inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(rng.choice([5e6, 2e7, 4e7, 1e9])), model_bytes=1_000_000,
+        compute=0.05, jitter=rng.choice([0.1, 0.4]), slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
+    )  # fmt: skip
     asked = steady_job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=1.5, disturbance=disturbance)
     planned = plan(asked)
     assert all(option.longer is None for option in planned.options), "each that comes from a run was run for longer"

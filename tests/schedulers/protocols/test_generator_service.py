@@ -378,14 +378,9 @@ def test_meetings_of_all_are_counted_and_begin_anew_when_all_met():
 def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_whatever_it_was_told():
     service = Service(4, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=4)
     service.state = replace(
-        service.state,
-        status=(ACTIVE, LEFT, ACTIVE, ACTIVE),
-        answers=(Later(0, 0), None, Later(0, 0), None),
-        counts=(3, 1, 4, 1),
-        alone=(2, 0, 0, 0),
-        costs=(1, 1, 1, 2),
-        known=((0, 1),),
-    )
+        service.state, status=(ACTIVE, LEFT, ACTIVE, ACTIVE), answers=(Later(0, 0), None, Later(0, 0), None),
+        counts=(3, 1, 4, 1), alone=(2, 0, 0, 0), costs=(1, 1, 1, 2), known=((0, 1),),
+    )  # fmt: skip
     service.state = replace(service.state, buffers=service.machine.locking.pushed(service.state.buffers, (2, 3)))
     now = service.machine.situation(service.state, 0, 77)
     assert (now.initiator, now.alive, now.idle) == (0, {0, 3}, {0})

@@ -107,13 +107,11 @@ def test_where_all_have_ended_any_other_worker_may_hold_up_a_round():
 
 
 SETTINGS = (
-    PartialAllReduce(quorum="solo", staleness=2),
-    PartialAllReduce(quorum="majority", count="call", seed=3),
-    PartialAllReduce(quorum=3, staleness=1),
-    PartialAllReduce(quorum=4, count="call", staleness=3),
+    PartialAllReduce(quorum="solo", staleness=2), PartialAllReduce(quorum="majority", count="call", seed=3),
+    PartialAllReduce(quorum=3, staleness=1), PartialAllReduce(quorum=4, count="call", staleness=3),
     PartialAllReduce(quorum="majority", missed="latest", synchronize_every=3),
     PartialAllReduce(quorum="solo", count="call", missed="latest"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=repr)

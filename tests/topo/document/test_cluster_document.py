@@ -270,7 +270,6 @@ def test_a_number_without_its_unit_is_refused_in_the_words_of_the_command_line(t
 def test_a_factor_and_what_names_its_unit_need_none():
     raw = parse_yaml((BASE + "hardware: {slowdown: {1: 2}, nic: {seconds_per_byte: 1.0e-9}, jitter: 0.1}").encode())
     hardware = cluster_of(raw).hardware
-    assert hardware is not None
     assert (hardware.slowdown, hardware.nic.seconds_per_byte) == (((1, 2.0),), 1e-9)
 
 

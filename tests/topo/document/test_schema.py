@@ -174,13 +174,8 @@ def document_of(strategy):
     cluster = {"num_nodes": 2, "workers_per_node": 2}
     plan = {"failure_plan": {"rule": "keep_groups", "failures": 1}} if strategy == STRATEGIES[0] else {}
     return {
-        "format": "partreduce.schedule",
-        "version": 1,
-        "name": "s",
-        "cluster": cluster,
-        "strategy": strategy,
-        **plan,
-    }
+        "format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy, **plan,
+    }  # fmt: skip
 
 
 DOCUMENTS = [document_of(strategy) for strategy in STRATEGIES]

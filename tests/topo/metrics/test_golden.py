@@ -277,7 +277,6 @@ def test_fourier_path_equals_dense(n, options, xor):
     rounds = [{int(d): Fraction(1, 5) for d in rng.choice(np.arange(1, n), size=3, replace=False)} for _ in range(3)]
     schedule = shifts(n, rounds, xor=xor, **options)
     fast, dense = circulant_sectors(schedule), dense_sectors(schedule)
-    assert fast is not None
     assert ("Walsh" in fast.how) == xor
     assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
     assert fast.radius == pytest.approx(dense.radius, abs=1e-9)
@@ -326,7 +325,6 @@ def test_fourier_path_on_tori_equals_dense(a, b, options):
     nodes = Cluster.irregular([ranks[:3], ranks[3:4], ranks[4:6], ranks[6:]])
     schedule = Schedule("torus", nodes, NeighborAveraging(rounds=tuple(rounds), **options))  # type: ignore[arg-type]
     fast, dense = circulant_sectors(schedule), dense_sectors(schedule)
-    assert fast is not None
     assert f"{a}×{b}" in fast.how
     assert contraction_per_start(fast) == pytest.approx(contraction_per_start(dense), abs=1e-12)
     assert fast.radius == pytest.approx(dense.radius, abs=1e-9)

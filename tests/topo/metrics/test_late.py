@@ -47,12 +47,10 @@ UNEVEN = Cluster.parse("3,2,2")
 PHASES = tuple(Phase.from_groups(7, groups) for groups in ([(0, 3, 5), (1, 2)], [(0, 1, 6), (3, 4)], []))
 RETIMED = [
     registry.build("prague-figure-10", Cluster.parse("4x4")),
-    registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2),
-    registry.build("ring", Cluster.parse("1x7")),
-    registry.build("exponential", Cluster.parse("2x4")),
-    Schedule("everybody", UNEVEN, AllReduce()),
+    registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2), registry.build("ring", Cluster.parse("1x7")),
+    registry.build("exponential", Cluster.parse("2x4")), Schedule("everybody", UNEVEN, AllReduce()),
     of_phases("groups", UNEVEN, PHASES),
-]
+]  # fmt: skip
 
 
 def late(schedule, steps_per_round):

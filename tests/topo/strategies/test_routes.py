@@ -171,11 +171,9 @@ def test_without_common_steps_there_are_no_tables(strategy, reason):
     )
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [AllReduce(steps_per_round=2), AllReduce(sync=Pipeline()), AllReduce(sync=DelayedAveraging(), steps_per_round=2)],
-    ids=str,
-)
+@pytest.mark.parametrize("strategy", [
+    AllReduce(steps_per_round=2), AllReduce(sync=Pipeline()), AllReduce(sync=DelayedAveraging(), steps_per_round=2),
+], ids=str)  # fmt: skip
 def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
     payload = Payload(tables=(TablePlacement(**WORDS),), average_dense=False)
     with pytest.raises(ScheduleError, match=r"payload\.average_dense: is false; only gradients of all workers"):

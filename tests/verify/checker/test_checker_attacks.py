@@ -149,19 +149,13 @@ BILLION = {
     "local ranks": (WIDE, ()),
     "nodes with outer parameters": (document(10**9, 1, **NODES | {"node_radices": [10**9]} | OUTER), ()),
     "local ranks with outer parameters": (document(2, 10**9, **NODES | OUTER), ()),
-    **{
-        f"local ranks of which some fail, {rule}": (
-            document(2, 8 * 10**6, **NODES) | {"failure_plan": {"rule": rule, "failures": 4}}, ()
-        )
-        for rule in ("keep_groups", "reapply_rule")
-    },
-    "listed workers of which some fail": (
-        groups(2**24, [[0, 1]]) | {"failure_plan": {"rule": "keep_groups", "failures": 4}}, ()
-    ),
-    "workers that all average": (
-        document(2**30, 1, kind="allreduce") | {"failure_plan": {"rule": "all_reduce", "failures": 4}},
-        {*HOLD, "survives"},
-    ),
+    **{f"local ranks of which some fail, {rule}": (document(2, 8 * 10**6, **NODES)
+        | {"failure_plan": {"rule": rule, "failures": 4}}, ()) for rule in ("keep_groups", "reapply_rule")},
+    "listed workers of which some fail":
+        (groups(2**24, [[0, 1]]) | {"failure_plan": {"rule": "keep_groups", "failures": 4}}, ()),
+    "workers that all average":
+        (document(2**30, 1, kind="allreduce") | {"failure_plan": {"rule": "all_reduce", "failures": 4}},
+        {*HOLD, "survives"}),
 }  # fmt: skip
 """Rules and groups of up to a billion workers, and the claims that hold of them."""
 

@@ -256,10 +256,8 @@ def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, lo
 
 
 @pytest.mark.parametrize("raw", [
-    groups(64, [list(range(64))]),
-    groups(3, [([0, 1], "1/1000")], [([1, 2], "999/1000")]),
-    graph(3, [(0, 1, "1/1000"), (1, 2, 5000)], [(2, 0, "-1/3")]),
-    rule([2], 2, [([0, 1], [0], "3/7")], [([0], [])]),
+    groups(64, [list(range(64))]), groups(3, [([0, 1], "1/1000")], [([1, 2], "999/1000")]),
+    graph(3, [(0, 1, "1/1000"), (1, 2, 5000)], [(2, 0, "-1/3")]), rule([2], 2, [([0, 1], [0], "3/7")], [([0], [])]),
 ], ids=["all", "factors", "weights", "blocks"])  # fmt: skip
 def test_a_phase_lengthens_integers_by_no_more_bits_than_are_foreseen(raw):
     schedule = read(raw)

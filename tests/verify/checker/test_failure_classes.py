@@ -61,7 +61,6 @@ def _exchanges(schedule):
             found.append(swap)
     rule = schedule.rule(by_node=True)
     for digit, radix in enumerate(() if rule is None else rule.radices):
-        assert rule is not None
         nodes = np.arange(n) // rule.workers_per_node
         digits = list(np.unravel_index(nodes, rule.radices))
         for a, b in combinations(range(radix), 2):

@@ -280,14 +280,11 @@ def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most(place,
     assert refusal(of(factors_over(2**14 + 1))) == says
 
 
-@pytest.mark.parametrize(
-    ("relaxation", "reads"),
-    [
-        ("3/2", True), ("03/2", False), ("3/02", False), ("6/4", True), ("-0", True), ("-00", False), ("3/0", False),
-        ("+3/2", False), (" 3/2", False), ("3/-2", False), ("9" * 64, True), ("9" * 65, False), ("0/7", True),
-        ("\u0663/2", False), ("3/2\n", False), ("", False), ("1.5", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("relaxation", "reads"), [
+    ("3/2", True), ("03/2", False), ("3/02", False), ("6/4", True), ("-0", True), ("-00", False), ("3/0", False),
+    ("+3/2", False), (" 3/2", False), ("3/-2", False), ("9" * 64, True), ("9" * 65, False), ("0/7", True),
+    ("\u0663/2", False), ("3/2\n", False), ("", False), ("1.5", False),
+])  # fmt: skip
 def test_a_fraction_has_no_other_spelling_for_one_than_for_the_other(relaxation, reads):
     raw = dump_schedule(SCHEDULES["explicit"])
     raw["strategy"]["phases"][0][0]["relaxation"] = relaxation
@@ -299,16 +296,13 @@ def nested(depth):
     return '{"x":' * (depth - 1) + "{}" + "}" * (depth - 1)
 
 
-@pytest.mark.parametrize(
-    ("member", "reads"),
-    [
-        (nested(31), True), (nested(32), False), (nested(900), False), (nested(10**5), False),
-        ('{"x":' + "[" * 30 + "]" * 30 + "}", True), ('{"x":' + "[" * 31 + "]" * 31 + "}", False),
-        ('{"x":"' + "[{" * 99 + '"}', True), (f'{{"x":{2**53 - 1}}}', True), (f'{{"x":{2**53}}}', False),
-        (f'{{"x":-{2**53}}}', False), (f'{{"x":"{2**60}"}}', True), (r'{"x":"\ud83d\ude00"}', True),
-        (r'{"x":"\ud83d"}', False), (r'{"\ude00":1}', False), ('{"x":1,"x":1}', False), ('{"x":NaN}', False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("member", "reads"), [
+    (nested(31), True), (nested(32), False), (nested(900), False), (nested(10**5), False),
+    ('{"x":' + "[" * 30 + "]" * 30 + "}", True), ('{"x":' + "[" * 31 + "]" * 31 + "}", False),
+    ('{"x":"' + "[{" * 99 + '"}', True), (f'{{"x":{2**53 - 1}}}', True), (f'{{"x":{2**53}}}', False),
+    (f'{{"x":-{2**53}}}', False), (f'{{"x":"{2**60}"}}', True), (r'{"x":"\ud83d\ude00"}', True),
+    (r'{"x":"\ud83d"}', False), (r'{"\ude00":1}', False), ('{"x":1,"x":1}', False), ('{"x":NaN}', False),
+])  # fmt: skip
 def test_a_file_is_json_for_both_or_for_neither(member, reads, tmp_path):
     text = json.dumps(dump_schedule(SCHEDULES["explicit"]))
     text = f'{text[:-1]}, "certificate": {member}}}'
