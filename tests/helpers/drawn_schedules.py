@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
@@ -98,8 +99,8 @@ def _cluster(rng):
         size = int(rng.choice([d for d in range(1, n + 1) if n % d == 0]))
         return Cluster.regular(n // size, size)
     ranks = rng.permutation(n).tolist()
-    cut = int(rng.integers(1, n))
-    return Cluster.irregular([ranks[:cut], ranks[cut:]])
+    cuts = sorted(rng.choice(np.arange(1, n), size=rng.integers(1, n), replace=False).tolist())
+    return Cluster.irregular([ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)])
 
 
 def _setting(rng, n):
@@ -109,3 +110,15 @@ def _setting(rng, n):
         "averaging": Averaging.STEP_NORMALIZED if rng.random() < 0.3 else Averaging.MEAN,
         "sync": DelayedAveraging() if bool(rng.random() < 0.3) else Synchronous(),
     }
+
+
+KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "allreduce": random_allreduce}
+
+
+def drawn(*kinds):
+    """The same as a strategy of Hypothesis."""
+    return st.builds(
+        lambda kind, seed: kind(np.random.default_rng(seed)),
+        st.sampled_from(kinds or list(KINDS.values())),
+        st.integers(0, 2**32 - 1),
+    )

@@ -1,5 +1,7 @@
 """Small schedules of listed groups, of rules and of graphs, in one call each."""
 
+from dataclasses import replace
+
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -26,6 +28,7 @@ def of_edges(name, cluster, *rounds, **options):
     return Schedule(name, cluster, NeighborAveraging(rounds=listed, **options))
 
 
-def listed(schedule, **options):
+def listed(schedule):
     """The same phases with their groups written out."""
-    return of_phases("listed", schedule.cluster, map(schedule.phase, range(schedule.period)), **options)
+    phases = GroupPhases(tuple(map(schedule.phase, range(schedule.period))))
+    return replace(schedule, strategy=replace(schedule.strategy, phases=phases))

@@ -1,19 +1,19 @@
 """Switches above the nodes: how they nest, what their uplinks cost, and what they must never change."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.drawn_schedules import drawn
 from helpers.random_switches import switches_over
 from helpers.refusals import refused
 from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
-from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
+from partreduce.strategies import Block, Phase, Round
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing.coding import Travel
@@ -99,24 +99,12 @@ def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
 @st.composite
 def schedules(draw):
     """A random schedule of each kind on a random cluster under random switches."""
-    cluster = Cluster.parse(",".join(map(str, draw(st.lists(st.integers(1, 3), min_size=2, max_size=5)))))
-    count, period = cluster.num_workers, range(draw(st.integers(1, 2)))
-    kind = draw(st.sampled_from(["static", "neighbor", "allreduce"]))
-    if kind == "neighbor":
-        pairs = st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), min_size=1, max_size=8)
-        weight = Fraction(1, 2 * count)
-        rounds = [[(a, b, weight) for a, b in draw(pairs) if a != b] for _ in period]
-        strategy = NeighborAveraging(rounds=tuple(Round.from_edges(count, edges) for edges in rounds))
-    elif kind == "static":
-        labels = st.lists(st.integers(-1, 2), min_size=count, max_size=count)
-        strategy = StaticGroups(phases=GroupPhases(tuple(Phase.from_labels(draw(labels)) for _ in period)))
-    else:
-        strategy = AllReduce()
+    schedule = draw(drawn())
     hardware = Hardware(
         inside=Link(0.5, 1.0), nic=Link(1.0, 2.0), model_bytes=3, num_nics=draw(st.integers(1, 2)),
-        bus=draw(st.sampled_from([Link(), Link(0.5, 0.5)])), switches=draw(switches_over(cluster.num_nodes)),
+        bus=draw(st.sampled_from([Link(), Link(0.5, 0.5)])), switches=draw(switches_over(schedule.cluster.num_nodes)),
     )  # fmt: skip
-    return Schedule("s", cluster, strategy), hardware
+    return schedule, hardware
 
 
 def costs(schedule, hardware, algorithm):

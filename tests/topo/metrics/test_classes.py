@@ -3,13 +3,14 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drawn_schedules import RELAXATION, random_allreduce, random_graph, random_groups, random_rule
+from helpers.drawn_schedules import KINDS, drawn, random_groups, random_rule
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of, spectrum_of
 from helpers.refusals import refused
 from helpers.small import of_groups, of_phases, of_rule
@@ -22,7 +23,7 @@ from partreduce.topo.metrics.outer_steps import outer_radius
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import Operators, exact_product, period_product
-from partreduce.topo.strategies import AllReduce, Averaging, DelayedAveraging, GroupPhases
+from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases
 from partreduce.types import MetricLimits
 
 
@@ -108,28 +109,15 @@ def test_exact_matrices_refuse_what_is_no_rule():
     refused(InputError, "no rule", exact_consensus_distance, schedule)
 
 
-@st.composite
-def explicit_schedules(draw, relaxed=True):
-    n = draw(st.integers(2, 12))
-    phases = []
-    for _ in range(draw(st.integers(1, 4))):
-        labels = draw(st.lists(st.integers(-1, 3), min_size=n, max_size=n))
-        factors = {k: draw(st.sampled_from(RELAXATION if relaxed else [Fraction(1)])) for k in range(4)}
-        phases.append(Phase.from_labels(labels, factors))
-    steps_per_round = draw(st.one_of(st.integers(1, 3), st.tuples(*[st.integers(1, 4)] * n)))
-    strategy = StaticGroups(
-        phases=GroupPhases(tuple(phases)),
-        steps_per_round=steps_per_round,
-        sync=DelayedAveraging() if draw(st.booleans()) else Synchronous(),
-    )
-    return Schedule("h", Cluster.regular(n, 1), strategy)
-
-
 FEW = settings(max_examples=20)
 
 
+def changed(schedule, **members):
+    return replace(schedule, strategy=replace(schedule.strategy, **members))
+
+
 @FEW
-@given(explicit_schedules())
+@given(drawn(random_groups))
 def test_contraction_is_at_most_1(schedule):
     found = contraction(schedule).value
     assert found is not None
@@ -137,7 +125,7 @@ def test_contraction_is_at_most_1(schedule):
 
 
 @FEW
-@given(explicit_schedules(), st.randoms(use_true_random=False))
+@given(drawn(random_groups), st.randoms(use_true_random=False))
 def test_metrics_do_not_depend_on_the_numbering_of_workers(schedule, random):
     n, strategy = schedule.num_workers, schedule.strategy
     order = list(range(n))
@@ -148,16 +136,14 @@ def test_metrics_do_not_depend_on_the_numbering_of_workers(schedule, random):
     )
     steps_per_round = schedule.worker_steps().copy()
     steps_per_round[order] = schedule.worker_steps()
-    other = of_phases(
-        "p", schedule.cluster, phases, steps_per_round=tuple(steps_per_round.tolist()), sync=strategy.sync
-    )
+    other = changed(schedule, phases=GroupPhases(phases), steps_per_round=tuple(steps_per_round.tolist()))
     for metric in (contraction, consensus_distance, lambda s: drift(s, "worker")):
         a, b = metric(schedule).value, metric(other).value
         assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
 
 
 @FEW
-@given(explicit_schedules())
+@given(drawn(random_groups))
 def test_an_allreduce_phase_makes_contraction_0(schedule):
     n, strategy = schedule.num_workers, schedule.strategy
     everybody = Phase.from_groups(n, [range(n)])
@@ -166,28 +152,25 @@ def test_an_allreduce_phase_makes_contraction_0(schedule):
 
 
 @FEW
-@given(explicit_schedules(relaxed=False))
+@given(drawn(partial(random_groups, relaxation=[Fraction(1)])))
 def test_relax_1_is_the_default(schedule):
-    strategy = schedule.strategy
-    spelled = tuple(Phase(p.num_workers, p.members, p.offsets, (Fraction(1),) * len(p)) for p in strategy.phases.phases)
-    other = of_phases("r", schedule.cluster, spelled, steps_per_round=strategy.steps_per_round, sync=strategy.sync)
+    spelled = tuple(
+        Phase(p.num_workers, p.members, p.offsets, (Fraction(1),) * len(p)) for p in schedule.strategy.phases.phases
+    )
+    other = changed(schedule, phases=GroupPhases(spelled))
     assert contraction(other).value == pytest.approx(contraction(schedule).value, abs=1e-14)
     assert consensus_distance(other).value == pytest.approx(consensus_distance(schedule).value, rel=1e-12)
 
 
 @FEW
-@given(explicit_schedules(), st.integers(0, 3))
+@given(drawn(random_groups), st.integers(0, 3))
 def test_prologue_changes_no_figure(schedule, prologue):
-    strategy = schedule.strategy
-    other = StaticGroups(
-        phases=strategy.phases, steps_per_round=strategy.steps_per_round, sync=strategy.sync, prologue=prologue
-    )
-    before, after = metrics(schedule), metrics(Schedule("p", schedule.cluster, other))
+    before, after = metrics(schedule), metrics(changed(schedule, prologue=prologue))
     assert before.to_json() == after.to_json()
 
 
 @FEW
-@given(explicit_schedules())
+@given(drawn(random_groups))
 def test_radius_is_at_most_the_least_contraction_of_any_start(schedule):
     sectors = dense_sectors(schedule)
     starts = contraction_per_start(sectors)
@@ -250,7 +233,6 @@ def test_limits_choose_the_method():
 # Operators and the metrics that are made of them against dense floats, which the test writes down by itself
 
 
-KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "allreduce": random_allreduce}
 LARGE = MetricLimits(dense_workers=1)
 
 
@@ -373,7 +355,5 @@ def with_outer(schedule, outer):
     else:
         plain = replace(phases, phases=tuple(replace(p, relaxation=None) for p in phases.phases))
     payload = replace(strategy.payload, outer=outer)
-    changed = replace(
-        strategy, phases=plain, payload=payload, steps_per_round=2, sync=Synchronous(), averaging=Averaging.MEAN
-    )
-    return replace(schedule, strategy=changed)
+    setting = {"steps_per_round": 2, "sync": Synchronous(), "averaging": Averaging.MEAN}
+    return changed(schedule, phases=plain, payload=payload, **setting)

@@ -1,17 +1,17 @@
 """The α–β cost of phases: the worked example, contention, forms, and rules against their expansion."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.drawn_schedules import drawn, random_rule
 from helpers.random_switches import switches_over
 from helpers.refusals import refused
-from helpers.small import of_groups, of_phases, of_rule
+from helpers.small import listed, of_groups, of_rule
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
 from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.errors import InputError
-from partreduce.strategies import Block, GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
+from partreduce.strategies import GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
@@ -128,21 +128,8 @@ def test_neighbor_rounds_share_the_nic_of_their_node():
 
 @st.composite
 def rules(draw):
-    radices = tuple(draw(st.lists(st.integers(2, 3), min_size=1, max_size=3)))
-    size = draw(st.integers(1, 4))
-    cluster = Cluster.regular(int(np.prod(radices)), size)
-    phases = []
-    for _ in range(draw(st.integers(1, 3))):
-        labels = draw(st.lists(st.integers(-1, 2), min_size=size, max_size=size))
-        phase = []
-        for label in range(3):
-            local = tuple(i for i, value in enumerate(labels) if value == label)
-            if local:
-                across = tuple(d for d in range(len(radices)) if draw(st.booleans()))
-                phase.append(Block(local, across))
-        phases.append(tuple(phase))
-    if cluster.num_workers < 2:
-        cluster = Cluster.regular(cluster.num_nodes, 2)
+    schedule = draw(drawn(random_rule))
+    cluster = schedule.cluster
     own = draw(st.lists(st.integers(0, cluster.num_nodes - 1), max_size=3, unique=True))
     links = st.builds(Link, st.floats(0, 2), st.floats(0.1, 3))
     hardware = Hardware(
@@ -155,14 +142,14 @@ def rules(draw):
         num_nics=draw(st.integers(1, 3)),
         model_bytes=3,
     )
-    return of_rule("r", cluster, radices, tuple(phases)), hardware
+    return schedule, hardware
 
 
 @settings(max_examples=80)
 @given(rules(), st.sampled_from(list(AllReduceAlgorithm)))
 def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, algorithm):
     schedule, hardware = case
-    explicit = of_phases("e", schedule.cluster, tuple(schedule.phase(t) for t in range(schedule.period)))
+    explicit = listed(schedule)
     rule_cost = communication(schedule, hardware, algorithm=algorithm)
     explicit_cost = communication(explicit, hardware, algorithm=algorithm)
     assert rule_cost.phases == pytest.approx(explicit_cost.phases)

@@ -160,9 +160,7 @@ def test_one_node_stands_for_all_when_they_are_alike(nodes, sync):
     )
     rule = of_rule("r", Cluster.regular(nodes, 4), radices, phases, sync=sync)
     hardware = Hardware(inside=Link.of_bandwidth(1e10, 1e-5), nic=Link.of_bandwidth(5e9, 5e-5), model_bytes=552_000_000)
-    one, all_ = (
-        cycle_time(each, hardware, ComputeTimes(base=0.05)).per_round for each in (rule, listed(rule, sync=sync))
-    )
+    one, all_ = (cycle_time(each, hardware, ComputeTimes(base=0.05)).per_round for each in (rule, listed(rule)))
     assert one == pytest.approx(all_, rel=1e-12)
 
 
@@ -180,7 +178,7 @@ def test_one_node_stands_for_all_below_regular_switches(radices, racks, sync):
     hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
     everyone = of_groups("everyone", cluster, [range(24)], sync=sync)
     for schedule, whole in (
-        (rule, listed(rule, sync=sync)),
+        (rule, listed(rule)),
         (Schedule("a", cluster, AllReduce(sync=sync)), everyone),
     ):
         exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
