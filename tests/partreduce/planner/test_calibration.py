@@ -47,17 +47,7 @@ def curve(schedule, seed, steps_ratio, rng, noise):
     return Curve(schedule, seed, 3, tuple(losses.tolist()))
 
 
-def simulated(
-    a,
-    late,
-    *,
-    c=0.0,
-    averaging=0.0,
-    later=0.0,
-    data="shuffled",
-    seeds=4,
-    rng=0,
-):
+def simulated(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seeds=4, rng=0):
     """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
     draw = np.random.default_rng(rng)
     compared = [reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)]

@@ -148,9 +148,7 @@ def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing):
     assert least_time([late, slower], JOB) is late, "it wins where even that is faster"
 
 
-def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(
-    options,
-):
+def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(options):
     asked = replace(JOB, optimizer=Optimizer.MOMENTUM)
     priced = [replace(one, model=asked.steps_model) for one in synchronous(options)]
     calm = named(priced, "allreduce(every=4) hierarchical")
@@ -305,12 +303,7 @@ def test_the_text_says_why_the_fastest_is_not_taken():
     options = [replace(one, model=replace(one.model, lost=NEVER)) for one in competitors(asked, until=0.0)]
     fastest = min(options, key=lambda option: option.time)
     plain = best_plain(options, asked)
-    near = replace(
-        fastest,
-        schedule=plain.schedule,
-        step_seconds=1.01 * fastest.step_seconds,
-        communication=0.0,
-    )
+    near = replace(fastest, schedule=plain.schedule, step_seconds=1.01 * fastest.step_seconds, communication=0.0)
     said = " ".join(reasons(near, [*options, near], asked))
     assert f"{fastest.name} is predicted to be 1.01 times as fast as it, but within 2% it is chosen because" in said
     other = named(options, "prague-figure-10")

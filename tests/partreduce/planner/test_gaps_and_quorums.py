@@ -149,12 +149,7 @@ def test_the_answer_says_what_a_gap_answers_and_costs(long_steps, slow_worker):
     assert "not proved" in " ".join(SAID.cautions(stale, asked))
     slowed = job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), data=Data.PER_WORKER)
     skipping = next(option for option in slow_worker if "skip" in option.name)
-    said = " ".join(
-        [
-            *SAID.reasons(skipping, slow_worker, slowed),
-            *SAID.cautions(skipping, slowed),
-        ]
-    )
+    said = " ".join([*SAID.reasons(skipping, slow_worker, slowed), *SAID.cautions(skipping, slowed)])
     assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
     assert "of all steps are skipped" in said
     assert "optimizer.batches(loader)" in said

@@ -63,18 +63,14 @@ def test_catalogue_costs_are_the_reference_metrics(catalogue):
     assert math.isclose(named(rings, "allreduce(every=4)").communication, 0.05175)
 
 
-def test_all_reduce_in_every_step_is_compared_with_itself_only_as_it_is_usually_run(
-    catalogue,
-):
+def test_all_reduce_in_every_step_is_compared_with_itself_only_as_it_is_usually_run(catalogue):
     chosen, usual = named(catalogue, "allreduce hierarchical"), named(catalogue, "allreduce")
     (said,) = (one for one in reasons(chosen, catalogue, job()) if one.startswith("All-Reduce in every step"))
     assert said.startswith(f"All-Reduce in every step as it is usually run would take {usual.time / chosen.time:.2f} ")
     assert not any("in every step" in one for one in reasons(usual, [usual], job()) if "would take" in one)
 
 
-def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_presume(
-    catalogue,
-):
+def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_presume(catalogue):
     momentum, rare = job(optimizer=Optimizer.MOMENTUM), named(catalogue, "allreduce(every=12) hierarchical")
     (said,) = (said for said in cautions(rare, momentum) if "it assumes that your learning rate" in said)
     assert float(rare.consensus_distance) > LOST[Optimizer.MOMENTUM][True].consensus_distance > BORNE

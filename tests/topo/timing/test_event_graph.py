@@ -177,10 +177,7 @@ def test_one_node_stands_for_all_below_regular_switches(radices, racks, sync):
     )
     hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
     everyone = of_groups("everyone", cluster, [range(24)], sync=sync)
-    for schedule, whole in (
-        (rule, listed(rule)),
-        (Schedule("a", cluster, AllReduce(sync=sync)), everyone),
-    ):
+    for schedule, whole in ((rule, listed(rule)), (Schedule("a", cluster, AllReduce(sync=sync)), everyone)):
         exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
         found = cycle_time(schedule, hardware, ComputeTimes(base=1.0))
         assert found.workers.tolist() == pytest.approx(exact.workers[: len(found.workers)].tolist())
