@@ -17,6 +17,7 @@ from partreduce import load_cluster, load_schedule, predict
 from partreduce.__main__ import main
 from partreduce.commands import HIDDEN, build_app
 from partreduce.files import dump_schedule, parse_schedule
+from partreduce.topo.document.strategies import KINDS
 from partreduce.topo.document.writer import schedule_text
 from partreduce.verify import checker
 from partreduce.verify.prove import prove
@@ -244,8 +245,6 @@ def test_every_strategy_that_a_page_shows_loads_and_is_not_refuted(page):
 
 
 def test_every_kind_has_a_page_that_shows_it():
-    from partreduce.topo.document.strategies import KINDS
-
     assert {json.loads(text)["kind"] for page in STRATEGIES for text in autodoc_blocks(page, "json")} == set(KINDS)
 
 

@@ -30,6 +30,7 @@ from partreduce.topo.arithmetic.whole_numbers import (
 )
 from partreduce.topo.metrics import contraction
 from partreduce.topo.rule import RuleView
+from partreduce.verify import prove
 
 
 def build(name, n, **parameters):
@@ -221,8 +222,6 @@ def test_effective_neighbors_of_32_workers(index):
 
 
 def test_a_refuted_import_says_which_law_it_breaks():
-    from partreduce.verify import prove
-
     proof = prove(from_networkx(nx.star_graph(5), weights="uniform"))
     assert proof.verdict == "refuted"
     refuted = {claim.claim for claim in proof.claims if claim.status == "refuted"}

@@ -1,5 +1,6 @@
 """prove: claims, their witnesses and methods, functions, and the checker's agreement, small enough to follow."""
 
+import ast
 import json
 import os
 import random
@@ -19,7 +20,9 @@ from helpers.small import listed, of_rule
 from helpers.warm_checker import run_checker
 from partreduce import Cluster, Schedule, metrics, write_schedule
 from partreduce.errors import InputError, RefutedError
+from partreduce.schedulers.registry import build
 from partreduce.strategies import Block, Group
+from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.metrics.evaluate import growth_bits
 from partreduce.topo.strategies import AllReduce, NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, checker, prove
@@ -156,8 +159,6 @@ CHECKER = Path(checker.__file__).parent
 
 def accepted(schedule):
     """The claims that the checker confirms, and the facts that it states, in this process."""
-    from partreduce.topo.document.schedule import dump_schedule
-
     read = checker.read_schedule(dump_schedule(schedule))
     proved = list(checker.check(json.loads(certificate_bytes(prove(schedule).certificate)), read))
     return proved + [fact.name for fact in checker.facts(read)]
@@ -237,9 +238,6 @@ def test_growth_is_that_of_norms():
 
 def test_a_rate_that_is_too_good_is_refused():
     draw, refused = random.Random(3), 0
-    from partreduce.schedulers.registry import build
-    from partreduce.topo.document.schedule import dump_schedule
-
     for schedule in (
         build("prague-figure-10", Cluster.regular(4, 2)),
         explicit(5, [[0, 1], [2, 3, 4]], [[1, 2]], [[0, 4]]),
@@ -257,8 +255,6 @@ def test_a_rate_that_is_too_good_is_refused():
 
 @pytest.mark.parametrize("squared", ["1", "3/2"])
 def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
-    from partreduce.topo.document.schedule import dump_schedule
-
     schedule = graph(4, [(i, (i + 1) % 4, Fraction(1)) for i in range(4)])
     certificate = json.loads(certificate_bytes(prove(schedule).certificate))
     certificate["claims"] = [{"claim": "consensus", "method": "power", "periods": 2, "squared": squared}]
@@ -374,8 +370,6 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
 
 
 def test_the_checker_imports_nothing_but_the_standard_library_and_itself():
-    import ast
-
     files = list(CHECKER.rglob("*.py"))
     assert len(files) > 10
     for file in files:

@@ -1,25 +1,36 @@
 """The command line: JSON for machines, exit codes, one line for every mistake, instant help."""
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import typer.main
 
 import partreduce.verify.prove
 from helpers.command_runs import ran
 from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
+from partreduce.commands import EXAMPLES, HIDDEN, PANELS, VERBS, build_app
 from partreduce.commands.cluster_options import cluster_settings, hardware_defaults
 from partreduce.commands.design_options import limits_of
 from partreduce.commands.options import LIMIT_KEYS, SETTING_KEYS
 from partreduce.errors import InputError
+from partreduce.planner.delay import Delay
 from partreduce.planner.measuring import measure
+from partreduce.planner.steps_model import Optimizer
+from partreduce.schedulers import registry
+from partreduce.schedulers.imports import formats
 from partreduce.strategies import Pairwise, PartialAllReduce, Pipeline, Round, Server, Synchronous, Transport
+from partreduce.topo.document.schema import schedule_schema
+from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.strategies import AllReduce, Codec, DelayedAveraging, DynamicGroups, NeighborAveraging
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 ROOT = Path(__file__).parents[3]
 
@@ -84,8 +95,6 @@ def test_help_imports_nothing_heavy():
 
 
 def test_every_verb_explains_itself(capsys):
-    from partreduce.commands import HIDDEN, VERBS
-
     for verb in VERBS + HIDDEN:
         assert "Usage: partreduce" in ran(capsys, [verb, "--help"]).out
 
@@ -100,10 +109,6 @@ def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
 
 
 def test_design_has_at_most_22_options_and_each_stands_in_a_group_of_its_help():
-    import typer.main
-
-    from partreduce.commands import build_app
-
     parameters = typer.main.get_command(build_app()).commands["design"].params
     options = [parameter for parameter in parameters if parameter.opts[0].startswith("-")]
     assert len([option for option in options if option.name != "help"]) <= 22
@@ -111,10 +116,6 @@ def test_design_has_at_most_22_options_and_each_stands_in_a_group_of_its_help():
 
 
 def test_every_option_is_documented():
-    import typer.main
-
-    from partreduce.commands import build_app
-
     text = (ROOT / "docs" / "command-line.md").read_text()
     shared = text[text.index("## Quantities") : text.index("## design")]
     commands = typer.main.get_command(build_app()).commands
@@ -233,8 +234,6 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
         "cluster": {"num_nodes": 1, "workers_per_node": 5},
         "strategy": {"kind": "neighbor", "rounds": rounds},
     }  # fmt: skip
-    from fractions import Fraction
-
     edges = Round.from_edges(5, [(i, (i + 1) % 5, Fraction(1, 2)) for i in range(5)])
     write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), NeighborAveraging(rounds=(edges,))))
     assert main(["show", str(path), "-o", str(tmp_path / "ring.png")]) == 0
@@ -383,8 +382,6 @@ def test_links_without_a_rate_are_said_to_count_as_free():
 
 
 def test_design_lists_and_explains_the_catalogue(capsys):
-    from partreduce.schedulers import registry
-
     document = answer(capsys, "design", "--list", "--json")
     assert [e["name"] for e in document["entries"]] == registry.names()
     fitting = answer(capsys, "design", "3,3,2", "--list", "--json")["entries"]
@@ -396,8 +393,6 @@ def test_design_lists_and_explains_the_catalogue(capsys):
 
 
 def test_schema_is_what_the_loader_uses(capsys):
-    from partreduce.topo.document.schema import schedule_schema
-
     assert answer(capsys, "schema") == schedule_schema()
 
 
@@ -515,11 +510,6 @@ def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
 
 def test_the_choices_of_the_command_line_are_those_of_the_libraries():
     from partreduce.commands import design_options, import_, options
-    from partreduce.planner.delay import Delay
-    from partreduce.planner.steps_model import Optimizer
-    from partreduce.schedulers.imports import formats
-    from partreduce.topo.graphs.weights import METHODS
-    from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
     assert list(import_.Format) == formats()
     assert list(import_.Weights) == list(METHODS)
@@ -665,10 +655,6 @@ def test_a_timeline_that_would_not_fit_memory_is_refused_with_what_fits(capsys, 
 
 def test_a_paragraph_of_a_help_text_has_no_line_ends_of_the_source():
     """They ended lines in mid-sentence, whatever the width of the terminal."""
-    import typer
-
-    from partreduce.commands import build_app
-
     verbs = typer.main.get_command(build_app()).commands
     for name, verb in verbs.items():
         assert verb.help, name
@@ -676,12 +662,6 @@ def test_a_paragraph_of_a_help_text_has_no_line_ends_of_the_source():
 
 
 def test_each_verb_has_three_examples_which_parse():
-    import shlex
-
-    import typer.main
-
-    from partreduce.commands import EXAMPLES, HIDDEN, VERBS, build_app
-
     assert set(EXAMPLES) == {*VERBS, *HIDDEN}
     verbs = typer.main.get_command(build_app()).commands
     for verb, examples in EXAMPLES.items():
@@ -710,8 +690,6 @@ def test_the_tables_of_help_have_every_key_with_an_example_that_is_read(capsys):
 
 
 def test_panels_of_the_help_come_in_one_order_and_end_with_the_general_one(capsys):
-    from partreduce.commands import PANELS, VERBS
-
     for verb in VERBS:
         lines = ran(capsys, [verb, "--help"]).out.splitlines()
         panels = [line.strip("╭─╮ \n") for line in lines if line.startswith("╭")]

@@ -23,6 +23,8 @@ from partreduce.report.terminal import switch_levels
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.front import alphabets_of
 from partreduce.strategies import AllReduceAlgorithm
+from partreduce.topo.document.cluster import cluster_of
+from partreduce.topo.document.yaml_reader import parse_yaml
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import _evaluate
 
@@ -115,9 +117,6 @@ def test_irregular_racks_are_planned_with_explicit_groups():
 
 
 def cluster_of_text(text):
-    from partreduce.topo.document.cluster import cluster_of
-    from partreduce.topo.document.yaml_reader import parse_yaml
-
     return cluster_of(parse_yaml(text.encode()))
 
 

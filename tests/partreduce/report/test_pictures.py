@@ -1,5 +1,6 @@
 """Pictures: one palette, one style for a group wherever it is drawn, axes with units, and scales that can be read."""
 
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from textwrap import fill
@@ -58,8 +59,6 @@ def test_styles_differ_by_more_than_color():
 
 
 def test_colors_are_named_in_the_palette_alone():
-    import re
-
     for path in [*(ROOT / "partreduce").glob("*.py"), *(ROOT / "partreduce" / "report").glob("*.py")]:
         if path.name in {"palette.py", "page.py"}:  # a page's style sheet is no picture
             continue

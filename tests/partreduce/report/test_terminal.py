@@ -14,11 +14,12 @@ from rich.console import Console
 import partreduce
 from helpers import children
 from helpers.warm import WARM
-from partreduce import load_schedule, write_schedule
+from partreduce import __main__, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands import EXIT_CODES, HIDDEN, VERBS
 from partreduce.console import console, fresh_terminal
 from partreduce.report.table import Column, table
+from partreduce.topo import errors
 
 ROOT = Path(partreduce.__file__).parent.parent
 EACH = """
@@ -269,9 +270,6 @@ def test_workers_get_a_file_also_for_a_piped_schedule(tmp_path):
 
 
 def test_every_exit_code_stands_in_the_help_and_in_the_documentation():
-    from partreduce import __main__
-    from partreduce.topo import errors
-
     raised = {
         e.exit_code for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.PartreduceError)
     }

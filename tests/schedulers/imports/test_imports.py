@@ -15,6 +15,7 @@ from partreduce.errors import FileError, InputError, ScheduleError
 from partreduce.schedulers import registry
 from partreduce.schedulers.imports import formats, from_networkx
 from partreduce.schedulers.imports.exact import balance_weights, exact
+from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.graphs.classic import ring
 from partreduce.topo.graphs.directed import exponential
 from partreduce.topo.graphs.weights import weigh
@@ -112,8 +113,6 @@ def test_bluefog_weighted_digraph_is_the_static_exponential_graph(n):
 
 
 def test_our_own_schedules_pass_through(tmp_path):
-    from partreduce.topo.document.writer import write_schedule
-
     schedule = registry.build("prague-figure-10", Cluster.parse("4x4"))
     write_schedule(tmp_path / "s.json", schedule)
     assert import_schedule(tmp_path / "s.json") == schedule

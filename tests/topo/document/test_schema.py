@@ -19,6 +19,7 @@ from partreduce.topo import units
 from partreduce.topo.document.cluster import dump_cluster
 from partreduce.topo.document.phases import MAX_PERIOD, MAX_UNROLLED
 from partreduce.topo.document.schema import FOLDER, main, schedule_schema, stale, texts
+from partreduce.topo.document.strategies import KINDS
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.renamed import KEYS, VALUES
 from partreduce.verify.checker.refusal import Refusal
@@ -59,8 +60,6 @@ def test_every_object_is_closed():
 
 
 def test_schedule_schema_knows_every_kind():
-    from partreduce.topo.document.strategies import KINDS
-
     schema = json.loads((FOLDER / "schedule.schema.json").read_text())
     kinds = {s["properties"]["kind"]["const"] for s in objects_of(schema) if "kind" in s["properties"]}
     assert kinds == set(KINDS)
@@ -83,8 +82,6 @@ SCHEDULES = [text for _, what, text in EXAMPLES if what == "schedule"]
 
 
 def test_the_page_has_examples_of_every_kind():
-    from partreduce.topo.document.strategies import KINDS
-
     assert {json.loads(text)["strategy"]["kind"] for text in SCHEDULES} == set(KINDS)
     assert [language for language, what, _ in EXAMPLES if what == "cluster"] == ["yaml", "json"]
 

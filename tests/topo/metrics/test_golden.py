@@ -13,7 +13,7 @@ from helpers.small import of_phases
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
-from partreduce.strategies import Phase
+from partreduce.strategies import Group, Phase
 from partreduce.topo.graphs.classic import hypercube, ring, torus
 from partreduce.topo.graphs.directed import de_bruijn, exponential
 from partreduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
@@ -177,8 +177,6 @@ def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base, length):
 
 @pytest.mark.parametrize("n", [5, 6])
 def test_relaxed_pairs_reach_exact_consensus(n):
-    from partreduce.topo.phase import Group, Phase
-
     phases = []
     for line in GOLDEN["relaxed_pairs_exact"][str(n)]:
         pairs, share = line.rsplit(" ", 1)
