@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from helpers.command_runs import ran
+from helpers.jobs import jobs
 from helpers.refusals import refused
-from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest, load_schedule
+from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, load_schedule
 from partreduce.__main__ import main
 from partreduce.errors import InputError
 from partreduce.planner.axes import Axes, Setting
@@ -33,12 +34,7 @@ from partreduce.types import CodecSeconds, Delay
 LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
 HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
 SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_bandwidth(2e9)),))
-
-
-def job(cluster="4x4", hardware=HARDWARE, **options):
-    return PlanRequest(
-        cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options
-    )
+job = jobs("4x4", HARDWARE, effort=1.0, time_limit=3600.0)
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])
@@ -131,9 +127,7 @@ FAST = Hardware(inside=Link.of_bandwidth(50e9), nic=Link.of_bandwidth(50e9), mod
 
 
 def thin_job(hardware=THIN, cluster="4x4", **options):
-    return PlanRequest(
-        cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options
-    )  # type: ignore[arg-type]
+    return job(cluster, hardware, **options)
 
 
 def test_every_coded_option_is_what_its_file_says_and_may_run():

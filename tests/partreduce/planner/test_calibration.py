@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.jobs import jobs
 from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Link, PlanRequest, Schedule
 from partreduce.errors import InputError
@@ -248,12 +249,7 @@ PRICED = Pilot(
     ),
 )
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(1e9), model_bytes=100_000_000, compute=0.05)
-
-
-def job(**options):
-    return PlanRequest(
-        cluster=replace(Cluster.parse("2x4"), hardware=HARDWARE), effort=0.5, time_limit=3600.0, **options
-    )  # type: ignore[arg-type]
+job = jobs("2x4", HARDWARE, effort=0.5, time_limit=3600.0)
 
 
 def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors():

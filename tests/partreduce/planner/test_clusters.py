@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.jobs import jobs
 from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest, load_cluster, simulate
 from partreduce.planner.candidates import competitors
 from partreduce.planner.plan import plan
@@ -138,10 +139,7 @@ used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, file=sys.stderr)
 sys.exit(code)
 """
-
-
-def large_job(cluster, **options):
-    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=HARDWARE), **options)  # type: ignore[arg-type]
+large_job = jobs(None, HARDWARE)
 
 
 @pytest.mark.parametrize("cluster", ["1000x1000", "100000x8", "1x100000", "1000000x1000"])

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from helpers.command_runs import ran
+from helpers.jobs import jobs
 from helpers.refusals import refused
-from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe, load_schedule, predict, simulate
+from partreduce import Cluster, Data, Hardware, Limits, Link, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
 from partreduce.errors import InputError, UndecidedError
 from partreduce.planner.candidates import KINDS, all_reduce, quorum_settings
@@ -32,10 +33,7 @@ from partreduce.types import Delay, RandomSlowdown
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 LONG_STEPS = RandomSlowdown(6.0)
 SAID = WORDS["iteration_gap"]
-
-
-def job(cluster="2x4", hardware=HARDWARE, **options):
-    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=20.0, **options)  # type: ignore[arg-type]
+job = jobs("2x4", HARDWARE, effort=20.0)
 
 
 def measured(asked, effort=1.5):
@@ -207,11 +205,7 @@ def test_what_cannot_be_asked_is_refused():
 
 
 ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
-
-
-def quorum_job(cluster="2x4", hardware=HARDWARE, **options):
-    place = replace(Cluster.parse(cluster), hardware=hardware)
-    return PlanRequest(**{"cluster": place, "effort": 20.0, "quorum": True} | options)  # type: ignore[arg-type]
+quorum_job = jobs("2x4", HARDWARE, effort=20.0, quorum=True)
 
 
 @pytest.fixture(scope="module")

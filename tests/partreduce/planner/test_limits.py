@@ -13,9 +13,10 @@ import pytest
 
 from benchmarks.planner.random_checks import all_schedules, run
 from benchmarks.planner.random_clusters import draw_job
+from helpers.jobs import jobs
 from helpers.refusals import refused
 from helpers.synthesis import synthesize
-from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest, Schedule, describe
+from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, Schedule, describe
 from partreduce.__main__ import main
 from partreduce.errors import InfeasibleError, InputError, UndecidedError
 from partreduce.planner.candidates import RESTS
@@ -34,11 +35,7 @@ from partreduce.topo.units import parse_number
 from partreduce.types import Delay, RandomDelay, RotatingDelay
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
-
-
-def job(shape, *, hardware=HARDWARE, **options):
-    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
-    return PlanRequest(cluster=replace(Cluster.parse(shape), hardware=hardware), limits=limits, **options)
+job = jobs(None, HARDWARE)
 
 
 @pytest.mark.parametrize("number", range(0, 200, 10))
@@ -244,10 +241,7 @@ def test_brute_force_knows_the_golden_consensus_distances():
 QUICK_HARDWARE = Hardware(
     inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(25e6), model_bytes=500_000_000, compute=0.05
 )
-
-
-def quick_job(cluster, **options):
-    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=QUICK_HARDWARE), **options)  # type: ignore[arg-type]
+quick_job = jobs(None, QUICK_HARDWARE)
 
 
 def test_the_default_is_quick_needs_no_time_limit_and_answers_the_same_with_nothing_searched():

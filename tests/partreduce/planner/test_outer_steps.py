@@ -7,7 +7,8 @@ from statistics import fmean
 
 import pytest
 
-from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest
+from helpers.jobs import jobs
+from partreduce import Data, Hardware, Link
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.gain import contenders, decisive_time, regrets, simplest, times_by_case
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
@@ -22,16 +23,7 @@ from partreduce.types import ComputeTimes
 
 ROOT = Path(__file__).parents[3]
 THIN = Hardware(nic=Link.of_bandwidth(5e6, 1e-3), inside=Link.of_bandwidth(1e9), model_bytes=10**7, compute=0.1)
-
-
-def job(cluster="4x2", hardware=THIN, **options):
-    given = {
-        "optimizer": Optimizer.ADAM,
-        "effort": 3.0,
-        "time_limit": 3600.0,
-        "limits": Limits(max_period=30),
-    } | options
-    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), **given)
+job = jobs("4x2", THIN, optimizer=Optimizer.ADAM, effort=3.0, time_limit=3600.0, max_period=30)
 
 
 @pytest.fixture(scope="module")

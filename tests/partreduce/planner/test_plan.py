@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.jobs import jobs
 from helpers.refusals import refused
-from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest
+from partreduce import Data, Hardware, Link, Objective
 from partreduce.errors import InputError, UndecidedError
 from partreduce.planner.candidates import competitors
 from partreduce.planner.front import front
@@ -26,17 +27,7 @@ from partreduce.types import Delay
 WORKED_EXAMPLE = Hardware(
     inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05
 )
-
-
-def job(cluster="4x4", **options):
-    place = Cluster.parse(cluster)
-    hardware = options.pop("hardware", WORKED_EXAMPLE)
-    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
-    return PlanRequest(
-        cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
-        limits=limits,
-        **{"effort": 1.0, "time_limit": 3600.0} | options,
-    )
+job = jobs("4x4", WORKED_EXAMPLE, effort=1.0, time_limit=3600.0)
 
 
 def named(options, name):

@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+from helpers.jobs import jobs
 from partreduce import Cluster, Hardware, Link, PlanRequest, simulate
 from partreduce.errors import UndecidedError
 from partreduce.planner.candidates import KINDS
@@ -33,12 +34,7 @@ JITTERED = Hardware(
     inside=Link.of_bandwidth(1e9, 1e-4), nic=Link.of_bandwidth(25e6, 1e-4), model_bytes=2_192_296, compute=0.06,
     slowdown=((1, 4.0),), jitter=0.8,
 )  # fmt: skip
-
-
-def job(cluster="2x3", hardware=JITTERED, **options):
-    return PlanRequest(
-        **{"cluster": replace(Cluster.parse(cluster), hardware=hardware), "effort": 3.0, "time_limit": 3600.0} | options
-    )
+job = jobs("2x3", JITTERED, effort=3.0, time_limit=3600.0)
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +140,7 @@ THIN = Hardware(
     compute=0.03875,
     jitter=0.1,
 )
-
-
-def steady_job(cluster, hardware, **options):
-    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=3600.0, **options)  # type: ignore[arg-type]
+steady_job = jobs(None, None, time_limit=3600.0)
 
 
 def distance_after(schedule, asked, num_rounds):
