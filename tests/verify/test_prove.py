@@ -237,7 +237,7 @@ def test_growth_is_that_of_norms():
 
 
 def test_a_rate_that_is_too_good_is_refused():
-    draw, refused = random.Random(3), 0
+    draw = random.Random(3)
     for schedule in (
         build("prague-figure-10", Cluster.regular(4, 2)),
         explicit(5, [[0, 1], [2, 3, 4]], [[1, 2]], [[0, 4]]),
@@ -249,8 +249,6 @@ def test_a_rate_that_is_too_good_is_refused():
         for _ in range(150):
             entry["squared"] = str(true * Fraction(draw.randrange(10**6 - 1), 10**6))
             refused(checker.Refusal, "squared", list, checker.check(certificate, read))
-            refused += 1
-    assert refused == 300
 
 
 @pytest.mark.parametrize("squared", ["1", "3/2"])
