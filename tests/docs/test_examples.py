@@ -272,11 +272,6 @@ optimizer.finish()
 """
 
 
-def blocks():
-    """The lines of each block of code of the page."""
-    return [block.splitlines() for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
-
-
 def shown(text):
     """Whether a line is what the page shows, but for its numbers and where it says `…`."""
     pattern = re.escape(text).replace("…", ".*")
@@ -287,7 +282,7 @@ def shown(text):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("command", "printed"), [(0, 1), (2, 3)], ids=["continues and joins", "all restart"])
 def test_a_command_of_the_page_prints_what_it_shows(tmp_path, command, printed):
-    listed = blocks()
+    listed = [block.splitlines() for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
     ((line,), expected) = listed[command], listed[printed]
     words = shlex.split(line)
     workers = words[words.index("--nproc-per-node") + 1]

@@ -130,10 +130,6 @@ def public_functions(package):
     }
 
 
-def first_parameter(function):
-    return next(iter(inspect.signature(function).parameters), "")
-
-
 @pytest.mark.parametrize("package", ["partreduce.schedulers.rules", "partreduce.schedulers.constructions"])
 def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
     rows = [registry.entry(name).make for name in registry.names()]
@@ -141,7 +137,7 @@ def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
     builders = {
         name: function
         for name, function in public_functions(package).items()
-        if first_parameter(function) == "cluster"
+        if next(iter(inspect.signature(function).parameters), "") == "cluster"
         and {"StaticGroups", "NeighborAveraging", "AllReduce", "NoReturn"}
         & set(str(inspect.signature(function).return_annotation).split(" | "))
         and function is not algebra.static

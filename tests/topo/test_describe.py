@@ -58,11 +58,6 @@ def on(strategy, place=PLACE):
     return describe(Schedule("s", place, strategy))
 
 
-def built(name, place=PLACE, **changes):
-    schedule = registry.build(name, place)
-    return replace(schedule, strategy=replace(schedule.strategy, **changes))
-
-
 def check(line):
     assert line
     assert len(line) <= LONGEST == 100
@@ -124,7 +119,7 @@ def test_a_line_is_in_the_words_of_the_field(line):
 def test_a_gap_says_how_far_neighbors_part_and_what_they_do_without():
     sync = IterationGap(max_ig=3, staleness=2, backup=1, skip=SkipPolicy(limit=5))
     line = "Hop on a ring every step, gap up to 3, staleness up to 2, backup 1, skips up to 5"
-    assert describe(built("ring", sync=sync)) == line
+    assert on(replace(registry.build("ring", PLACE).strategy, sync=sync)) == line
 
 
 def test_a_named_graph_is_known_by_its_edges_and_others_by_their_degrees():

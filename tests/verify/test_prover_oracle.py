@@ -89,11 +89,6 @@ def random_graph(seed):
     return Schedule("graph", Cluster.regular(n, 1), NeighborAveraging(rounds=tuple(rounds)))
 
 
-def groups_of(schedule):
-    """Per phase, (members, relaxation)."""
-    return [[(g.members, g.relaxation) for g in schedule.phase(t)] for t in range(schedule.period)]
-
-
 def product_of(matrices, n):
     product = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
     for matrix in matrices:
@@ -117,10 +112,6 @@ def graph_matrix(listed, n):
         matrix[target][source] += weight
         matrix[target][target] -= weight
     return matrix
-
-
-def norm_off_mean(period):
-    return np.linalg.norm(np.array(period, dtype=float) - 1 / len(period), 2)
 
 
 def parts_of(groups, n):
@@ -152,7 +143,7 @@ def check_exact(schedule, proof, period):
 
 
 def check_contraction(proof, period):
-    norm = norm_off_mean(period)
+    norm = np.linalg.norm(np.array(period, dtype=float) - 1 / len(period), 2)
     squared = float(Fraction(proof["contraction"].entry["squared"]))
     assert norm**2 <= squared * (1 + 1e-9) + 1e-12
     assert squared <= norm**2 + 1e-5
@@ -207,7 +198,8 @@ def check_words(proof):
 def check_groups(schedule):
     if schedule.rule() is not None and check_clash_of_blocks(schedule):
         return
-    n, phases, proof = schedule.num_workers, groups_of(schedule), prove(schedule)
+    n, proof = schedule.num_workers, prove(schedule)
+    phases = [[(g.members, g.relaxation) for g in schedule.phase(t)] for t in range(schedule.period)]
     clash = [[v for v in range(n) if sum(v in members for members, _ in groups) > 1] for groups in phases]
     assert (proof["conflict-free"].status is Status.REFUTED) == any(clash)
     check_words(proof)

@@ -137,13 +137,9 @@ def bounds_of(proof):
     return {tuple(one["failed"]): Fraction(one["squared"]) for one in proof["survives"].entry["classes"]}
 
 
-def read_by_checker(schedule):
-    return checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule))))
-
-
 def patterns_of(schedule):
     """The pattern of a failure, if the schedule's groups are kept."""
-    return Symmetries.of(read_by_checker(schedule), Work("it")).pattern
+    return Symmetries.of(checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule)))), Work("it")).pattern
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -66,13 +66,10 @@ def test_colors_are_named_in_the_palette_alone():
         assert not codes, path
 
 
-def schedules():
-    return [partreduce.design("2x4", build=name) for name in ("allreduce", "prague-figure-10", "node-then-all")]
-
-
 def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
     known: dict[bytes, int] = {}
-    grids = [grid_of(schedule, known=known) for schedule in schedules()]
+    names = ("allreduce", "prague-figure-10", "node-then-all")
+    grids = [grid_of(partreduce.design("2x4", build=name), known=known) for name in names]
     everybody = tuple(range(8))
     looks = [grid.styles[grid.index_of(everybody)] for grid in grids if grid.index_of(everybody) is not None]
     assert len(looks) == 2

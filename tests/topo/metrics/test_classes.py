@@ -255,8 +255,9 @@ def check(schedule, expected):
     assert found.value == pytest.approx(expected["contraction"], rel=1e-6, abs=1e-12)
     found = metrics(schedule)
     assert found.contraction.value == pytest.approx(expected["contraction"], abs=1e-10)
-    by_class = rule_sectors(schedule)
-    assert (by_class is not None) == (schedule.rule(by_node=True) is not None and _has_equal_nodes(schedule))
+    by_class, by_node = rule_sectors(schedule), schedule.worker_steps().reshape(schedule.cluster.num_nodes, -1)
+    has_equal_nodes = bool((by_node == by_node[0]).all())
+    assert (by_class is not None) == (schedule.rule(by_node=True) is not None and has_equal_nodes)
     for sectors in filter(None, (by_class, dense_sectors(schedule))):
         check_sectors(sectors, expected, keeps_mean=bool(np.allclose(product.sum(axis=0), 1)))
     converges = "consensus_distance" in expected
@@ -280,11 +281,6 @@ def check_sectors(sectors, expected, *, keeps_mean):
         ("node", drift_of(sectors, "node")),
     ):
         assert found == pytest.approx(expected.get(name, math.inf), rel=1e-8, abs=1e-12)
-
-
-def _has_equal_nodes(schedule):
-    steps = schedule.worker_steps().reshape(schedule.cluster.num_nodes, -1)
-    return bool((steps == steps[0]).all())
 
 
 def check_classes(schedule, expected):
