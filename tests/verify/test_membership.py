@@ -155,7 +155,6 @@ def test_two_blocks_of_one_rank_are_not_looked_at():
 
 
 SOURCE = Path(rule.__file__).read_text(encoding="utf-8")
-MEMBERS = "            members = tuple("
 GROUP = "            return Group(members, block.relaxation) if block.makes_groups else None\n"
 NODE = "    node, local = worker // workers_per_node, worker % workers_per_node\n"
 START = "    nodes = [representative(node, radices, across)]\n"

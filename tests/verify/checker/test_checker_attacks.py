@@ -44,7 +44,6 @@ def run(tmp_path, raw, forged):
 
 PAIR = groups(2, [([0, 1], "1/2")])
 SWAP = groups(2, [([0, 1], 2)])
-RING = groups(4, [[0, 1], [2, 3]], [[1, 2]])
 MANY = 2 * 10**9
 POWER = {"claim": "consensus", "method": "power", "squared": "1/2"}
 TREES = {"claim": "consensus", "method": "trees"}
