@@ -255,9 +255,9 @@ def check(schedule, expected):
     assert found.value == pytest.approx(expected["contraction"], rel=1e-6, abs=1e-12)
     found = metrics(schedule)
     assert found.contraction.value == pytest.approx(expected["contraction"], abs=1e-10)
-    by_class, by_node = rule_sectors(schedule), schedule.worker_steps().reshape(schedule.cluster.num_nodes, -1)
-    has_equal_nodes = bool((by_node == by_node[0]).all())
-    assert (by_class is not None) == (schedule.rule(by_node=True) is not None and has_equal_nodes)
+    by_class, is_rule = rule_sectors(schedule), schedule.rule(by_node=True) is not None
+    steps_of_nodes = schedule.worker_steps().reshape(schedule.cluster.num_nodes if is_rule else 1, -1)
+    assert (by_class is not None) == (is_rule and bool((steps_of_nodes == steps_of_nodes[0]).all()))
     for sectors in filter(None, (by_class, dense_sectors(schedule))):
         check_sectors(sectors, expected, keeps_mean=bool(np.allclose(product.sum(axis=0), 1)))
     converges = "consensus_distance" in expected
