@@ -4,8 +4,7 @@
     python -m benchmarks.transport sums -o benchmarks/results/codecs.md [--workers 16] [--megabytes 2.19]
 
 * p_reduce: a P-Reduce of all workers beside a bare `all_reduce` on the same group.
-* sums: every algorithm and codec of a sum beside the fp32 ring. Over shaped links:
-  `python -m benchmarks.papers pipe-sgd --only sums`.
+* sums: every algorithm and codec of a sum beside the fp32 ring.
 
 All contestants are set up in the same processes and take turns; ratios are taken turn by turn.
 """
@@ -69,8 +68,7 @@ def p_reduce(world: GlooWorld, megabytes: float) -> dict[str, Way]:
     """Both write their array before the clock starts, as an optimizer's step does."""
     import torch
 
-    from partreduce.runtime.averaging.apply_average import commit_mean
-    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.bucket import Bucket, commit_mean
     from partreduce.runtime.averaging.reducer import Reducer
     from partreduce.runtime.liveness.heartbeat import Heartbeat
     from partreduce.runtime.recorder import Recorder

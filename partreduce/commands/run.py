@@ -4,10 +4,10 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from partreduce.runtime.launcher.follower import Follower
 from partreduce.runtime.launcher.launch import Restarts, check_failure_limits, launch, run_attempts
 from partreduce.runtime.launcher.nodes import Endpoint, Nodes, same_on_all
 from partreduce.runtime.launcher.signals import Terminated, raise_on_sigterm
-from partreduce.topo.document.descriptors import descriptor_to_read
+from partreduce.topo.document.reader import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
@@ -41,13 +41,7 @@ NODES_PAUSE = 2.0
 MAX_PROVED_WORKERS = 64
 """More than this run on no single machine for long; up to here a proof takes well under a second."""
 
-
-def _panel(name: str) -> Callable[..., Any]:
-    """Makes the options of one group in the help."""
-    return lambda text, *names, **limits: typer.Option(*names, help=text, rich_help_panel=name, **limits)
-
-
-_in_workers, _in_faults, _in_nodes = _panel("Workers"), _panel("Fault tolerance"), _panel("Multi-node")
+_in_workers, _in_faults, _in_nodes = map(options.panel, ("Workers", "Fault tolerance", "Multi-node"))
 
 
 def command(
@@ -72,26 +66,23 @@ def command(
         int | None,
         _in_faults(
             "Continue with the other workers after up to this many have failed (default: what --schedule plans for, "
-            "all but one where groups are handed out on request, else 0).",
-            min=0,
+            "all but one where groups are handed out on request, else 0).", min=0,
         ),
     ] = None,
     max_restarts: Annotated[
         int,
         _in_faults(
             "How often, in all, workers are started again: a failed one joins the others; where they cannot continue, "
-            "all restart from their last checkpoint.",
-            min=0,
+            "all restart from their last checkpoint.", min=0,
         ),
     ] = 0,
     nnodes: Annotated[int, _in_nodes("On so many machines this command is run.", min=1)] = 1,
     node_rank: Annotated[
-        int | None,
-        _in_nodes("Which of them this one is, from 0 (default: what SLURM or Kubernetes says).", min=0),
+        int | None, _in_nodes("Which of them this one is, from 0 (default: what SLURM or Kubernetes says).", min=0)
     ] = None,
     rdzv_endpoint: Annotated[str, _in_nodes("Where all nodes reach node 0.", metavar="HOST[:PORT]")] = "",
     rdzv_id: Annotated[str, _in_nodes("The run's name; nodes of another one are turned away.")] = "",
-) -> int:
+) -> int:  # fmt: skip
     """Run a script in several processes; exits with the code of the worker that failed first."""
     if str(script).startswith("-"):
         raise typer.BadParameter(f"{script} is no option of run", param_hint="SCRIPT")
@@ -107,10 +98,8 @@ def command(
             simulate_nodes = loaded.cluster.num_nodes
         _warn_if_refuted(schedule, loaded)
     if simulate_nodes > 1 and nnodes > 1:
-        raise typer.BadParameter(
-            "simulates machines, and --nnodes means real ones; leave one of them out",
-            param_hint="--simulate-nodes",
-        )
+        problem = "simulates machines, and --nnodes means real ones; leave one of them out"
+        raise typer.BadParameter(problem, param_hint="--simulate-nodes")
     rank = _node_rank(node_rank, nnodes)
     if nnodes > 1 and not rdzv_endpoint:
         raise typer.BadParameter("is needed with --nnodes: where all nodes reach node 0", param_hint="--rdzv-endpoint")
@@ -138,7 +127,8 @@ def command(
             max_failures=max_failures, max_restarts=max_restarts,
         )  # fmt: skip
         try:
-            return run.alone() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
+            attempts = functools.partial(run_attempts, run.attempt, max_restarts)
+            return attempts() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
         except Terminated as ended:
             return ended.exit_code
 
@@ -160,9 +150,6 @@ class _Run:
     @property
     def environment(self) -> dict[str, str]:
         return {} if self.path is None else {SCHEDULE: str(self.path)}
-
-    def alone(self) -> int:
-        return run_attempts(self.attempt, self.max_restarts)
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
         """Decide for all nodes as node 0, or follow it."""

@@ -24,9 +24,9 @@ from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.peer_state import Handover
+from partreduce.runtime.state.saved_state import Handover
 from partreduce.runtime.strategies.gradient_average import GradientAverage
-from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
+from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce

@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs import Graph
 
 
 def ours(graph):

@@ -13,7 +13,7 @@ import torch
 from helpers.random_schedules import groups_of_round, random_phase
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.metrics.outer_steps import outer_radius
+from partreduce.topo.metrics.stability import outer_radius
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (

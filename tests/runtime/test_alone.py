@@ -10,7 +10,7 @@ from helpers.warm import WARM
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.data.sharding import shard_dataset
+from partreduce.runtime.data.sampler import shard_dataset
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError

@@ -692,7 +692,7 @@ PAIR_OF_THREE = Phase.from_groups(3, [[1, 2]])
 EDGES_OF_TWO = Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
 APART = {
     "groups": (StaticGroups(phases=GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
-    "edges": (NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"the workers \{0\} take weight from"),
+    "edges": (NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"workers \{0\} receive only from"),
 }
 
 

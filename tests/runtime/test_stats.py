@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.recorder import RING_LENGTH, Recorder
-from partreduce.runtime.worker.stats import write_stats
+from partreduce.runtime.recorder import RING_LENGTH, Recorder, write_stats
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileError, InputError
 from partreduce.topo.schedule import Schedule

@@ -16,10 +16,10 @@ from partreduce import Cluster, metrics
 from partreduce.errors import ScheduleError
 from partreduce.schedulers import registry
 from partreduce.schedulers.constructions import base_graph
-from partreduce.schedulers.constructions.moshpit import random_phase
+from partreduce.schedulers.constructions.per_round import random_phase
 from partreduce.schedulers.imports import from_networkx
 from partreduce.schedulers.rules.algebra import compose, interleave, refine, repeat
-from partreduce.schedulers.rules.prague import figure_10_rule
+from partreduce.schedulers.rules.nested import figure_10_rule
 from partreduce.strategies import Block, NeighborAveraging, RulePhases, StaticGroups
 from partreduce.topo.arithmetic.whole_numbers import (
     ceil_log,

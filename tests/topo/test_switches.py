@@ -14,8 +14,8 @@ from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
 from partreduce.strategies import Block, Phase, Round
+from partreduce.topo.hardware import above, regular_levels
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
-from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
 from partreduce.types import ComputeTimes, Switch

@@ -35,7 +35,7 @@ from partreduce import Cluster, Hardware, Link, PartreduceError, Schedule, predi
 from partreduce.errors import ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.strategies import Payload, Phase, Placement, Server, StaticGroups, TablePlacement
-from partreduce.topo.metrics.outer_steps import outer_radius
+from partreduce.topo.metrics.stability import outer_radius
 from partreduce.topo.strategies import AllReduce, GroupPhases, OuterParams, OuterStep, PartialAllReduce
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status

@@ -21,7 +21,7 @@ from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.table import Staging, Table
 from partreduce.runtime.strategies import gradient_average
-from partreduce.runtime.transport import hierarchical, multistage_allreduce, updates
+from partreduce.runtime.transport import multistage_allreduce, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase
@@ -316,7 +316,7 @@ def late(place: str, seconds: float) -> Iterator[None]:
 @contextlib.contextmanager
 def in_small_parts() -> Iterator[None]:
     """Inside, sums of several stages go in parts of a few numbers, as large ones do."""
-    with patch.object(hierarchical, "PART_BYTES", 1024), patch.object(multistage_allreduce, "SMALLEST_MESSAGE", 512):
+    with patch.multiple(multistage_allreduce, PART_BYTES=1024, SMALLEST_MESSAGE=512):
         yield
 
 

@@ -16,10 +16,10 @@ from partreduce.__main__ import main
 from partreduce.commands.verify import in_plain_words
 from partreduce.errors import RefutedError
 from partreduce.files import schedule_sha256
-from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.arguments import read_schedule
 from partreduce.schedulers import registry
 from partreduce.strategies import IterationGap, NeighborAveraging, Payload, Phase, StaticGroups, TablePlacement
-from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.strategies import AllReduce, EdgeWeighting, GroupPhases
 from partreduce.verify import checker

@@ -15,17 +15,22 @@ from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, load_sc
 from partreduce.__main__ import main
 from partreduce.errors import InputError
 from partreduce.planner.axes import Axes, Setting
-from partreduce.planner.candidates import competitors
-from partreduce.planner.front import baselines
-from partreduce.planner.gain import best_plain, decisive_time
-from partreduce.planner.measuring import Label, measure
+from partreduce.planner.measuring import (
+    WORTH,
+    WORTH_OVERLAPPED,
+    Label,
+    cheapest_transports,
+    measure,
+    transports_of,
+    traveling,
+    with_timing,
+)
+from partreduce.planner.option import preference
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
-from partreduce.planner.preference import preference
-from partreduce.planner.recommend import recommend
+from partreduce.planner.recommend import baselines, best_plain, decisive_time, recommend
 from partreduce.planner.steps_model import FITTED
-from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_transports, timed, transports_of, traveling
-from partreduce.report.payoff import late_and_small
-from partreduce.report.reasons import reasons
+from partreduce.report.reasons import late_and_small, reasons
 from partreduce.schedulers import registry
 from partreduce.strategies import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
 from partreduce.topo.strategies.axes import SYNCHRONOUS
@@ -42,14 +47,14 @@ job = jobs("4x4", HARDWARE, effort=1.0, time_limit=3600.0)
 def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name, hardware):
     schedule = registry.build(name, Cluster.parse("4x4"))
     everything = [
-        measure(timed(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
+        measure(with_timing(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
         for late in Delay
         for steps_per_round in range(1, 25)
         for algorithm in (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
         if late.suits(replace(schedule.strategy, steps_per_round=steps_per_round))
     ]
     for objective in (Objective.BALANCED, Objective.COMMUNICATION, Objective.WAITING):
-        axes = Axes.of(schedule, job(hardware=hardware, objective=objective))
+        axes = Axes(schedule, job(hardware=hardware, objective=objective))
         assert axes.most() == 24
         least = min(preference(option.costs, objective) for option in axes.options(Label(name=name)))
         assert least == pytest.approx(min(preference(option.costs, objective) for option in everything))
@@ -108,7 +113,7 @@ def test_command_line_says_which_algorithm_and_sync_may_be(capsys):
 @pytest.mark.parametrize("name", ["allreduce", "node-then-all", "pairs-pairs-all", "node-digits"])
 def test_no_setting_takes_less_than_the_bound_by_which_settings_are_ordered(hardware, name):
     asked = job("4x4", hardware)
-    axes = Axes.of(registry.build(name, asked.cluster), asked)
+    axes = Axes(registry.build(name, asked.cluster), asked)
     for timing in axes.timings:
         for delay in (Delay.SYNCHRONOUS, Delay.LATE):
             for steps in (1, 2, 5, 17):
@@ -173,7 +178,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
     schedule = registry.build("allreduce", Cluster.parse("4x4"))
     for objective in (Objective.BALANCED, Objective.COMMUNICATION):
         asked = thin_job(hardware, codec=None, objective=objective)
-        axes = Axes.of(schedule, asked)
+        axes = Axes(schedule, asked)
         for late, steps_per_round in product(Delay, (1, 3)):
             if not late.suits(replace(schedule.strategy, steps_per_round=steps_per_round)):
                 continue
@@ -186,7 +191,9 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
                 ):
                     transport = Transport(algorithm=algorithm, codec=codec, where=where)
                     option = measure(
-                        traveling(timed(schedule, late.sync, steps_per_round), transport), asked, algorithm=algorithm
+                        traveling(with_timing(schedule, late.sync, steps_per_round), transport),
+                        asked,
+                        algorithm=algorithm,
                     )
                     merit = option.time if objective is Objective.BALANCED else option.communication
                     known[codec] = min(known.get(codec, math.inf), merit)
@@ -194,7 +201,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
             reached = chosen.time if objective is Objective.BALANCED else chosen.communication
             assert reached == pytest.approx(known[chosen.transport.codec])
             best, finer = min(known.values()), asked.codecs[: asked.codecs.index(chosen.transport.codec)]
-            part = 1 - (WORTH if late is Delay.SYNCHRONOUS else WORTH_BESIDE)
+            part = 1 - (WORTH if late is Delay.SYNCHRONOUS else WORTH_OVERLAPPED)
             assert reached * part <= best
             assert all(known[codec] * part > best for codec in finer)
 
@@ -313,7 +320,7 @@ def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plai
 
 
 def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less():
-    schedule = timed(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
+    schedule = with_timing(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
     transports = transports_of(schedule, thin_job(codec=None))
     assert [costed.transport.codec for costed in transports] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
     costs = [costed.cost.per_round for costed in transports]

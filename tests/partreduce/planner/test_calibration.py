@@ -13,20 +13,19 @@ from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Link, PlanRequest, Schedule
 from partreduce.errors import InputError
 from partreduce.planner.calibration import (
-    calibrated,
+    calibrate,
     drift_that_counts,
     fit_prices,
     steps_model,
     steps_ratio_between,
     trained_sha256,
 )
-from partreduce.planner.candidates import competitors
 from partreduce.planner.measuring import as_ran
-from partreduce.planner.plan import plan
+from partreduce.planner.options import competitors
+from partreduce.planner.plan import RunOff, finalists, plan
 from partreduce.planner.recommend import recommend
-from partreduce.planner.run_off import RunOff, finalists
 from partreduce.planner.steps_model import FITTED
-from partreduce.report.reasons import explained, reasons
+from partreduce.report.reasons import add_reasons, reasons
 from partreduce.runtime.pilot.job import Curve, probes, reference, ring_pairs
 from partreduce.strategies import AllReduce, Pipeline
 from partreduce.topo.metrics import consensus_distance, contraction, late_distance
@@ -60,7 +59,7 @@ def simulated(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seed
             factor += averaging * (not schedule.strategy.averages_gradients)
             factor += later * late_distance(schedule) * max(0.0, late_distance(schedule) - 1)
             curves.append(curve(schedule, seed, factor * math.exp(0.01 * draw.normal()), draw, 0.03))
-    return calibrated(curves, data=data, steps=60)
+    return calibrate(curves, data=data, steps=60)
 
 
 @pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
@@ -152,7 +151,7 @@ def diverging(hard):
             factor = 1 + 0.03 * float(consensus_distance(schedule)) + 0.05 * late_distance(schedule)
             run = curve(schedule, seed, factor, draw, 0.01)
             curves.append(replace(run, losses=(*run.losses[:9], *[math.nan] * 12)) if seed and hard(schedule) else run)
-    return calibrated(curves, data="shuffled", steps=60)
+    return calibrate(curves, data="shuffled", steps=60)
 
 
 def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on():
@@ -208,8 +207,8 @@ def test_schedules_that_cannot_tell_prices_apart_are_refused(probe, message):
 def test_a_job_that_does_not_learn_is_refused():
     flat = [Curve(schedule, seed, 3, (1.0,) * POINTS) for seed in (0, 1)
             for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled"))]  # fmt: skip
-    refused(InputError, "All-Reduce's loss did not fall in 60 steps", calibrated, flat, data="shuffled", steps=60)
-    refused(InputError, "at least 2", calibrated, flat[:8], data="shuffled", steps=60)
+    refused(InputError, "All-Reduce's loss did not fall in 60 steps", calibrate, flat, data="shuffled", steps=60)
+    refused(InputError, "at least 2", calibrate, flat[:8], data="shuffled", steps=60)
 
 
 @pytest.mark.parametrize("shape", ["1x2", "1x3", "2x2", "3,2", "1x7"])
@@ -273,7 +272,7 @@ def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_s
 
 def test_design_plans_with_the_prices_of_a_pilot_and_says_so():
     asked, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
-    planned = explained(plan(asked), asked)
+    planned = add_reasons(plan(asked), asked)
     for option in planned.options:
         spread = option.consensus_distance.value
         if spread is not None:
@@ -384,7 +383,7 @@ def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended():
 
 def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
     curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
-    job = replace(JOB, pilot=calibrated(curves, data="shuffled", steps=STEPS))
+    job = replace(JOB, pilot=calibrate(curves, data="shuffled", steps=STEPS))
     planned = plan(job)
     chosen = planned.recommendation
     found = finalists(chosen, planned.options, job)
@@ -393,7 +392,7 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
         assert one is chosen or one.step_seconds < chosen.time
         longest = one.schedule.worker_steps().max()
         assert one.schedule.strategy.averages_gradients or one.schedule.rounds_to_connect() * longest <= STEPS
-    brief = replace(job, pilot=calibrated(curves, data="shuffled", steps=2))
+    brief = replace(job, pilot=calibrate(curves, data="shuffled", steps=2))
     for one in finalists(chosen, planned.options, brief):
         assert one.schedule.rounds_to_connect() * one.schedule.worker_steps().max() <= 2
 
@@ -401,7 +400,7 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
 def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
     curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
     hardware = replace(SLOW, slowdown=((3, 4.0),))
-    pilot = calibrated(curves, data="shuffled", steps=STEPS)
+    pilot = calibrate(curves, data="shuffled", steps=STEPS)
     job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot)
     planned = plan(job)
     found = finalists(planned.recommendation, planned.options, job)
@@ -416,9 +415,9 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
     def steps_ratio(schedule):
         return 1.7 if schedule is pipeline else by_distance(schedule)
 
-    without = calibrated(train(compared, steps_ratio), data="shuffled", steps=STEPS)
+    without = calibrate(train(compared, steps_ratio), data="shuffled", steps=STEPS)
     curves = train([*compared, pipeline], steps_ratio)
-    pilot = calibrated(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(pipeline)})
+    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(pipeline)})
     assert pilot.prices == without.prices
     job = replace(JOB, pilot=pilot)
     options = as_ran(plan(replace(job, pilot=without)).options, job)
@@ -429,7 +428,7 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
 def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one():
     compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
     curves = train(compared, by_distance)
-    pilot = calibrated(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(compared[1])})
+    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(compared[1])})
     known = next(probe for probe in pilot.probes if probe.sha256)
     job = replace(JOB, pilot=pilot)
     option = next(one for one in plan(job).options if trained_sha256(one.schedule) == known.sha256)

@@ -13,16 +13,16 @@ import pytest
 
 from helpers.jobs import jobs
 from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest, load_cluster, simulate
-from partreduce.planner.candidates import competitors
+from partreduce.planner.candidates import Slowdown
+from partreduce.planner.measuring import PER_OPTION, work_of
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
-from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.work import PER_OPTION, work_of
 from partreduce.report.kinds import not_weighed
-from partreduce.report.terminal import switch_levels
+from partreduce.report.table import switch_levels
 from partreduce.schedulers import registry
-from partreduce.schedulers.synthesis.front import alphabets_of
+from partreduce.schedulers.synthesis.front import choices_of
 from partreduce.strategies import AllReduceAlgorithm
 from partreduce.topo.document.cluster import cluster_of
 from partreduce.topo.document.yaml_reader import parse_yaml
@@ -167,8 +167,8 @@ def test_work_counts_the_local_ranks_of_a_rule_that_its_metrics_multiply():
 
 def test_rules_of_very_many_local_ranks_are_not_searched_and_that_is_named():
     large, usual = large_job("1000x1000"), large_job("64x8")
-    assert alphabets_of(large.problem(), 0, lambda: False) == []
-    assert alphabets_of(usual.problem(), 0, lambda: False)
+    assert choices_of(large.problem()) == []
+    assert choices_of(usual.problem())
     assert any("no rules are searched for 1000 workers on a node" in said for said in not_weighed(large))
     assert not any("no rules" in said for said in not_weighed(usual))
 

@@ -13,16 +13,13 @@ from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Limits, Link, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
 from partreduce.errors import InputError, UndecidedError
-from partreduce.planner.candidates import KINDS, all_reduce, quorum_settings
-from partreduce.planner.front import front
-from partreduce.planner.gain import TIE, simplicity
+from partreduce.planner.candidates import KINDS, Slowdown, all_reduce, quorum_settings
+from partreduce.planner.measuring import payer
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import permitted, recommend
-from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.recommend import TIE, allowed_options, front, recommend, simplicity
 from partreduce.planner.trials import price_of, try_all
-from partreduce.planner.work import payer
 from partreduce.report.kinds import WORDS, not_weighed
-from partreduce.report.reasons import explained
+from partreduce.report.reasons import add_reasons
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.strategies import AllReduce, IterationGap, PartialAllReduce, Pipeline, SkipPolicy, UpdateOrder
@@ -190,7 +187,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
 
 def test_a_job_without_the_wish_still_hears_of_gaps():
     asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
-    planned = explained(plan(asked), asked)
+    planned = add_reasons(plan(asked), asked)
     assert any(option.gap for option in planned.options)
     assert any("gap" in sentence for sentence in planned.reasons)
     assert all(math.isfinite(option.time) for option in planned.front)
@@ -211,7 +208,7 @@ quorum_job = jobs("2x4", HARDWARE, effort=20.0, quorum=True)
 @pytest.fixture(scope="module")
 def planned():
     asked = quorum_job(hardware=ONE_SLOW, effort=3.0)
-    return explained(plan(asked), asked)
+    return add_reasons(plan(asked), asked)
 
 
 def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
@@ -252,7 +249,7 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
 
 def test_equal_workers_need_no_quorum():
     asked = quorum_job(effort=2.0)
-    found = explained(plan(asked), asked)
+    found = add_reasons(plan(asked), asked)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
 
@@ -286,8 +283,10 @@ def test_the_price_of_delay_is_a_pipelines_in_proportion():
 def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
     assert Delay.of(AllReduce(sync=PartialAllReduce(quorum="solo"))) is None
     assert Delay.of(AllReduce(sync=Pipeline())) is Delay.PIPELINE
-    assert all(option.quorum for option in permitted(planned.options, quorum_job(hardware=ONE_SLOW)))
-    assert not any(option.quorum for option in permitted(planned.options, quorum_job(hardware=ONE_SLOW, quorum=False)))
+    assert all(option.quorum for option in allowed_options(planned.options, quorum_job(hardware=ONE_SLOW)))
+    assert not any(
+        option.quorum for option in allowed_options(planned.options, quorum_job(hardware=ONE_SLOW, quorum=False))
+    )
     refused(InputError, "a quorum is asked for, and something else", quorum_job, gap=True)
 
 

@@ -19,13 +19,13 @@ from helpers.synthesis import synthesize
 from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, Schedule, describe
 from partreduce.__main__ import main
 from partreduce.errors import InfeasibleError, InputError, UndecidedError
-from partreduce.planner.candidates import RESTS
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure
+from partreduce.planner.options import RESTS
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.report.reasons import explained
+from partreduce.report.reasons import add_reasons
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.strategies import AllReduceAlgorithm, GroupPhases, Phase, StaticGroups
@@ -59,7 +59,7 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # half a second passes from look to look
     told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
     asked = job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, **told)
-    quiet = explained(plan(asked), asked)
+    quiet = add_reasons(plan(asked), asked)
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
     assert document["answer"]["capped"] is False
@@ -78,7 +78,7 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
     asked = job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE)
-    answer = explained(plan(asked), asked)
+    answer = add_reasons(plan(asked), asked)
     assert answer.answer.capped
     assert "its time limit of 10 s" in answer.answer.ended
     assert len(answer.options) < 12
@@ -88,12 +88,15 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
     assert next(looks) < 200
 
 
-def test_a_search_goes_on_until_its_time_is_over(monkeypatch):
-    """Each look takes a millisecond: what is kept for metrics and the proof is the only time that stays unused."""
+@pytest.mark.parametrize(("shape", "largest", "least"), [("3,2", 2, 0.75), ("2x2", 4, 0.0)])
+def test_a_search_goes_on_until_its_time_is_over_or_all_is_decided(monkeypatch, shape, largest, least):
+    """Each look takes 20 ms: what is kept for metrics and the proof is the only time that stays unused."""
     looks = iter(range(10**9))
-    monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 1000)
-    front = synthesize(Problem(cluster=replace(Cluster.parse("2x2"), hardware=HARDWARE)), time_limit=1.0)
-    assert 0.75 <= front.seconds <= 1.2
+    monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 50)
+    cluster = replace(Cluster.parse(shape), hardware=HARDWARE)
+    front = synthesize(Problem(cluster=cluster, limits=Limits(max_group=largest)), time_limit=1.0)
+    assert least <= front.seconds <= 1.5
+    assert front.best is not None
 
 
 def test_a_clock_says_what_ended_it():
@@ -109,6 +112,12 @@ def test_a_clock_says_what_ended_it():
     assert capped.passed(1.0)
     assert capped.capped
     assert capped.stopped_by() == "its time limit of 1e-09 s cut its effort of 2 short"
+    stopped = Clock(seconds=1e6, effort=2.0)
+    stopped.interrupt()
+    assert stopped.passed(1.0)
+    assert not stopped.fits(0.1, 2.0)
+    assert stopped.capped
+    assert stopped.stopped_by() == "it was interrupted"
 
 
 def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
@@ -212,7 +221,7 @@ def test_what_is_taken_by_name_need_not_keep_limits_that_nothing_keeps():
 def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
     asked = job("300x2", hardware=hardware, effort=0.3)
-    answer = explained(plan(asked), asked)
+    answer = add_reasons(plan(asked), asked)
     assert answer.recommendation.status == "catalogue"
     not_weighed = (
         "weighted graphs, unequal steps per round, neighbors that keep a gap and quorums are weighed for at most 256"

@@ -12,13 +12,11 @@ from helpers.jobs import jobs
 from partreduce import Cluster, Hardware, Link, PlanRequest, simulate
 from partreduce.errors import UndecidedError
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.gain import WORTH, decisive_time
-from partreduce.planner.measuring import measure
+from partreduce.planner.measuring import measure, payer
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.recommend import WORTH, allowed_options, decisive_time, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import PAIRS_AT_WORST, SteadyCheck, is_steady, try_all
-from partreduce.planner.work import payer
 from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.case import Case
@@ -82,7 +80,7 @@ def test_with_one_more_kind_allowed_the_recommendations_time_rises_by_no_more_th
     for size in range(1, len(kinds)):
         for few in itertools.combinations(kinds, size):
             fewer = [option for option in planned.options if kind_of(option) in few]
-            if not permitted(fewer, job()):
+            if not allowed_options(fewer, job()):
                 continue
             before = decisive_time(recommend(fewer, job()), job())
             for more in set(kinds) - set(few):
@@ -278,3 +276,13 @@ def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
         assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "it is asked for"
     late = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 0.0)
     assert "there was no time to run it with less slow workers" in late.lost(chosen, [chosen, just_behind])
+
+
+@pytest.mark.parametrize(("slow", "wins"), [(1.88, False), (1.95, True)])
+def test_unequal_steps_are_recommended_only_if_they_also_win_with_a_worker_half_as_slow(slow, wins):
+    link, name = Link.of_bandwidth(1e9), "paced allreduce hierarchical"
+    hardware = Hardware(inside=link, nic=link, model_bytes=1_000_000, compute=0.05, slowdown=((5, slow),))
+    planned = plan(replace(job("2x4", hardware, optimizer=Optimizer.ADAM, gap=False, quorum=False), time_limit=None))
+    left_out = f"left out, because it wins only if workers are as slow as said: {name} (if they were half as slow, "
+    assert (planned.recommendation.name == name) is wins
+    assert any(one.startswith(left_out) for one in planned.cautions) is not wins

@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, state_keys
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.wrapping import check_model
 from partreduce.runtime.liveness.handshake import compare

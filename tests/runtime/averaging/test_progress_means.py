@@ -9,9 +9,9 @@ import torch
 
 from helpers.progress_replay import complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
+from partreduce.runtime.averaging.mean_model import common_start
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.reference_sync import common_start
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import parameter_average

@@ -9,7 +9,7 @@ import torch
 
 from partreduce import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.worker.codec import with_codec
+from partreduce.runtime.worker.config_handshake import with_codec
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
 from partreduce.topo.phase import Phase

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
-from partreduce.runtime.data import sharding
-from partreduce.runtime.data.sharding import shard_dataset
+from partreduce.runtime.data import sampler as sharding
+from partreduce.runtime.data.sampler import shard_dataset
 from partreduce.topo.errors import InputError
 
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from partreduce.runtime.elastic.coordinator import Coordinator
+from partreduce.runtime.elastic.coordinator import JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Coordinator
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.store import CHANGES, DEATHS, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Notes
+from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes
 
 WORKERS = 4
 

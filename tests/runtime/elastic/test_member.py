@@ -7,11 +7,12 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
+from partreduce.runtime.elastic.coordinator import OPEN
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.store import CHANGES, DEATHS, OPEN, Notes
+from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes
 from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.protocols.membership.messages import Connected, View
 from partreduce.topo.cluster import Cluster

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from docs.make_errors import TARGET, page
-from partreduce.runtime.data.data_fingerprints import pop_fingerprint, record_fingerprint
+from partreduce.runtime.data.sampler import pop_fingerprint, record_fingerprint
 from partreduce.runtime.environment import CHECK, RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import FIRST_STEPS, TABLE, When

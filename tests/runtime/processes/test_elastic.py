@@ -4,7 +4,7 @@ import pytest
 
 from helpers.elastic_runs import EVEN_ODD, own, pairs_until, replayed, run
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import EvictedError, InputError, MissingDependencyError
+from partreduce.topo.errors import EvictedError, InputError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -154,9 +154,10 @@ def test_an_error_of_a_worker_itself_ends_the_run():
 )
 def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
     code, said, text = run({}, strategy=strategy, max_failures=1)
-    assert (code, said) == (MissingDependencyError.exit_code, {}), text
+    assert (code, said) == (InputError.exit_code, {}), text
     assert words in text
     assert "run it with --tolerate-failures 0" in text
+    assert text.count("InputError: ") == text.count("[0-3] InputError: schedule ") == 1, text
 
 
 def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():

@@ -42,8 +42,8 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Transport,
 )
-from partreduce.topo.strategies import fragments as fragments_of_topo
-from partreduce.topo.strategies.fragments import assign, moves, round_ends
+from partreduce.topo.strategies import payload as fragments_of_topo
+from partreduce.topo.strategies.payload import assign, moves, round_ends
 
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
 CHUNK = 12

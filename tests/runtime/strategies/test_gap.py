@@ -24,8 +24,7 @@ from helpers.gap_runs import (
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
-from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
-from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of, weights_of
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify.gap_bounds import exact_bounds
 

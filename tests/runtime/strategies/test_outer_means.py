@@ -13,7 +13,7 @@ import torch
 from helpers import coded_sums
 from helpers.outer_runs import OuterRun, Training, Worker, complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.averaging import outer_optimizer
+from partreduce.runtime.averaging import reference as outer_optimizer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer

@@ -26,16 +26,14 @@ from helpers.quorum_runs import (
 from partreduce.planner.predict import ARRAYS
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.strategies.quorum import broadcast_tree
-from partreduce.runtime.strategies.quorum.broadcast_tree import children
-from partreduce.runtime.strategies.quorum.driver import StartedRound
-from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum
-from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
+from partreduce.runtime.strategies.quorum import driver as broadcast_tree
+from partreduce.runtime.strategies.quorum.driver import GradientSum, StartedRound, children
+from partreduce.runtime.strategies.quorum.gradients import RoundsThread, room_for
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
 from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.schedulers.protocols.partial_state import Share
+from partreduce.schedulers.protocols.partial import Share
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.topo.schedule import Schedule

@@ -16,8 +16,7 @@ from partreduce.schedulers import registry
 from partreduce.schedulers.imports import formats, from_networkx
 from partreduce.schedulers.imports.exact import balance_weights, exact
 from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.graphs.classic import ring
-from partreduce.topo.graphs.directed import exponential
+from partreduce.topo.graphs.named import exponential, ring
 from partreduce.topo.graphs.weights import weigh
 
 

@@ -14,7 +14,7 @@ from partreduce import Cluster, import_schedule
 from partreduce.errors import InputError, MissingDependencyError, RefutedError
 from partreduce.schedulers.imports.diloco import torchft_buckets
 from partreduce.strategies import AllReduce, DelayedMerge, OuterStep, Payload
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.payload import round_ends
 from partreduce.verify import prove
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}

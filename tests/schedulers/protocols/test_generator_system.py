@@ -30,7 +30,6 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Restarted,
     Void,
 )
-from partreduce.schedulers.protocols.group_generator.system import MODULUS
 from partreduce.schedulers.protocols.group_generator.worker import (
     ALONE,
     ASKED,
@@ -39,6 +38,7 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     GRANTED,
     LATER,
     MEETING,
+    MODULUS,
     Broke,
     Computed,
     Enter,

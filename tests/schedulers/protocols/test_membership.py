@@ -8,9 +8,7 @@ import pytest
 from benchmarks.explore.membership import SMALL, SMALLEST
 from helpers.seeded import Bugs, hears, sends
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
-from partreduce.schedulers.protocols.membership.authority import Authority
-from partreduce.schedulers.protocols.membership.machine import Membership
-from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
 from partreduce.schedulers.protocols.membership.messages import (
     Confirmed,
     Connected,

@@ -17,9 +17,9 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, SendUpdate, Update
 from partreduce.schedulers.registry import build
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.gaps import GapTiming, run_gaps
 from partreduce.schedulers.simulator.machine import VirtualMachine
+from partreduce.schedulers.simulator.network import InTurn
 from partreduce.schedulers.simulator.replay import Replay
 from partreduce.strategies import IterationGap, NeighborAveraging, Round, SkipPolicy, Synchronous, UpdateOrder
 from partreduce.topo.metrics import consensus_distance, drift

@@ -13,7 +13,7 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.hop import Advance, Hop
-from partreduce.schedulers.simulator.groups import GroupTiming, group_machine
+from partreduce.schedulers.simulator.asynchronous import GroupTiming, group_machine
 from partreduce.schedulers.simulator.machine import Meeting, Timing, VirtualMachine
 from partreduce.strategies import DelayedAveraging, DynamicGroups, GroupSplit, IterationGap, Pairwise, SlowWorkerPolicy
 from partreduce.types import ComputeTimes

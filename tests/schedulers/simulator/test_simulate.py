@@ -11,10 +11,10 @@ from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError, MissingDependencyError
 from partreduce.strategies import GroupPhases, OuterStep, Payload, Phase, Pipeline, Server, StaticGroups, TablePlacement
 from partreduce.topo.strategies import AllReduce, DelayedAveraging
-from partreduce.topo.timing.compute import MOST_DRAWN
+from partreduce.topo.timing.compute import MOST_DRAWN, read_trace
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.topo.timing.sampling import read_trace, sample
+from partreduce.topo.timing.stages import sample
 from partreduce.topo.timing.tables import exchanges
 from partreduce.types import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, RowAccess
 

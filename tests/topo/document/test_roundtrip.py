@@ -19,8 +19,7 @@ from partreduce.errors import DocumentError, FileError, ScheduleError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.strategies import Block, FailurePlan, Group, Phase, SurvivorRule
 from partreduce.topo.document.canonical import canonical_bytes
-from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
-from partreduce.topo.document.phases import GroupModel
+from partreduce.topo.document.phases import GroupModel, is_clean, phase_text, plain_phase
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.strategies import (
     AllReduce,

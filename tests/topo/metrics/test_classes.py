@@ -19,8 +19,8 @@ from partreduce.errors import InputError, ScheduleError, UndecidedError
 from partreduce.strategies import Block, Group, OuterParams, OuterStep, Phase, StaticGroups, Synchronous
 from partreduce.topo.metrics import consensus_distance, contraction, drift, exact_consensus_distance
 from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_and_worker_steps, rule_sectors
-from partreduce.topo.metrics.outer_steps import outer_radius
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
+from partreduce.topo.metrics.stability import outer_radius
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases

@@ -14,10 +14,17 @@ from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
 from partreduce.strategies import Group, Phase
-from partreduce.topo.graphs.classic import hypercube, ring, torus
-from partreduce.topo.graphs.directed import de_bruijn, exponential
-from partreduce.topo.graphs.hop import double_ring, hop_figure_21, ring_based
-from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.graphs.named import (
+    de_bruijn,
+    double_ring,
+    exponential,
+    hop_figure_21,
+    hypercube,
+    random_regular,
+    ring,
+    ring_based,
+    torus,
+)
 from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.metrics import (
     Kind,

@@ -14,12 +14,12 @@ from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
 from partreduce.strategies import OuterStep, PartialAllReduce, Payload, Phase, Placement, Synchronous, TablePlacement
 from partreduce.topo.strategies import AllReduce, DelayedMerge
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.payload import round_ends
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.quorum import ManyRounds, balance, sample_seconds
-from partreduce.topo.timing.sampling import sample
+from partreduce.topo.timing.stages import sample
 from partreduce.topo.timing.tables import NUMBER_BYTES, exchange, exchanges
 from partreduce.types import CodecSeconds, ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, RowAccess, Switch
 

@@ -21,7 +21,7 @@ from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.strategies import EdgeWeighting, IterationGap, NeighborAveraging, Round, SkipPolicy, UpdateOrder
-from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status

@@ -1,0 +1,123 @@
+"""Build schedules with other partners in each round: one-peer exponential, Moshpit's grid, random groups, NoLoCo.
+
+Sources: Ying et al., Exponential graph is provably efficient, NeurIPS 2021; Ryabinin et al., Moshpit SGD, NeurIPS 2021
+(Prague draws random groups as well, ASPLOS 2020, but on request); Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911),
+whose pairs are drawn here before the run, so that it can be proved; with the period they repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from partreduce.schedulers.rules.grids import grid_phases
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.graphs import Graph
+from partreduce.topo.metrics.stability import check_unstable
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.payload import OuterParams, OuterStep, Payload
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
+
+HALF = Fraction(1, 2)
+
+
+def shift(num_workers: int, hop: int) -> Round:
+    """Everybody sends to the worker `hop` further on: x_{i+hop} ← (x_{i+hop} + x_i)/2. O(n)."""
+    i = np.arange(num_workers, dtype=np.int64)
+    return Round.from_arrays(num_workers, i, (i + hop) % num_workers, [HALF], np.zeros(num_workers, np.int32))
+
+
+def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
+    """Rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉."""
+    count = cluster.num_workers
+    return NeighborAveraging(rounds=tuple(shift(count, 2**k) for k in range(ceil_log(count))))
+
+
+def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
+    """Worker i has the base-`side` digits of i as coordinates; phase l averages those that differ in digit l only."""
+    count = cluster.num_workers
+    chosen = _default_side(count) if side is None else side
+    axes, cells = 1, chosen  # the least number of axes whose grid holds everybody
+    while cells < count:
+        axes, cells = axes + 1, cells * chosen
+    return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * axes)))
+
+
+def _default_side(num_workers: int) -> int:
+    """The least side whose square holds everybody, at least 2."""
+    return max(2, next(side for side in range(int(num_workers**0.5), num_workers + 1) if side * side >= num_workers))
+
+
+def moshpit_grid_unsupported_reason(cluster: Cluster, side: int | None) -> str | None:
+    """A side fits into the cluster."""
+    if side is not None and side > cluster.num_workers:
+        return f"side {side} is more than the {cluster.num_workers} workers there are; use side={cluster.num_workers}"
+    return None
+
+
+def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: int) -> StaticGroups:
+    """`phases` independent draws; all are drawn again until the period connects everybody."""
+    count = cluster.num_workers
+    size = _group_size(count, group)
+    rng = np.random.default_rng(seed)
+    drawn = [random_phase(count, size, rng) for _ in range(phases)]
+    while not _is_connected(drawn):
+        drawn = [random_phase(count, size, rng) for _ in range(phases)]
+    return StaticGroups(phases=GroupPhases(tuple(drawn)))
+
+
+def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:
+    """Groups of `group` workers in random order; what is left over forms a smaller group, a single one skips."""
+    labels = np.empty(num_workers, dtype=np.int64)
+    labels[rng.permutation(num_workers)] = np.arange(num_workers) // group
+    return Phase.from_labels(labels)
+
+
+def _group_size(num_workers: int, group: int | None) -> int:
+    return min(4, num_workers) if group is None else group
+
+
+def _is_connected(phases: list[Phase]) -> bool:
+    heads = [np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in phases]  # each member's group's first
+    members = [p.members for p in phases]
+    return Graph.undirected(phases[0].num_workers, np.concatenate(heads), np.concatenate(members)).is_connected
+
+
+def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:
+    """Groups fit into the cluster, and the phases can connect it."""
+    del seed
+    count = cluster.num_workers
+    if group is not None and group > count:
+        return f"group {group} is more than the {count} workers there are; the largest group is {count}"
+    size = _group_size(count, group)
+    links = phases * (count - -(-count // size))
+    if links < count - 1 or (phases < 3 and size < count and count > 64):
+        return f"{phases} phases of groups of {size} are unlikely to connect {count} workers; use phases=8 or more"
+    return None
+
+
+def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
+    """Every `every` steps each worker makes an outer step with a partner; of an odd number one rests in each round."""
+    outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
+    return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))
+
+
+def noloco_unsupported_reason(
+    cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int
+) -> str | None:
+    """Pairs connect all, and with this rate and momentum differences die out."""
+    if reason := random_partitions_unsupported_reason(cluster, 2, phases, seed):
+        return reason
+    drawn = noloco(cluster, every=every, lr=lr, momentum=momentum, phases=phases, seed=seed)
+    try:
+        check_unstable(Schedule("noloco", cluster, drawn))
+    except (InputError, ScheduleError) as error:
+        return str(error)
+    return None
