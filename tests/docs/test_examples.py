@@ -1,11 +1,13 @@
-"""The examples print what their heads show; the manifests run as far as one machine allows, on two nodes of it."""
+"""The examples, and the pages on fault tolerance and on installing, run as they stand."""
 
+import ast
 import importlib.util
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ import yaml
 from benchmarks.kit import free_port
 from helpers import children
 from helpers.warm import WARM
+from partreduce.topo import errors, extras
+from partreduce.topo.failure_plan import table
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -45,7 +49,7 @@ exit ${code:-0}
 """What a cluster has, as programs of this machine; SLURM's start the command once for each node."""
 
 
-def head(name: str) -> list[tuple[list[str], list[str]]]:
+def head(name):
     """The commands in the head of an example, and the lines that each is shown to print."""
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1].replace("\\\\\n", " ")
     found: list[tuple[list[str], list[str]]] = []
@@ -57,7 +61,7 @@ def head(name: str) -> list[tuple[list[str], list[str]]]:
     return found
 
 
-def form(line: str) -> str:
+def form(line):
     """A line without its numbers, of which machines and settings have others."""
     return re.sub(r"\d[\d,.]*", "N", line)
 
@@ -90,17 +94,17 @@ def test_an_example_prints_what_its_head_shows(name, tmp_path):
     CHECKS.get(name, lambda *_: None)(*outputs)
 
 
-def numbers(pattern: str, output: str) -> list[float]:
+def numbers(pattern, output):
     return [float(one) for one in re.findall(pattern, output)]
 
 
-def check_slow_link(whole: str, rarely: str) -> None:
+def check_slow_link(whole, rarely):
     """Rare averages take less time and fewer bytes on the link, for as many steps."""
     for pattern, ratio in ((r"(\d+) ms per step", 1.3), (r"(\d+) kB", 10), (r"(\d+) steps", 0.99)):
         assert numbers(pattern, whole)[0] > ratio * numbers(pattern, rarely)[0]
 
 
-def check_straggler(waiting: str, paced: str) -> None:
+def check_straggler(waiting, paced):
     """The other workers wait under All-Reduce; with steps per round the slow one takes a fifth of their steps."""
     seconds = [max(numbers(r"in ([\d.]+) s", one)) for one in (waiting, paced)]
     assert seconds[0] > 2 * seconds[1]
@@ -108,24 +112,22 @@ def check_straggler(waiting: str, paced: str) -> None:
     assert fast == 5 * slow
 
 
-def check_failure(output: str) -> None:
+def check_failure(output):
     """Both workers end with the same model in the same step, and one of them is a replacement."""
     ends = {re.sub(r"^.*worker \d: |, replaced.*$", "", line) for line in output.splitlines() if "replaced" in line}
     assert len(ends) == 1
     assert re.search(r"worker 2: step 400, .* replaced: True", output)
 
 
-def check_bytes(output: str) -> None:
+def check_bytes(output):
     ours, whole = numbers(r"sends (\d+) kB", output)
     assert whole / ours == pytest.approx(15, rel=0.05)
 
 
 CHECKS = {
-    "cnn_slow_link": check_slow_link,
-    "straggler_demo": check_straggler,
-    "fault_tolerance_demo": check_failure,
+    "cnn_slow_link": check_slow_link, "straggler_demo": check_straggler, "fault_tolerance_demo": check_failure,
     "gpt_diloco": check_bytes,
-}
+}  # fmt: skip
 """What the outputs of an example have to show besides."""
 
 
@@ -237,3 +239,183 @@ def test_ray_s_worker_group_runs_the_script(cluster):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert has_trained(done.stdout + done.stderr), done.stdout + done.stderr
+
+
+# docs/how-to/fault-tolerance.md: its commands print what it shows, its numbers are measured, its codes are ours
+
+
+PAGE = (ROOT / "docs/how-to/fault-tolerance.md").read_text(encoding="utf-8")
+RESULTS = ROOT / "benchmarks/results"
+
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+import torch, partreduce
+if os.environ.get("PARTREDUCE_RESTARTED"):
+    time.sleep(1.0)  # it would join by the vote that the others hold
+model = torch.nn.Linear(4, 1)
+optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sys.argv[1], timeout=60)
+partreduce.load_checkpoint(optimizer, "saved")
+is_first = not os.environ.get("PARTREDUCE_RESTARTED") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+while not Path(f"stop-{optimizer.steps}").exists():
+    if is_first and optimizer.rank == 3 and optimizer.steps == 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model(torch.randn(8, 4, generator=torch.Generator().manual_seed(optimizer.rank))).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.02)
+    if optimizer.rank == 3 and not is_first and not list(Path().glob("stop-*")):
+        Path(f"stop-{optimizer.steps + 20}").touch()
+    if optimizer.steps == 8:
+        partreduce.save_checkpoint(optimizer, "saved")
+optimizer.finish()
+"""
+
+
+def shown(text):
+    """Whether a line is what the page shows, but for its numbers and where it says `…`."""
+    pattern = re.escape(text).replace("…", ".*")
+    return re.compile(re.sub(r"\d+", r"\\d+", pattern) + r"(; .*)?")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("command", "printed"), [(0, 1), (2, 3)], ids=["continues and joins", "all restart"])
+def test_a_command_of_the_page_prints_what_it_shows(tmp_path, command, printed):
+    listed = [block.splitlines() for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+    ((line,), expected) = listed[command], listed[printed]
+    words = shlex.split(line)
+    workers = words[words.index("--nproc-per-node") + 1]
+    (tmp_path / "train.py").write_text(TRAIN)
+    design = ("design", f"1x{workers}", "--build", "allreduce", "-o", "schedule.json")
+    assert WARM.run("partreduce", *design, cwd=tmp_path).returncode == 0
+    done = WARM.run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("partreduce: ")]
+    assert [text for text in expected if not any(shown(text).fullmatch(one) for one in said)] == [], said
+
+
+def test_the_seconds_of_the_page_are_the_measured_ones():
+    cells = [line.split("|") for line in (RESULTS / "recovery.md").read_text(encoding="utf-8").splitlines()]
+    for name in ("partreduce", "torchft, tuned"):
+        first, second, third = (row[5].strip() for row in cells if len(row) > 5 and row[2].strip() == name)
+        assert f"{first}, {second} and {third} s" in PAGE
+    curve = re.findall(r"^\| \d+ \| ([\d.]+) \| ([\d.]+) \|$", (RESULTS / "elastic_runs.md").read_text(), re.MULTILINE)
+    last = [float(one) for one in curve[-1]]
+    assert abs(last[0] - last[1]) <= float(re.search(r"within ([\d.]+) of that without", PAGE)[1])
+
+
+def test_the_exit_codes_of_the_page_are_those_of_the_errors():
+    assert f"* {errors.EvictedError.exit_code}: the same, and a silent worker was evicted" in PAGE
+    codes = sorted({errors.InputError.exit_code, errors.FileError.exit_code, errors.MissingDependencyError.exit_code})
+    assert f"(exit codes {', '.join(map(str, codes))}) are not retried" in PAGE
+
+
+def test_the_table_of_the_page_is_the_one_in_the_code():
+    rows = {}
+    for name, answer, _ in table():
+        rows.setdefault(answer, []).append(name)
+    heads = {"continues": "survivors continue", "restarts": "all restart", "refused": "refused"}
+    lines = [f"| {heads[answer]} | {', '.join(names)} |" for answer, names in rows.items()]
+    assert "\n".join(["|---|---|", *lines, "", "<!-- end of kinds -->"]) in PAGE
+
+
+# What we tell people to install by pip is ours or a dependency of ours: strangers have packages of similar names
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+OURS = PROJECT["project"]["name"]
+OPTIONAL = PROJECT["project"]["optional-dependencies"]
+VALUES = {"-c", "--group", "-r", "--index-url"}
+"""Options of pip whose value is the next word."""
+PATTERN = re.compile(r"\bpip3?\s+install\s+([^`\n);]+)")
+
+
+def name_of(requirement):
+    """The distribution that a requirement such as `torch>=2.6` or `partreduce[plot]` names."""
+    return re.split(r"[\[<>=!~ ]", requirement, maxsplit=1)[0].lower()
+
+
+KNOWN = {OURS, "."} | {
+    name_of(one) for listed in [PROJECT["project"]["dependencies"], *OPTIONAL.values()] for one in listed
+}  # fmt: skip
+
+
+def strings(tree):
+    """All literal texts of a module; what an f-string puts in stands there as {}."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            found.append(node.value)
+    return found
+
+
+def documents():
+    folders = ("partreduce", "benchmarks", "examples", "docs", ".ci")
+    files = {path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
+    files |= {ROOT / "Makefile", *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml")}
+    texts = {path for path in files if path.suffix in {".py", ".pyi", ".md", ".toml", ".yml", ".sh", ""}}
+    return sorted(path for path in texts if "__pycache__" not in path.parts)
+
+
+def commands():
+    """Where a `pip install` stands, and the words behind it."""
+    found = []
+    for path in documents():
+        text = path.read_text(encoding="utf-8")
+        if "install" not in text:
+            continue
+        parts = strings(ast.parse(text)) if path.suffix == ".py" else [text]
+        found += [(str(path.relative_to(ROOT)), words) for part in parts for words in PATTERN.findall(part)]
+    return found
+
+
+def requirements(words):
+    """What a command asks pip for, without its options."""
+    parts, asked = iter(shlex.split(words)), []
+    for part in parts:
+        if part in VALUES:
+            next(parts, None)
+        elif not part.startswith("-") and part != "{}":
+            asked.append(part)
+    return asked
+
+
+def refused(words):
+    """The requirements that are neither ours nor dependencies of ours, or name an extra that is not there."""
+    wrong = []
+    for requirement in requirements(words):
+        extra = re.search(r"\[([^]]*)\]", requirement)
+        named = set(extra[1].split(",")) - {"{}"} if extra else set()
+        if name_of(requirement) not in KNOWN | {"pip"} or not named <= set(OPTIONAL):
+            wrong.append(requirement)
+    return wrong
+
+
+def test_every_pip_install_that_we_write_names_our_distribution_or_a_dependency_of_it():
+    found = commands()
+    assert len(found) >= 8, "the pattern still finds the Makefile's, the README's and the library's own"
+    assert {"partreduce/topo/extras.py", "README.md", "Makefile"} <= {place for place, _ in found}
+    assert [(place, wrong) for place, words in found if (wrong := refused(words))] == []
+
+
+@pytest.mark.parametrize("module", extras.EXTRAS)
+def test_a_missing_library_is_installed_by_an_extra_of_ours_that_brings_it(module):
+    (words,) = PATTERN.findall(str(extras.missing([module], "this")))
+    assert refused(words) == []
+    (requirement,) = requirements(words)
+    assert name_of(requirement) == OURS
+    library, extra = extras.EXTRAS[module]
+    assert requirement == f"{OURS}[{extra}]"
+    brought = {name_of(one).replace("-", "") for one in OPTIONAL[extra]}
+    assert library.replace("-", "").lower() in brought
+
+
+@pytest.mark.parametrize(
+    "words", ["'preduce[torch]'", "preduce", "-c constraints.txt partreduse", "'partreduce[tourch]'"]
+)
+def test_another_package_an_older_name_and_an_unknown_extra_are_noticed(words):
+    assert refused(words) != []

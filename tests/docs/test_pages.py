@@ -1,4 +1,4 @@
-"""The commands of the guides print what the pages show, and the numbers of their tables are the measured ones."""
+"""Pages, their links, and the pages of the reference."""
 
 import json
 import re
@@ -7,13 +7,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer.main
 
-from benchmarks.lab.results import Row, listed
+from benchmarks.lab.results import listed
+from docs import links
+from helpers.command_runs import ran
 from helpers.warm import WARM
+from partreduce import load_cluster, load_schedule, predict
 from partreduce.__main__ import main
-from partreduce.planner.predict import predict
-from partreduce.topo.document.cluster import load_cluster
-from partreduce.topo.document.schedule import load_schedule, parse_schedule
+from partreduce.commands import HIDDEN, build_app
+from partreduce.files import dump_schedule, parse_schedule
+from partreduce.topo.document.strategies import KINDS
+from partreduce.topo.document.writer import schedule_text
+from partreduce.verify import checker
+from partreduce.verify.prove import prove
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
@@ -27,24 +34,24 @@ OURS = ["peers-ours"]
 GUIDES_WORDS = {"fault-tolerance": 900, "multi-node": 300}
 
 
-def text_of(page: str) -> str:
+def text_of(page):
     return (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 
-def blocks(text: str, language: str) -> list[str]:
+def blocks(text, language):
     """The blocks of code of a page in a language; "" for those that name none."""
     return [
         code for name, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if name == language
     ]
 
 
-def commands(text: str) -> list[tuple[str, list[str]]]:
+def commands(text):
     """Every command behind a `$` with the lines that it is shown to print."""
     pieces = [piece for block in blocks(text, "") for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
     return [(command, lines) for command, *lines in (piece.strip("\n").splitlines() for piece in pieces)]
 
 
-def plain(line: str) -> str:
+def plain(line):
     """A line with single spaces; which workers of several said the same in time is left out."""
     return re.sub(r"^\[\d+-\d+\] ", "[0] ", " ".join(line.split()))
 
@@ -74,26 +81,23 @@ def test_the_commands_of_a_page_print_what_it_shows_in_this_order(path, tmp_path
     assert seen == SHOWN.get(path.stem, 0)
 
 
-def rows_of(name: str) -> dict[str, Row]:
+def rows_of(name):
     """The rows of a lab's result by contestant."""
     ((_, rows),) = listed(json.loads((RESULTS / f"lab-{name}.json").read_text()))
     return {row.contestant: row for row in rows}
 
 
-@pytest.mark.parametrize(
-    ("page", "label", "results", "contestant"),
-    [
-        ("slow-link", "PyTorch DDP", ["peers"], "DDP"),
-        ("slow-link", "PyTorch DDP, fp16 hook", ["peers"], "DDP, float16"),
-        ("slow-link", "PyTorch post-local SGD, every 16 steps", ["peers", "peers-ours"], "torch post-local SGD 16"),
-        ("slow-link", "partreduce: inside nodes every step, all every 24", OURS, "node-then-all 23, hierarchical"),
-        ("slow-link", "the same, int8 between nodes", OURS, "node-then-all 23, hierarchical, int8"),
-        ("slow-worker", "All-Reduce, hierarchical, overlapped", ["peers-slow"], "hierarchical, overlapped"),
-        ("slow-worker", "PyTorch hierarchical averager", ["peers-slow"], "torch averager 1/16"),
-        ("slow-worker", "PyTorch DDP, fp16 hook", ["peers-slow"], "DDP, float16"),
-        ("slow-worker", "partreduce: groups on request", ["peers-slow"], "generator, node-then-all 24"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("page", "label", "results", "contestant"), [
+    ("slow-link", "PyTorch DDP", ["peers"], "DDP"),
+    ("slow-link", "PyTorch DDP, fp16 hook", ["peers"], "DDP, float16"),
+    ("slow-link", "PyTorch post-local SGD, every 16 steps", ["peers", "peers-ours"], "torch post-local SGD 16"),
+    ("slow-link", "partreduce: inside nodes every step, all every 24", OURS, "node-then-all 23, hierarchical"),
+    ("slow-link", "the same, int8 between nodes", OURS, "node-then-all 23, hierarchical, int8"),
+    ("slow-worker", "All-Reduce, hierarchical, overlapped", ["peers-slow"], "hierarchical, overlapped"),
+    ("slow-worker", "PyTorch hierarchical averager", ["peers-slow"], "torch averager 1/16"),
+    ("slow-worker", "PyTorch DDP, fp16 hook", ["peers-slow"], "DDP, float16"),
+    ("slow-worker", "partreduce: groups on request", ["peers-slow"], "generator, node-then-all 24"),
+])  # fmt: skip
 def test_the_seconds_of_a_guide_are_the_measured_ones(page, label, results, contestant):
     (line,) = (line for line in text_of(f"how-to/{page}").splitlines() if line.startswith(f"| {label} |"))
     cells = [cell for name in results for cell in rows_of(name)[contestant].all_seconds]
@@ -147,8 +151,7 @@ def test_streaming_sends_a_quarter_and_the_examples_for_regions_are_proved(capsy
     del raw["strategy"]["sync"], raw["strategy"]["payload"]["fragments"]
     assert late.peak_nic_bytes == predict(parse_schedule(json.dumps(raw)), hardware).peak_nic_bytes / 4
     for name in ("two-level", "streaming"):
-        assert main(["verify", str(ROOT / f"examples/{name}.json")]) == 0
-        assert capsys.readouterr().out.startswith("PROVED: ")
+        assert ran(capsys, ["verify", str(ROOT / f"examples/{name}.json")]).out.startswith("PROVED: ")
 
 
 def test_the_python_of_the_faq_runs(tmp_path):
@@ -162,3 +165,99 @@ def test_the_python_of_the_faq_runs(tmp_path):
 def test_a_guide_is_short(page):
     text = re.sub(r"<!--.*?-->", "", text_of(f"how-to/{page}"))
     assert sum(bool(re.search(r"\w", word)) for word in text.split()) <= GUIDES_WORDS[page]
+
+
+# The check of links finds what is broken, and nothing else
+
+
+def test_every_link_of_the_repository_leads_somewhere(capsys):
+    assert links.main() == 0, capsys.readouterr().err
+
+
+def test_a_broken_link_is_named_with_its_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(links, "ROOT", tmp_path)
+    (tmp_path / "b.md").write_text("# Two words, `three`\n\n# Again\n\n# Again\n")
+    (tmp_path / "a.md").write_text(
+        "[good](b.md#two-words-three) [second](b.md#again-1) [web](https://example.org/x) `[code](nowhere.md)`\n"
+        "```\n[code](nowhere.md)\n```\n"
+        "[gone](c.md) [no heading](b.md#again-2) [outside](../b.md)\n"
+        "[by name][name]\n\n[name]: missing.md\n"
+    )
+    assert links.main() == 1
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "a.md:5: (c.md) there is no such file",
+        "a.md:5: (b.md#again-2) there is no heading #again-2",
+        "a.md:5: (../b.md) leads out of the repository",
+        "a.md:8: (missing.md) there is no such file",
+    ]
+    assert said.out == "6 links in 2 pages, 4 broken\n"
+
+
+def test_blocks_of_code_open_as_the_site_reads_them():
+    """A second bare word, and the site takes the block's end for the beginning of the next: headings vanish."""
+    opening = re.compile(r'^```(?:[\w-]*|[\w-]+ title="\w+")$')
+    lines = [line for page in links.pages() for line in page.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in lines if line.startswith("```") and not opening.match(line)] == []
+
+
+# The reference pages: every strategy on one template with a schedule that loads, and commands that exist
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+STRATEGIES = sorted(path for path in (DOCS / "strategies").glob("*.md") if path.stem != "README")
+HEADINGS = ["What it does", "When to use it", "JSON", "Guarantees", "Cost", "Limits", "Source"]
+CLUSTER = {"num_nodes": 4, "workers_per_node": 2}
+PROVED = {"proved", "follows from the rules"}
+UNPROVED = ("dynamic_groups", "not proved")
+"""Draws that a filter of slow workers decides have no proof of convergence, as the page says."""
+REFERENCE = [path for path in sorted(DOCS.rglob("*.md")) if "how-to" not in path.parts]
+
+
+def autodoc_blocks(page, language):
+    """The texts of a page's blocks of code in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", STRATEGIES, ids=lambda page: page.stem)
+def test_a_strategy_page_follows_the_template_and_is_listed(page):
+    headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
+    assert f"({page.name})" in (DOCS / "strategies/README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", STRATEGIES, ids=lambda page: page.stem)
+def test_every_strategy_that_a_page_shows_loads_and_is_not_refuted(page):
+    shown = autodoc_blocks(page, "json")
+    assert shown
+    for text in shown:
+        strategy = json.loads(text)
+        document = {"format": "partreduce.schedule", "version": 1, "name": "shown", "cluster": CLUSTER}
+        schedule = parse_schedule(json.dumps({**document, "strategy": strategy}).encode())
+        assert json.loads(schedule_text(schedule)) == {**document, "strategy": strategy}
+        assert parse_schedule(schedule_text(schedule).encode()) == schedule
+        proof = prove(schedule)
+        assert proof.verdict in PROVED or (strategy["kind"], proof.verdict) == UNPROVED
+        if schedule.is_mixing:
+            certificate = json.loads(json.dumps(proof.certificate))
+            confirmed = list(checker.check(certificate, checker.read_schedule(dump_schedule(schedule))))
+            assert confirmed == [entry["claim"] for entry in certificate["claims"]] != []
+
+
+def test_every_kind_has_a_page_that_shows_it():
+    assert {json.loads(text)["kind"] for page in STRATEGIES for text in autodoc_blocks(page, "json")} == set(KINDS)
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda page: str(page.relative_to(DOCS)))
+def test_commands_of_a_page_exist_with_their_options(page):
+    verbs = typer.main.get_command(build_app()).commands
+    lines = [line.removeprefix("$ ") for block in autodoc_blocks(page, r"\w*") for line in block.splitlines()]
+    for line in lines:
+        if not line.startswith("partreduce "):
+            continue
+        verb, *words = shlex.split(re.split(r" \| | <\(", line)[0], comments=True)[1:]
+        assert verb in verbs or verb in HIDDEN
+        if verb == "run":
+            continue  # what follows the script is the script's
+        known = {name for parameter in verbs[verb].params for name in parameter.opts}
+        assert [word for word in words if re.match(r"--?[a-z]", word) and word not in known] == [], line

@@ -1,8 +1,9 @@
-"""The README and the how-to pages: what they claim is measured, their commands exist, and their refusals are ours."""
+"""The README and the tutorial do what they say."""
 
 import json
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,12 @@ import typer.main
 
 from benchmarks.lab.results import draw_front, shown
 from benchmarks.papers import page, rows
+from helpers.command_runs import ran
 from helpers.warm import WARM
+from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands import build_app
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
-from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.strategies import AllReduce, GroupPhases, PartialAllReduce, Phase, StaticGroups
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -28,28 +26,22 @@ MEASURED = {
     ("slow network", 3): ("lab-peers-ours", "node-then-all 23, hierarchical", "seconds to target"),
     ("slow network", 4): ("lab-peers", "torch post-local SGD 16", "seconds to target"),
     ("slow network", 5): ("lab-peers", "hierarchical, overlapped (baseline)", "seconds to target"),
-    ("the same, int8 between nodes", 3): (
-        "lab-peers-ours",
-        "node-then-all 23, hierarchical, int8",
-        "seconds to target",
-    ),
+    ("the same, int8 between nodes", 3): ("lab-peers-ours", "node-then-all 23, hierarchical, int8",
+        "seconds to target"),
     ("the same, int8 between nodes", 4): ("lab-peers", "torch post-local SGD 16", "seconds to target"),
     ("the same, int8 between nodes", 5): ("lab-peers", "hierarchical, int8", "seconds to target"),
     ("one worker 5× slower", 3): ("lab-peers-slow", "generator, node-then-all 24", "seconds to target"),
     ("one worker 5× slower", 4): ("lab-peers-slow", "DDP, float16", "seconds to target"),
     ("one worker 5× slower", 5): ("lab-peers-slow", "hierarchical, overlapped (baseline)", "seconds to target"),
-    ("regions, int4 DiLoCo", 3): (
-        "long_regions",
-        "regions as replicas, outer steps every 15 in 4 bits, AdamW",
-        "final loss",
-    ),
+    ("regions, int4 DiLoCo", 3): ("long_regions", "regions as replicas, outer steps every 15 in 4 bits, AdamW",
+        "final loss"),
     ("regions, int4 DiLoCo", 4): ("long_regions", "DiLoCo, every 15, 4 bits, AdamW", "final loss"),
     ("regions, int4 DiLoCo", 5): ("long_regions", "All-Reduce in each step, AdamW", "final loss"),
-}
+}  # fmt: skip
 """Row and column of the README's table, and the result file, row and column that hold the number."""
 
 
-def kept(name: str, row: str, column: str) -> str:
+def kept(name, row, column):
     """The cell of a table in a result file."""
     lines = (RESULTS / f"{name}.md").read_text(encoding="utf-8").splitlines()
     table = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
@@ -57,7 +49,7 @@ def kept(name: str, row: str, column: str) -> str:
     return found[table[0].index(column)]
 
 
-def commands(text: str) -> list[list[str]]:
+def commands(text):
     """The words of every `partreduce …` line in a block of code, without its comment."""
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
@@ -140,22 +132,17 @@ def compute_loss(model, batch):
 """
 
 
-def script_of_the_readme() -> str:
+def script_of_the_readme():
     (diff,) = re.findall(r"^```diff\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     lines = [line[1:] for line in diff.splitlines() if not line.startswith("-")]
     return "\n".join([SETTING, *lines, "print(optimizer.round, optimizer.steps, 'done')"])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "ends"),
-    [
-        (
-            StaticGroups(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), steps_per_round=(3, 1, 2)),
-            {"10 30", "10 10", "10 20"},
-        ),
-        (AllReduce(sync=PartialAllReduce(quorum=2)), None),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "ends"), [
+    (StaticGroups(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), steps_per_round=(3, 1, 2)),
+        {"10 30", "10 10", "10 20"}),
+    (AllReduce(sync=PartialAllReduce(quorum=2)), None),
+])  # fmt: skip
 def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_recommend(tmp_path, strategy, ends):
     """Steps per round and a quorum, in real processes; all workers end together, a quorum's with the last one."""
     write_schedule(tmp_path / "schedule.json", Schedule("readme", Cluster.regular(1, 3), strategy))
@@ -179,3 +166,81 @@ def test_the_errors_of_sharded_models_are_the_words_that_the_runtime_says():
     quoted = re.findall(r"^\|[^|]*\| `([^|`]*)` \|$", guide.partition("## Errors")[2], re.MULTILINE)
     assert len(quoted) == 15
     assert [words for words in quoted if not any(words in source for source in sources)] == []
+
+
+# What docs/tutorial.md shows is printed, wherever neither this machine's speed nor a search decides it
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+SHOWN = (
+    "partreduce show", "partreduce verify schedule", "partreduce simulate", "partreduce simulate",
+    "partreduce design 2x2 --build",
+)  # fmt: skip
+ROW = re.compile(r" {2,}\d+ +(\S+ \S+) +(\S+ \S+) +\S+ +\S+ +(\S+) +\S+ \S+ +catalogue$")
+
+
+def shown_lines():
+    """Every command of the page with the lines that it is shown to print."""
+    blocks = re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    pieces = [piece.split("\n") for block in blocks for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
+    return [(command.partition("  #")[0].strip(), lines) for command, *lines in pieces]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the page's cluster file, in which its commands run at 120 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    Path("cluster.yaml").write_text(
+        "\n".join(next(lines for command, lines in shown_lines() if command == "cat cluster.yaml"))
+    )
+    return tmp_path
+
+
+def test_commands_that_neither_measure_nor_search_print_what_the_page_shows(folder, capsys):
+    seen = 0
+    for command, lines in shown_lines():
+        if command.startswith(SHOWN):
+            printed = {" ".join(line.split()) for line in ran(capsys, shlex.split(command)[1:]).out.splitlines()}
+            for line in filter(None, (" ".join(line.split()) for line in lines)):
+                if "…" not in line:
+                    assert line in printed, command
+                    seen += 1
+    assert seen > 25
+
+
+def test_the_planner_still_answers_what_the_page_shows(folder, capsys):
+    """A quick answer's effort is counted, so that it is the same each time."""
+    asked = ["design", "cluster.yaml"]
+    printed = [line.rstrip() for line in ran(capsys, [*asked, "-o", "best.json", "--all"]).out.splitlines()]
+    blocks = [lines for command, lines in shown_lines() if command.startswith("partreduce design cluster.yaml")]
+    answer, table = ([line for line in lines if line not in {"", "…"}] for lines in blocks)
+    assert [line for line in answer if line not in printed] == [
+        "--all lists the alternatives, --explain gives all reasons."
+    ]
+    assert answer[0].startswith("Recommendation for 2x2: ")
+    assert len(answer) > 25
+    assert set(table) <= set(printed)
+    front = {option["name"]: option for option in json.loads(ran(capsys, [*asked, "--json"]).out)["front"]}
+    seen = 0
+    for line, below in pairwise(table):
+        if match := ROW.search(line):
+            name = below if below.startswith("  ") else table[table.index(below) + 1]
+            option = front[name.strip()]
+            told = (option["communication_seconds_per_step"], option["step_seconds"], option["steps_ratio"])
+            assert match.groups() == (f"{told[0] * 1e3:.4g} ms", f"{told[1] * 1e3:.4g} ms", f"{told[2]:.3f}")
+            seen += 1
+    assert seen == 4
+
+
+def test_the_schedule_that_the_page_breaks_is_refuted_as_it_shows(folder, capsys):
+    (design,) = (command for command, _ in shown_lines() if command.startswith('partreduce design 2x2 --build "node'))
+    assert main(shlex.split(design)[1:]) == 0
+    raw = json.loads(Path("schedule.json").read_text())
+    assert [block["across"] for block in raw["strategy"]["phases"][-1]] == [[0]]
+    raw["strategy"]["phases"][-1][0]["across"] = []
+    Path("mine.json").write_text(json.dumps({**raw, "name": "mine"}))
+    capsys.readouterr()
+    ((command, lines),) = (pair for pair in shown_lines() if pair[0].startswith("partreduce verify mine.json"))
+    assert main(shlex.split(command)[1:]) == 1
+    assert [line for line in lines if line and line != "…"] == capsys.readouterr().out.splitlines()[:2]

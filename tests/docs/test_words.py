@@ -1,4 +1,10 @@
-"""The check of names and words finds what is planted, and nothing in what is clean."""
+"""Words and names: the list of words, names of modules, and words from before."""
+
+import re
+import subprocess
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +62,101 @@ def test_clean_files_pass(tmp_path, capsys):
 
 def test_the_repository_is_clean_but_for_what_is_excluded(capsys):
     assert words.main([]) == 0, capsys.readouterr().err
+
+
+# The names of Python that the pages mention exist, and are written as they are imported
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FORMATS = {"partreduce.schedule", "partreduce.cluster", "partreduce.pilot"}
+"""What `format` is in our files."""
+
+
+def resolves(name):
+    """Whether a dotted name is a module, or a name of one, or a name of a class of one."""
+    module, rest = name, []
+    while module:
+        try:
+            if find_spec(module) is not None:
+                break
+        except ModuleNotFoundError:  # a parent is no package
+            pass
+        module, _, last = module.rpartition(".")
+        rest.insert(0, last)
+    else:
+        return False
+    value = import_module(module)
+    for part in rest:
+        if not hasattr(value, part):
+            return False
+        value = getattr(value, part)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_dotted_names_of_a_page_exist(page):
+    text = page.read_text(encoding="utf-8")
+    names = set(re.findall(r"`(partreduce\.[A-Za-z_][A-Za-z_.0-9]*[A-Za-z_0-9])", text))
+    names |= set(re.findall(r"^from (partreduce[\w.]*) import", text, re.MULTILINE))
+    assert [name for name in sorted(names - FORMATS) if not resolves(name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_names_a_package_as_nobody_can_import_it(page):
+    """`partreduce.topo.metrics`, not `topo.metrics`: the bare names of the floors are refused."""
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"`(?:topo|schedulers|verify|runtime)\.[a-z_]+(?:\.[a-z_]+)*[`(]", text) == []
+
+
+# No file of the repository uses a key, an option, a name or a word that the format and the API once had
+
+
+OLD = {
+    "keys of the file": r"""["'](?:when|pace|relax|sending|contingencies|initiator|synchronise_every)["']\s*:"""
+    r"""|["'](?:what|how)["']\s*:\s*\{\s*["'](?:tables|outer|fragments|codec|form)"""
+    r"""|["']anchor["']\s*:\s*["'](?:own|common)|["']kind["']\s*:\s*["']generated["']|["']laggard-""",
+    "places in messages": r"strategy\.(?:when|what|how|pace)\b"
+    r"|(?<![\w.])(?:what\.outer|what\.tables|how\.form|when\.(?:late|gap|quorum|merge|pipeline))\b",
+    "options": r"(?<![\w-])--(?:when|form|using|take|survive|replan)(?![\w-])",
+    "public names": r"\b(?:FileProblem|UnknownError|FencedError|MissingFeatureError|PeerLostError|ManagedSchedule)\b"
+    r"|\b(?:FigureLimits|InitiatorRule|TableWay|GradientTotal|MissedResults|ShiftingDelay)\b"
+    r"|\bpartreduce\.(?:plan|prove|shard|figures|Job)\(",
+    "words": r"\b(?:lockstep|contingenc(?:y|ies)|laggards?|paces?)\b",
+    "spelling": r"\b(?:neighbour\w*|colour\w*|behaviour\w*|centre[sd]?|normalis\w+|synchronis\w+|initialis\w+)\b"
+    r"|\b(?:minimis\w+|optimis(?:e|ed|es|er|ing|ation)|synthesis(?:e|ed|es|er|ing))\b",
+}
+"""What is searched for, by its kind; all without regard to case, but for names."""
+
+ELSEWHERE = (
+    "CHANGELOG.md",  # says what became of them
+    "benchmarks/results/",  # what was measured under them
+    "partreduce/topo/renamed.py",  # answers an old key with the new one
+    "tests/topo/document/test_schema.py",
+    "tests/docs/test_words.py",
+    "constraints.txt",
+    "docs/pictures/",
+)
+
+
+def files():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    for name in listed:
+        path = ROOT / name
+        if name and path.is_file() and not path.is_symlink() and not name.startswith(ELSEWHERE):
+            yield name, path
+
+
+@pytest.mark.parametrize("kind", OLD)
+def test_no_file_uses_what_was_renamed(kind):
+    pattern = re.compile(OLD[kind], 0 if kind == "public names" else re.IGNORECASE)
+    found = []
+    for name, path in files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{name}:{text.count(chr(10), 0, m.start()) + 1}: {m[0]}" for m in pattern.finditer(text)]
+    assert found == []

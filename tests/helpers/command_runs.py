@@ -1,4 +1,4 @@
-"""Runs one command of the command line inside the test's process; its errors come as they were raised."""
+"""Runs one command of the command line inside the test's process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING
 import typer
 from typer.testing import CliRunner
 
+from partreduce.__main__ import main
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from click.testing import Result
 
 
+def ran(capsys, arguments, code=0):
+    """What a command has printed that ends with this exit code."""
+    assert main(arguments) == code
+    return capsys.readouterr()
+
+
 def runner(command: Callable) -> Callable[..., Result]:
-    """What runs a command with some arguments and gives its result."""
+    """What runs a command with some arguments and gives its result; errors come as they were raised."""
     app = typer.Typer()
     app.command()(command)
 

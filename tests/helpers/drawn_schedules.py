@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 
 import numpy as np
+from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
@@ -30,8 +31,11 @@ SHAPES = [
 RELAXATION = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(4, 3), Fraction(3, 4), Fraction(9, 8)]
 
 
-def random_rule(rng):
-    """Any shape, period 1..5, blocks on random ranks and digits, some relaxed, steps per round by local rank, late."""
+def random_rule(rng, relaxation=RELAXATION, *, uneven=False):
+    """Any shape, period 1..5, blocks on random ranks and digits, some relaxed, late; steps per round by local rank.
+
+    Some are `uneven`: their steps per round are by worker.
+    """
     radices, size = SHAPES[rng.integers(len(SHAPES))]
     phases = []
     for _ in range(rng.integers(1, 6)):
@@ -40,12 +44,14 @@ def random_rule(rng):
             take = int(rng.integers(1, len(ranks) + 1))
             local, ranks = tuple(sorted(int(r) for r in ranks[:take])), ranks[take:]
             across = tuple(d for d in range(len(radices)) if rng.random() < 0.5)
-            blocks.append(Block(local, across, RELAXATION[rng.integers(len(RELAXATION))]))
+            blocks.append(Block(local, across, relaxation[rng.integers(len(relaxation))]))
         phases.append(tuple(blocks))
     nodes = math.prod(radices)
     steps_per_round = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         steps_per_round = tuple(int(p) for p in rng.integers(1, 6, size=size)) * nodes
+    elif uneven and rng.random() < 0.3:
+        steps_per_round = tuple(rng.integers(1, 4, size=size * nodes).tolist())
     strategy = StaticGroups(
         phases=RulePhases(radices, tuple(phases)),
         steps_per_round=steps_per_round,
@@ -55,13 +61,13 @@ def random_rule(rng):
     return Schedule("random", Cluster.regular(nodes, size), strategy) if nodes * size > 1 else random_rule(rng)
 
 
-def random_groups(rng):
+def random_groups(rng, relaxation=RELAXATION):
     """Up to 16 workers on nodes of all sizes, some of whom skip."""
     cluster = _cluster(rng)
     n, phases = cluster.num_workers, []
     for _ in range(rng.integers(1, 5)):
         labels = rng.integers(-1, max(2, n // 2), size=n)
-        phases.append(Phase.from_labels(labels, {k: RELAXATION[rng.integers(len(RELAXATION))] for k in range(n)}))
+        phases.append(Phase.from_labels(labels, {k: relaxation[rng.integers(len(relaxation))] for k in range(n)}))
     return Schedule("random", cluster, StaticGroups(phases=GroupPhases(tuple(phases)), **_setting(rng, n)))
 
 
@@ -93,8 +99,8 @@ def _cluster(rng):
         size = int(rng.choice([d for d in range(1, n + 1) if n % d == 0]))
         return Cluster.regular(n // size, size)
     ranks = rng.permutation(n).tolist()
-    cut = int(rng.integers(1, n))
-    return Cluster.irregular([ranks[:cut], ranks[cut:]])
+    cuts = sorted(rng.choice(np.arange(1, n), size=rng.integers(1, n), replace=False).tolist())
+    return Cluster.irregular([ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)])
 
 
 def _setting(rng, n):
@@ -104,3 +110,15 @@ def _setting(rng, n):
         "averaging": Averaging.STEP_NORMALIZED if rng.random() < 0.3 else Averaging.MEAN,
         "sync": DelayedAveraging() if bool(rng.random() < 0.3) else Synchronous(),
     }
+
+
+KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "allreduce": random_allreduce}
+
+
+def drawn(*kinds):
+    """The same as a strategy of Hypothesis."""
+    return st.builds(
+        lambda kind, seed: kind(np.random.default_rng(seed)),
+        st.sampled_from(kinds or list(KINDS.values())),
+        st.integers(0, 2**32 - 1),
+    )

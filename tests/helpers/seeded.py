@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from partreduce.schedulers.protocols.base import Received, Send
+
+
+def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
+    """What stands in for a method that has a state of a kind among its arguments.
+
+    Args:
+        original: the method.
+        kind: what a state is.
+        seen: the state that it is given, of the real one and the arguments behind it.
+        left: the state that comes of it, of that, the one before and the arguments behind it.
+        told: its actions, of those of the machine.
+        instead: what is called in its place, with the method and the arguments.
+    """
+    if instead is not None:
+        return partial(instead, original)
+
+    def changed(*arguments):
+        place = next((i for i, one in enumerate(arguments) if isinstance(one, kind)), len(arguments))
+        was, rest = next(iter(arguments[place:]), None), arguments[place + 1 :]
+        if seen is not None:
+            arguments = (*arguments[:place], seen(was, *rest), *rest)
+        outcome = original(*arguments)
+        if left is None and told is None:
+            return outcome
+        if not isinstance(outcome, tuple):
+            return left(outcome, was, *rest)
+        now, actions = outcome
+        return left(now, was, *rest) if left else now, told(actions) if told else actions
+
+    return changed
 
 
 class Bugs(dict):
@@ -14,37 +45,40 @@ class Bugs(dict):
         super().__init__()
         self._machine, self._state = machine, state
 
-    def __call__(self, method, says, *where, **changes):
-        """Register a bug; called again with the same sentence, a method more of it. `_changed` says the `changes`."""
+    def __call__(self, method, says, *where, instead=None, **changes):
+        """Register a bug; called again with the same sentence, a method more of it. `differing` says the `changes`."""
         kind = self.setdefault(says, (type(self._machine.__name__, (self._machine,), {}), where))[0]
-        setattr(kind, method, self._changed(method, **changes))
-
-    def _changed(self, method, *, seen=None, left=None, told=None, instead=None):
-        """The method of a machine that differs.
-
-        Args:
-            method: its name.
-            seen: the state that it is given, of the real one and the arguments behind it.
-            left: the state that comes of it, of that, the one before and the arguments behind it.
-            told: its actions, of those of the machine.
-            instead: what is called in its place, with the machine, its own method and the arguments.
-        """
-        original = getattr(self._machine, method)
+        original, state = getattr(self._machine, method), self._state
 
         def changed(machine, *arguments):
-            if instead is not None:
-                return instead(machine, partial(original, machine), *arguments)
-            place = next((i for i, one in enumerate(arguments) if isinstance(one, self._state)), len(arguments))
-            was, rest = next(iter(arguments[place:]), None), arguments[place + 1 :]
-            if seen is not None:
-                arguments = (*arguments[:place], seen(was, *rest), *rest)
-            outcome = original(machine, *arguments)
-            if left is None and told is None:
-                return outcome
-            now, actions = outcome
-            return left(now, was, *rest) if left else now, told(actions) if told else actions
+            own = partial(original, machine)
+            return differing(own, state, instead=instead and partial(instead, machine), **changes)(*arguments)
 
-        return changed
+        setattr(kind, method, changed)
+
+
+class PartBugs(dict):
+    """Bugs of the group generator's system: by what they say, (the part, its method, the changes, where it dies)."""
+
+    def __init__(self, *states):
+        super().__init__()
+        self._states = states
+
+    def __call__(self, part, method, says, *where, **changes):
+        """Register a bug; `differing` says the `changes`."""
+        self[says] = (part, method, changes, where)
+
+    def seeded(self, system, says):
+        """A copy of a system with one bug."""
+        copy = replace(system)
+        generator = copy.generator
+        parts = {"generator": generator, "locking": generator.locking, "drawing": generator.drawing}
+        self.seed({**parts, "worker": copy.worker}[self[says][0]], says)
+        return copy
+
+    def seed(self, part, says):
+        _, method, changes, _ = self[says]
+        setattr(part, method, differing(getattr(part, method), self._states, **changes))
 
 
 def hears(event, kind):

@@ -1,18 +1,30 @@
-"""The public API: complete, lazy, typed, and never answered by somebody else's packages."""
+"""The public API: complete, lazy, typed, documented, and strict about the types of its arguments."""
+
+from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 import partreduce
+from helpers.command_runs import ran
+from helpers.refusals import refused
+from partreduce import PartreduceError
+from partreduce.__main__ import in_options
+from partreduce.errors import InputError
+from partreduce.topo.argument_types import check_arguments
 
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = ("topo", "schedulers", "verify", "runtime")
@@ -127,16 +139,8 @@ def test_every_strategy_value_and_what_it_is_made_of_is_public():
 
 
 RESULTS = {
-    "Claim",
-    "Metric",
-    "ScheduleMetrics",
-    "CandidateSchedule",
-    "Pilot",
-    "Plan",
-    "Prediction",
-    "Proof",
-    "Timeline",
-}
+    "Claim", "Metric", "ScheduleMetrics", "CandidateSchedule", "Pilot", "Plan", "Prediction", "Proof", "Timeline",
+}  # fmt: skip
 """Public values that nobody has to make by hand."""
 
 
@@ -228,5 +232,200 @@ def test_design_builds_from_a_shorthand():
     schedule = partreduce.design("2x4", build="node-then-all", node_rounds=3)
     assert schedule.period == 4
     assert "node-then-all" in partreduce.catalogue()
-    with pytest.raises(partreduce.errors.InputError, match="did you mean"):
-        partreduce.design("2x4", build="node-then-al")
+    refused(partreduce.errors.InputError, "did you mean", partreduce.design, "2x4", build="node-then-al")
+
+
+# Docstrings of the public API have every parameter under `Args:`, and what comes back under `Returns:`
+
+
+MODULES = ("errors", "files", "strategies", "types")
+
+
+def public_functions():
+    """(name, function, its documentation) of functions, of classes that are no values, and of optimizer methods."""
+    modules = [partreduce, *(importlib.import_module(f"partreduce.{name}") for name in MODULES)]
+    for module in modules:
+        for name in getattr(module, "__all__", None) or vars(module):
+            found = getattr(module, name)
+            if inspect.ismodule(found) and callable(found):
+                found = type(found).__call__  # partreduce.verify
+            if name.startswith("_") or not callable(found):
+                continue
+            is_value = isinstance(found, type) and (
+                dataclasses.is_dataclass(found)
+                or issubclass(found, (enum.Enum, BaseException, tuple))
+                or getattr(found, "_is_protocol", False)
+                or inspect.isabstract(found)
+            )
+            if not is_value:
+                yield f"{module.__name__}.{name}", found
+    for name, method in inspect.getmembers(partreduce.DistributedOptimizer, inspect.isfunction):
+        if not name.startswith("_") and method.__module__.startswith("partreduce"):
+            yield f"DistributedOptimizer.{name}", method
+
+
+def section(text, title):
+    """The lines below `title:` of a docstring, indented ones only."""
+    found = re.search(rf"^{title}:\n((?:    .*\n|\n)+)", text + "\n", re.MULTILINE)
+    return found[1] if found else ""
+
+
+CASES = [pytest.param(function, id=name) for name, function in public_functions()]
+
+
+@pytest.mark.parametrize("function", CASES)
+def test_every_parameter_is_explained(function):
+    text = inspect.cleandoc(function.__doc__ or "")
+    names = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]
+    explained = re.findall(r"^    \**(\w+)(?: \(.*?\))?:", section(text, "Args"), re.MULTILINE)
+    assert [name for name in names if name not in explained] == []
+
+
+@pytest.mark.parametrize("function", CASES)
+def test_what_comes_back_is_explained(function):
+    answer = inspect.signature(function).return_annotation
+    if isinstance(function, type) or answer in ("None", None, "NoReturn", inspect.Signature.empty):
+        return
+    text = inspect.cleandoc(function.__doc__ or "")
+    assert section(text, "Returns") or section(text, "Yields"), f"{answer}: no section Returns"
+
+
+@pytest.mark.parametrize("file", ["lightning_strategy", "trainer_callback"])
+def test_adapters_whose_library_need_not_be_there_explain_theirs(file):
+    path = Path(partreduce.__file__).parent / "runtime" / "adapters" / f"{file}.py"
+    made = next(node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
+    init = next(node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    arguments = [*init.args.args[1:], *init.args.kwonlyargs, *filter(None, [init.args.vararg, init.args.kwarg])]
+    explained = re.findall(r"^    \**(\w+):", section(ast.get_docstring(made) or "", "Args"), re.MULTILINE)
+    assert [argument.arg for argument in arguments if argument.arg not in explained] == []
+
+
+def test_what_is_missing_is_found():
+    source = ast.get_docstring(
+        ast.parse(
+            textwrap.dedent('''
+        def f(a, b):
+            """Do it.
+
+            Args:
+                a: one.
+
+            Returns:
+                A number.
+            """
+    ''')
+        ).body[0]
+    )
+    assert re.findall(r"^    \**(\w+):", section(source, "Args"), re.MULTILINE) == ["a"]
+    assert section(source, "Returns") == "    A number.\n"
+    assert section(source, "Raises") == ""
+
+
+# Public functions refuse arguments of a wrong type in one line that names the argument in the caller's words
+
+
+HARDWARE = partreduce.Hardware(nic=partreduce.Link(1e-5, 1e-9), inside=partreduce.Link(1e-6, 1e-10), model_bytes=10**6)
+CLUSTER = partreduce.Cluster.regular(2, 2, hardware=HARDWARE)
+MODEL = torch.nn.Linear(2, 1)
+VALID = {
+    "batch_size": 2, "cluster": CLUSTER, "data": list(range(8)), "directory": ".", "group": [0], "hardware": HARDWARE,
+    "request": partreduce.PlanRequest(cluster=CLUSTER, effort=0.2), "max_norm": 1.0,
+    "model": MODEL, "name": "s", "num_nodes": 2,
+    "optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1), "parameters": [torch.nn.Parameter(torch.ones(1))],
+    "path": "x.json", "schedule": partreduce.design("2x2", build="allreduce"), "tensors": torch.ones(2),
+    "build": "allreduce", "workers_per_node": 2,
+}  # fmt: skip
+"""Arguments that are required, by name; None stands for others, which an error of ours has to name just as well."""
+WRONG = ["4x4", 3, None, [], object()]
+
+
+def public_callables():
+    modules = [partreduce, *(importlib.import_module(f"partreduce.{of}") for of in ("strategies", "files", "types"))]
+    for module in modules:
+        for name in partreduce.__all__ if module is partreduce else vars(module):
+            found = getattr(module, name)
+            is_made_by_users = callable(found) and not name.startswith("_") and not inspect.isabstract(found)
+            if isinstance(found, type) and (
+                issubclass(found, (enum.Enum, BaseException)) or getattr(found, "_is_protocol", False)
+            ):
+                continue
+            if is_made_by_users:
+                yield pytest.param(found, id=f"{module.__name__}.{name}")
+
+
+def error_of(function, arguments):
+    """What an error of ours says; any other error ends the test."""
+    try:
+        function(**arguments)
+    except PartreduceError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("function", list(public_callables()))
+@pytest.mark.filterwarnings("ignore")
+def test_a_wrong_type_is_an_error_of_ours_in_one_line_or_is_accepted(function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [one for one in inspect.signature(function).parameters.values() if one.kind not in kinds]
+    for wrong in parameters:
+        required = [one.name for one in parameters if one.default is one.empty and one.name != wrong.name]
+        for value in WRONG:
+            if function is partreduce.design and wrong.name == "progress" and value is None:
+                continue  # which plans
+            said = error_of(function, {name: VALID.get(name) for name in required} | {wrong.name: value})
+            assert "\n" not in said
+            assert "--" not in re.sub("`partreduce [^`]*`", "", said), "an option, to a caller in Python"
+
+
+@pytest.mark.parametrize(("call", "said"), [
+    (lambda: partreduce.design("4x4"),
+        "design: build: expected a catalogue entry for cluster 4x4, got none; give build=NAME, or a PlanRequest"),
+    (lambda: partreduce.design([]), "design: request: expected PlanRequest, got list []; partreduce.PlanRequest("),
+    (lambda: partreduce.design(VALID["request"], build="allreduce"),
+        "design: build: expected a cluster alone, got a PlanRequest, too; leave one of the two out"),
+    (lambda: partreduce.design("2x2", build="allreduce", progress=print),
+        "design: build: expected a cluster alone, got progress, too; leave one of the two out"),
+    (lambda: partreduce.design(VALID["request"], every=4),
+        "design: every: expected no such argument of a PlanRequest; leave it out, or build a catalogue entry"),
+    (lambda: partreduce.PlanRequest(cluster="4x4"),
+        "PlanRequest: cluster: expected Cluster, got str '4x4'; partreduce.load_cluster"),
+    (lambda: partreduce.PlanRequest(cluster=CLUSTER, seed="1"), "PlanRequest: seed: expected int, got str '1'"),
+    (lambda: partreduce.Cluster.regular("4", 4), "Cluster: num_nodes: expected int, got str '4'"),
+    (lambda: partreduce.metrics(None), "metrics: schedule: expected Schedule, got None; partreduce.load_schedule"),
+    (lambda: partreduce.import_schedule("x.json", cluster="4x4"),
+        "import_schedule: cluster: expected Cluster or None, got str '4x4'; partreduce.load_cluster"),
+    (lambda: partreduce.predict(VALID["schedule"], partreduce.Hardware(nic=HARDWARE.nic)),
+        "model_bytes: is not given; say how many bytes the model has, such as 552_000_000"),
+])  # fmt: skip
+def test_an_error_names_the_argument_what_is_expected_and_what_came(call, said):
+    with pytest.raises(InputError) as raised:
+        call()
+    assert str(raised.value).startswith(said)
+
+
+def test_the_command_line_names_options_where_python_names_arguments(tmp_path, capsys):
+    (path := tmp_path / "x.json").write_text("{}")
+    assert "give --format, one of" in ran(capsys, ["import", str(path)], 65).err
+    refused(InputError, "give format=, one of", partreduce.import_schedule, path)
+    assert "--time-limit: is 0.0 s" in ran(capsys, ["design", "2x2", "--time-limit", "0s"], 2).err
+    assert in_options("pilot: plan with data=shuffled") == "pilot: plan with --data shuffled"
+    assert in_options("x.json: model_bytes: is 3") == "x.json: model_bytes: is 3", "a member of a file is no option"
+
+
+def test_unknown_and_missing_arguments_are_type_errors_as_in_any_function():
+    refused(TypeError, "unexpected keyword argument 'jobs'", partreduce.load_cluster, "2x2", jobs=1)
+    refused(TypeError, "missing 1 required positional argument: 'request'", partreduce.design)
+
+
+def test_what_stands_for_a_type_is_accepted():
+    @check_arguments
+    def takes(
+        number: float, count: int | None, path: str | os.PathLike[str], word: partreduce.Data, many: tuple
+    ) -> str:
+        return f"{number} {count} {path} {word} {many}"
+
+    assert takes(1, None, "x", "shuffled", [1]) == "1 None x shuffled [1]"
+    assert takes(torch.tensor(2), True, "x", partreduce.Data.SHUFFLED, (1,)).startswith("2 True ")
+    with pytest.raises(InputError, match=r"word: expected Data \(shuffled, per-worker, per-node\), got str 'mine'"):
+        takes(1, 1, "x", "mine", ())

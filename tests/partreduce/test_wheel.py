@@ -5,10 +5,12 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from base64 import urlsafe_b64encode
 from pathlib import Path
@@ -18,6 +20,7 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 import partreduce
+from partreduce.topo.extras import EXTRAS
 
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = ("topo", "schedulers", "verify", "runtime")
@@ -251,17 +254,11 @@ def installed(wheel, tmp_path_factory):
 @pytest.fixture
 def base_install(installed):
     """The wheel with its base libraries and none of the extras."""
-    from partreduce.topo.extras import EXTRAS
-
     with installed.without(*EXTRAS):
         yield installed
 
 
 def test_every_extra_is_declared_and_brings_what_is_asked_for():
-    import tomllib
-
-    from partreduce.topo.extras import EXTRAS
-
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for module, (name, extra) in EXTRAS.items():
         packages = {line.partition(">")[0] for line in declared[extra]}
@@ -270,14 +267,10 @@ def test_every_extra_is_declared_and_brings_what_is_asked_for():
 
 def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
     lines = [
-        "design 2x4 --build prague-figure-10 -o schedule.json",
-        "show schedule.json",
-        "simulate schedule.json",
-        "simulate schedule.json schedule.json",
-        "simulate schedule.json -o trace.json",
-        "design 2x4 --effort 0.3",
+        "design 2x4 --build prague-figure-10 -o schedule.json", "show schedule.json", "simulate schedule.json",
+        "simulate schedule.json schedule.json", "simulate schedule.json -o trace.json", "design 2x4 --effort 0.3",
         "design --list",
-    ]
+    ]  # fmt: skip
     answers = base_install.each([line.split() for line in lines], tmp_path)
     assert [code for _, code in answers] == [0] * len(lines), answers
     assert (tmp_path / "trace.json").exists()
@@ -304,8 +297,6 @@ NEEDING = [
 
 @pytest.fixture(scope="module")
 def refusals(installed, tmp_path_factory):
-    from partreduce.topo.extras import EXTRAS
-
     folder = tmp_path_factory.mktemp("refusals")
     partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", build="prague-figure-10"))
     cluster = partreduce.Cluster.regular(2, 4)
@@ -337,8 +328,6 @@ def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
 
 @pytest.mark.processes
 def test_what_the_demonstration_says_next_works_from_the_wheel(installed, tmp_path):
-    import shlex
-
     code = (
         "from pathlib import Path\n"
         "from partreduce.demo.report import next_commands\n"

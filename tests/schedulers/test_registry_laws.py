@@ -1,7 +1,5 @@
 """Laws over every registered entry and a list of clusters."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from fractions import Fraction
@@ -9,11 +7,14 @@ from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
+from partreduce import Cluster
+from partreduce.errors import ScheduleError
+from partreduce.files import parse_schedule
 from partreduce.schedulers import registry
 from partreduce.schedulers.catalogue.graphs import GRAPHS
 from partreduce.schedulers.catalogue.outer_steps import OUTER_STEPS
@@ -21,22 +22,14 @@ from partreduce.schedulers.catalogue.rounds import PER_ROUND
 from partreduce.schedulers.catalogue.rules import RULES
 from partreduce.schedulers.entry import Entry
 from partreduce.schedulers.rules import algebra
-from partreduce.topo.cluster import Cluster
+from partreduce.strategies import AllReduce, NeighborAveraging, StaticGroups
 from partreduce.topo.document.canonical import canonical_bytes
-from partreduce.topo.document.schedule import parse_schedule
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies import AllReduce, NeighborAveraging, StaticGroups
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.schedule import Schedule
 
 CLUSTERS = ["2x4", "4x4", "3x4", "5x3", "8x2", "1x8", "9x1", "16x1", "3,3,2", "5,3", "1,1,4"]
 CASES = [(name, cluster) for name in registry.names() for cluster in CLUSTERS]
 
 
-def build(name: str, text: str) -> Schedule | None:
+def build(name, text):
     """The schedule, or None after checking that the refusal is told the same way twice."""
     cluster = Cluster.parse(text)
     entry = registry.entry(name)
@@ -50,7 +43,7 @@ def build(name: str, text: str) -> Schedule | None:
     return None
 
 
-def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
+def exact_matrix(schedule, index):
     """W of one round, row by row, in fractions."""
     n = schedule.num_workers
     matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
@@ -66,7 +59,7 @@ def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
     return matrix
 
 
-def partition_law(schedule: Schedule) -> None:
+def partition_law(schedule):
     """Every phase is a partition, and `group_of` agrees with it."""
     for t in range(schedule.period):
         phase = schedule.phase(t)
@@ -77,7 +70,7 @@ def partition_law(schedule: Schedule) -> None:
             assert group == (None if labels[worker] < 0 else phase[int(labels[worker])])
 
 
-def stochastic_law(matrix: list[list[Fraction]]) -> None:
+def stochastic_law(matrix):
     """A round is doubly stochastic in exact arithmetic."""
     assert all(sum(row) == 1 for row in matrix)
     assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
@@ -119,12 +112,10 @@ def test_entry_describes_itself(name):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_one_worker_is_refused_in_one_line(name):
-    with pytest.raises(ScheduleError, match="1 worker") as caught:
-        registry.build(name, Cluster.parse("1x1"))
-    assert "\n" not in str(caught.value)
+    refused(ScheduleError, "1 worker", registry.build, name, Cluster.parse("1x1"))
 
 
-def public_functions(package: str) -> dict[str, Callable[..., object]]:
+def public_functions(package):
     """The functions that the modules of a package define themselves, by dotted name."""
     modules = [
         import_module(module.name)
@@ -139,10 +130,6 @@ def public_functions(package: str) -> dict[str, Callable[..., object]]:
     }
 
 
-def first_parameter(function: Callable[..., object]) -> str:
-    return next(iter(inspect.signature(function).parameters), "")
-
-
 @pytest.mark.parametrize("package", ["partreduce.schedulers.rules", "partreduce.schedulers.constructions"])
 def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
     rows = [registry.entry(name).make for name in registry.names()]
@@ -150,7 +137,7 @@ def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
     builders = {
         name: function
         for name, function in public_functions(package).items()
-        if first_parameter(function) == "cluster"
+        if next(iter(inspect.signature(function).parameters), "") == "cluster"
         and {"StaticGroups", "NeighborAveraging", "AllReduce", "NoReturn"}
         & set(str(inspect.signature(function).return_annotation).split(" | "))
         and function is not algebra.static
@@ -177,23 +164,19 @@ def test_names_are_given_once():
 
 
 def test_unknown_name_gets_a_suggestion():
-    with pytest.raises(ScheduleError, match="did you mean prague-figure-10"):
-        registry.build("prague-figure-1", Cluster.parse("4x4"))
-    with pytest.raises(ScheduleError, match="partreduce design --list"):
-        registry.entry("zzzzzz")
+    refused(ScheduleError, "did you mean prague-figure-10", registry.build, "prague-figure-1", Cluster.parse("4x4"))
+    refused(ScheduleError, "partreduce design --list", registry.entry, "zzzzzz")
 
 
 def test_unknown_parameter_gets_a_suggestion():
     with pytest.raises(ScheduleError, match="did you mean node_rounds"):
         registry.build("node-then-all", Cluster.parse("4x4"), node_round=3)
-    with pytest.raises(ScheduleError, match="has no parameters"):
-        registry.build("prague-figure-10", Cluster.parse("4x4"), every=3)
+    refused(ScheduleError, "has no parameters", registry.build, "prague-figure-10", Cluster.parse("4x4"), every=3)
 
 
 @pytest.mark.parametrize("value", [0, -1, "x", 1.5, True, "", None, 10**30])
 def test_bad_parameter_values_are_refused(value):
-    with pytest.raises(ScheduleError, match="allreduce: every"):
-        registry.build("allreduce", Cluster.parse("4x4"), every=value)
+    refused(ScheduleError, "allreduce: every", registry.build, "allreduce", Cluster.parse("4x4"), every=value)
 
 
 def test_text_values_are_read():
@@ -206,8 +189,7 @@ def test_text_values_are_read():
 def test_a_group_larger_than_n_names_the_nearest():
     with pytest.raises(ScheduleError, match="the largest group is 16"):
         registry.build("hyper-cuboid", Cluster.parse("4x4"), max_group=17)
-    with pytest.raises(ScheduleError, match="max_group=7"):
-        registry.build("hyper-cuboid", Cluster.parse("7x2"), max_group=2)
+    refused(ScheduleError, "max_group=7", registry.build, "hyper-cuboid", Cluster.parse("7x2"), max_group=2)
 
 
 @pytest.mark.parametrize("name", [n for n in registry.names() if registry.entry(n).kind == "rule"])

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 import partreduce
 from helpers import drawn_schedules
+from partreduce import Cluster, Schedule, describe
 from partreduce.errors import ScheduleError
 from partreduce.schedulers import registry
-from partreduce.strategies import (
+from partreduce.strategies import Block, Phase
+from partreduce.topo.describe import LONGEST
+from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,
     Averaging,
-    Block,
     Codec,
     CodecScope,
     DelayedAveraging,
@@ -34,7 +36,6 @@ from partreduce.strategies import (
     Pairwise,
     PartialAllReduce,
     Payload,
-    Phase,
     Pipeline,
     Placement,
     RulePhases,
@@ -46,9 +47,6 @@ from partreduce.strategies import (
     Transport,
     UpdateOrder,
 )
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.describe import LONGEST, describe
-from partreduce.topo.schedule import Schedule
 
 SHAPES = ("4x4", "1x8", "8x1", "5,3,1", "3x3", "2,2,4")
 PLACE = Cluster.parse("4x4")
@@ -58,11 +56,6 @@ INT4 = Transport(codec=Codec.INT4, where=CodecScope.ACROSS_NODES, algorithm=AllR
 
 def on(strategy, place=PLACE):
     return describe(Schedule("s", place, strategy))
-
-
-def built(name, place=PLACE, **changes):
-    schedule = registry.build(name, place)
-    return replace(schedule, strategy=replace(schedule.strategy, **changes))
 
 
 def check(line):
@@ -87,47 +80,35 @@ def test_every_entry_of_the_catalogue_has_a_line_that_is_the_same_each_time(name
 SAID = {
     "All-Reduce of gradients in every step": AllReduce(),
     "average all workers every 4 steps (local SGD)": AllReduce(steps_per_round=4),
-    "average all workers every 4 steps (local SGD), applied one round late": AllReduce(
-        steps_per_round=4, sync=DelayedAveraging()
-    ),
+    "average all workers every 4 steps (local SGD), applied one round late":
+        AllReduce(steps_per_round=4, sync=DelayedAveraging()),
     "All-Reduce of gradients in every step (Pipe-SGD), applied 1 step late": AllReduce(sync=Pipeline()),
-    "All-Reduce of gradients once the first worker is ready (eager-SGD solo), others up to 4 rounds late": AllReduce(
-        sync=PartialAllReduce(quorum="solo")
-    ),
-    "All-Reduce once a random worker is ready (eager-SGD majority), others up to 4 rounds late": AllReduce(
-        sync=PartialAllReduce(quorum="majority")
-    ),
-    "All-Reduce of gradients once 12 of 16 workers are ready (eager-SGD), others up to 4 rounds late": AllReduce(
-        sync=PartialAllReduce(quorum=12)
-    ),
-    "average inside each node every 11 steps, all workers every 154, int4 between nodes": replace(
-        registry.build("node-then-all", PLACE, node_rounds=13).strategy, steps_per_round=11, transport=INT4
-    ),
-    "average inside each node every 2 steps, all workers every 40 (hierarchical local SGD)": replace(
-        registry.build("node-then-all", PLACE, node_rounds=19).strategy, steps_per_round=2
-    ),
-    "DiLoCo: every 30 steps, Nesterov 0.9, int4 between nodes": AllReduce(
-        steps_per_round=30, payload=Payload(outer=DILOCO), transport=INT4
-    ),
-    "DiLoCo: every 30 steps, Nesterov 0.9, 4 fragments in turn, merged 6 steps late": AllReduce(
-        steps_per_round=30, payload=Payload(outer=DILOCO, fragments=4), sync=DelayedMerge(steps=6)
-    ),
-    "DiLoCo: inside each node every step, all workers every 30 steps, Nesterov 0.9": registry.build(
-        "regions-diloco", PLACE
-    ).strategy,
+    "All-Reduce of gradients once the first worker is ready (eager-SGD solo), others up to 4 rounds late":
+        AllReduce(sync=PartialAllReduce(quorum="solo")),
+    "All-Reduce once a random worker is ready (eager-SGD majority), others up to 4 rounds late":
+        AllReduce(sync=PartialAllReduce(quorum="majority")),
+    "All-Reduce of gradients once 12 of 16 workers are ready (eager-SGD), others up to 4 rounds late":
+        AllReduce(sync=PartialAllReduce(quorum=12)),
+    "average inside each node every 11 steps, all workers every 154, int4 between nodes":
+        replace(registry.build("node-then-all", PLACE, node_rounds=13).strategy, steps_per_round=11, transport=INT4),
+    "average inside each node every 2 steps, all workers every 40 (hierarchical local SGD)":
+        replace(registry.build("node-then-all", PLACE, node_rounds=19).strategy, steps_per_round=2),
+    "DiLoCo: every 30 steps, Nesterov 0.9, int4 between nodes":
+        AllReduce(steps_per_round=30, payload=Payload(outer=DILOCO), transport=INT4),
+    "DiLoCo: every 30 steps, Nesterov 0.9, 4 fragments in turn, merged 6 steps late":
+        AllReduce(steps_per_round=30, payload=Payload(outer=DILOCO, fragments=4), sync=DelayedMerge(steps=6)),
+    "DiLoCo: inside each node every step, all workers every 30 steps, Nesterov 0.9":
+        registry.build("regions-diloco", PLACE).strategy,
     "neighbor averaging on a ring (D-PSGD) every step": registry.build("ring", PLACE).strategy,
     "random pairs average every step (AD-PSGD), 2 of 16 workers ask": Pairwise(active=(0, 1)),
     "synchronous parameter server on worker 0, mean of gradients every step": Server(),
-    "asynchronous parameter server on 2 workers, every step, workers at most 3 rounds apart": Server(
-        hosts=(0, 4), synchronous=False, staleness=3
-    ),
-    "random groups of 3 on request every step (Prague), without workers 4 rounds behind": DynamicGroups(
-        division=GroupSplit.RANDOM
-    ),
-    "All-Reduce of gradients in every step, tables 1 sharded in float16 (Parallax)": AllReduce(
-        payload=Payload(tables=(TablePlacement(parameter="w", rows=99, columns=2, codec=Codec.FLOAT16),))
-    ),
-}
+    "asynchronous parameter server on 2 workers, every step, workers at most 3 rounds apart":
+        Server(hosts=(0, 4), synchronous=False, staleness=3),
+    "random groups of 3 on request every step (Prague), without workers 4 rounds behind":
+        DynamicGroups(division=GroupSplit.RANDOM),
+    "All-Reduce of gradients in every step, tables 1 sharded in float16 (Parallax)":
+        AllReduce(payload=Payload(tables=(TablePlacement(parameter="w", rows=99, columns=2, codec=Codec.FLOAT16),))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("line", SAID)
@@ -138,7 +119,7 @@ def test_a_line_is_in_the_words_of_the_field(line):
 def test_a_gap_says_how_far_neighbors_part_and_what_they_do_without():
     sync = IterationGap(max_ig=3, staleness=2, backup=1, skip=SkipPolicy(limit=5))
     line = "Hop on a ring every step, gap up to 3, staleness up to 2, backup 1, skips up to 5"
-    assert describe(built("ring", sync=sync)) == line
+    assert on(replace(registry.build("ring", PLACE).strategy, sync=sync)) == line
 
 
 def test_a_named_graph_is_known_by_its_edges_and_others_by_their_degrees():
@@ -220,23 +201,14 @@ def variants():
         replace(ring, sync=DelayedAveraging()),
         registry.build("torus", PLACE).strategy,
         NeighborAveraging(rounds=(ring.rounds[0], registry.build("torus", PLACE).strategy.rounds[0])),
-        *(
-            replace(ring, sync=sync)
-            for sync in (
-                IterationGap(),
-                IterationGap(max_ig=2),
-                IterationGap(max_ig=3),
-                IterationGap(max_ig=3, staleness=1),
-                IterationGap(max_ig=3, backup=1),
-                IterationGap(max_ig=3, backup=(1,) * 15 + (0,)),
-                IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4)),
-                IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4, behind=3)),
-                IterationGap(max_ig=3, notify_ack=True),
-                IterationGap(max_ig=3, update_order=UpdateOrder.DPSGD),
-                IterationGap(max_ig=3, staleness=1, weights="iteration"),
-            )
-        ),
-    ]
+        *(replace(ring, sync=sync)
+            for sync in (IterationGap(), IterationGap(max_ig=2), IterationGap(max_ig=3),
+            IterationGap(max_ig=3, staleness=1), IterationGap(max_ig=3, backup=1),
+            IterationGap(max_ig=3, backup=(1,) * 15 + (0,)), IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4)),
+            IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4, behind=3)),
+            IterationGap(max_ig=3, notify_ack=True), IterationGap(max_ig=3, update_order=UpdateOrder.DPSGD),
+            IterationGap(max_ig=3, staleness=1, weights="iteration"))),
+    ]  # fmt: skip
     yield [
         *(DynamicGroups(division=division) for division in GroupSplit),
         DynamicGroups(group_size=2),
@@ -268,11 +240,9 @@ def test_what_changes_what_is_averaged_when_changes_the_line(kind):
 
 
 DRAWN = (
-    drawn_schedules.random_rule,
-    drawn_schedules.random_groups,
-    drawn_schedules.random_graph,
+    drawn_schedules.random_rule, drawn_schedules.random_groups, drawn_schedules.random_graph,
     drawn_schedules.random_allreduce,
-)
+)  # fmt: skip
 
 
 @given(st.sampled_from(DRAWN), st.integers(0, 10**6))

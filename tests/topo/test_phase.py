@@ -1,14 +1,28 @@
-"""Laws of group values: one phase, four ways to build it, one meaning."""
+"""Phases and rules: one meaning however they are built, and the mixing matrices that they are."""
 
 from fractions import Fraction
+from itertools import chain, combinations, product
+from math import prod
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.phase import Group, Phase
+from helpers.refusals import refused
+from helpers.small import of_phases
+from partreduce import Cluster, Schedule
+from partreduce.errors import InputError, ScheduleError
+from partreduce.strategies import AllReduce, Block, Group, Phase, Round
+from partreduce.topo.mixing import (
+    Operators,
+    exact_product,
+    has_negative_entries,
+    is_doubly_stochastic,
+    mixing_matrix,
+    period_product,
+)
+from partreduce.topo.rule import RuleView, check_rule, digit_of, group_of, nodes_of_group, representative, strides_of
 
 laws = settings(max_examples=60)
 relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12))
@@ -82,17 +96,6 @@ def test_apply_is_the_dense_matrix(labels_and_relaxation, seed, shape):
 
 @laws
 @given(labeled())
-def test_rows_and_columns_sum_to_one_and_the_mean_is_kept(labels_and_relaxation):
-    phase = Phase.from_labels(*labels_and_relaxation)
-    matrix = dense(phase)
-    np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-12)
-    np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-12)
-    values = np.arange(phase.num_workers, dtype=float)
-    assert abs(phase.apply(values).mean() - values.mean()) < 1e-9
-
-
-@laws
-@given(labeled())
 def test_plain_means_are_projections(labels_and_relaxation):
     phase = Phase.from_labels(labels_and_relaxation[0])
     assert phase.relaxation is None
@@ -106,16 +109,14 @@ def test_plain_means_are_projections(labels_and_relaxation):
      ([[0, 4]], "ranks are 0..3"), ([[-1, 0]], "ranks are 0..3")],
 )  # fmt: skip
 def test_from_groups_refuses(groups, words):
-    with pytest.raises(ScheduleError, match=words):
-        Phase.from_groups(4, groups)
+    refused(ScheduleError, words, Phase.from_groups, 4, groups)
 
 
 def test_overlapping_groups_exist_but_cannot_be_applied():
     phase = Phase.from_groups(4, [[0, 1], [1, 2]])
     assert [group.members for group in phase] == [(0, 1), (1, 2)]
     for use in (phase.labels, lambda: phase.apply(np.zeros(4))):
-        with pytest.raises(ScheduleError, match="worker 1 stands in 2 groups"):
-            use()
+        refused(ScheduleError, "worker 1 stands in 2 groups", use)
 
 
 def test_empty_phase_and_empty_labels():
@@ -137,3 +138,193 @@ def test_phases_are_frozen():
 def test_groups_print_as_people_write_them():
     assert str(Group((0, 4))) == "{0,4}"
     assert str(Group((0, 4), Fraction(4, 3))) == "{0,4} relaxation 4/3"
+
+
+# Rules: digits, and the agreement of the two ways to read a rule phase (a worker's group, all groups)
+
+
+RADICES = [(), (2,), (3,), (4,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (4, 2), (3, 3)]
+
+
+def subsets(items):
+    return chain.from_iterable(combinations(items, size) for size in range(len(items) + 1))
+
+
+def partial_partitions(items):
+    """Every way to put some of the items into disjoint, non-empty sets."""
+    if not items:
+        yield []
+        return
+    for rest in partial_partitions(items[1:]):
+        yield rest
+        yield [(items[0],), *rest]
+        for index, part in enumerate(rest):
+            yield [*rest[:index], (items[0], *part), *rest[index + 1 :]]
+
+
+def rule_phases(size, digits):
+    """Every rule phase over `size` local ranks and `digits` digits."""
+    for parts in partial_partitions(tuple(range(size))):
+        for across in product(list(subsets(range(digits))), repeat=len(parts)):
+            yield tuple(Block(local, digits_of) for local, digits_of in zip(parts, across, strict=True))
+
+
+@pytest.mark.parametrize("radices", RADICES, ids=str)
+def test_digits_and_strides_are_positional_notation(radices):
+    strides = strides_of(radices)
+    for node, digits in enumerate(product(*map(range, radices))):
+        assert tuple(digit_of(node, s, r) for s, r in zip(strides, radices, strict=True)) == digits
+        assert sum(s * d for s, d in zip(strides, digits, strict=True)) == node
+
+
+@pytest.mark.parametrize("radices", RADICES, ids=str)
+def test_nodes_of_a_group_agree_on_the_other_digits(radices):
+    every = list(product(*map(range, radices)))
+    for across in subsets(range(len(radices))):
+        kept = [d for d in range(len(radices)) if d not in across]
+        for node, digits in enumerate(every):
+            expected = tuple(m for m, other in enumerate(every) if all(other[d] == digits[d] for d in kept))
+            assert nodes_of_group(node, radices, across) == expected
+            assert nodes_of_group(node, radices, across[::-1]) == expected
+            assert representative(node, radices, across) == expected[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "radices"),
+    [(size, radices) for size in (1, 2, 3) for radices in RADICES if size < 3 or len(radices) < 3],
+    ids=str,
+)
+def test_group_of_a_worker_is_its_group_in_the_expansion(size, radices):
+    """Exhaustive: every rule phase of every small cluster."""
+    cluster = Cluster.regular(prod(radices), size)
+    for phase in rule_phases(size, len(radices)):
+        groups = {group.members: group for group in RuleView(radices, (phase,), cluster.workers_per_node).expand(0)}
+        mine = [group_of(worker, phase, size, radices) for worker in range(cluster.num_workers)]
+        for worker, group in enumerate(mine):
+            assert group is None or worker in group.members
+        assert {group.members: group for group in mine if group} == groups
+        assert sum(map(len, groups)) == sum(group is not None for group in mine)
+
+
+def test_relax_is_kept_per_block():
+    cluster, radices = Cluster.regular(4, 3), (2, 2)
+    phase = (Block((2, 0), (1,), Fraction(1, 2)), Block((1,), (0,)))
+    expanded = RuleView(radices, (phase,), cluster.workers_per_node).expand(0)
+    assert expanded == Phase.from_groups(
+        12, [g for w in range(12) if (g := group_of(w, phase, 3, radices)) and g.members[0] == w]
+    )
+    assert {g.relaxation for g in expanded} == {Fraction(1), Fraction(1, 2)}
+
+
+def test_overlapping_blocks_are_refused_by_expand_only():
+    phase, cluster = (Block((0, 1)), Block((1, 2))), Cluster.regular(2, 3)
+    check_rule([phase], cluster, (2,))
+    refused(ScheduleError, "share a local rank", RuleView((2,), (phase,), cluster.workers_per_node).expand, 0)
+
+
+@pytest.mark.parametrize(("block", "radices", "words"), [
+    (Block((0, 2)), (2, 2), r"phases\[0\]\[0\].local: local rank 2 is out of range"),
+    (Block((-1,)), (2, 2), "local rank -1 is out of range"),
+    (Block((0, 0)), (2, 2), "names a local rank twice"),
+    (Block(()), (2, 2), "is empty"),
+    (Block((0,), (2,)), (2, 2), "digit 2 is out of range"),
+    (Block((0,), (1, 1)), (2, 2), "names a digit twice"),
+    (Block((0,)), (2, 3), "their product is the number of nodes, 4"),
+    (Block((0,)), (4, 1), "every radix is >= 2"),
+])  # fmt: skip
+def test_check_rule_refuses(block, radices, words):
+    refused(ScheduleError, words, check_rule, [(block,)], Cluster.regular(4, 2), radices)
+
+
+def test_rules_need_equally_sized_nodes():
+    refused(ScheduleError, "equally sized nodes", check_rule, [], Cluster.parse("3,2"), (2,))
+    refused(ScheduleError, "equally sized nodes", check_rule, [], Cluster.irregular([[0, 2], [1, 3]]), (2,))
+
+
+def test_a_workers_group_costs_its_size_and_not_the_cluster():
+    phase = (Block((0,), (0,)), Block((1, 3)))
+    assert group_of(4 * 10**12, phase, 4, (2, 10**12)).members == (0, 4 * 10**12)
+    assert group_of(4 * 10**12 + 3, phase, 4, (2, 10**12)).members == (4 * 10**12 + 1, 4 * 10**12 + 3)
+
+
+def test_blocks_print_as_people_write_them():
+    assert str(Block((0, 3))) == "LW{0,3} inside each node"
+    assert str(Block((1,), (0, 2), Fraction(4, 3))) == "LW{1} across digits {0,2} relaxation 4/3"
+
+
+# Mixing matrices in all their forms say the same, and rows and columns sum to 1
+
+
+FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
+FEW = settings(max_examples=30)
+
+
+@st.composite
+def phases(draw, n=None):
+    count = n or draw(st.integers(2, 10))
+    labels = draw(st.lists(st.integers(-1, 3), min_size=count, max_size=count))
+    return Phase.from_labels(labels, {k: draw(st.sampled_from(FACTORS)) for k in range(4)})
+
+
+@st.composite
+def rounds(draw, n=None):
+    count = n or draw(st.integers(2, 8))
+    pairs = [(i, j) for i in range(count) for j in range(count) if i != j]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=12))
+    return Round.from_edges(count, [(i, j, Fraction(draw(st.integers(-2, 5)), 6)) for i, j in chosen])
+
+
+@FEW
+@given(st.one_of(phases(), rounds()))
+def test_dense_sparse_and_exact_agree(step):
+    exact = exact_product([step]).rows()
+    floats = np.array([[float(value) for value in row] for row in exact])
+    assert mixing_matrix(step) == pytest.approx(floats, abs=1e-14)
+    assert Operators((step,)).period_operator() @ np.eye(step.num_workers) == pytest.approx(floats, abs=1e-14)
+    assert all(sum(row) == 1 for row in exact)
+    assert is_doubly_stochastic(step) == all(sum(column) == 1 for column in zip(*exact, strict=True))
+    assert has_negative_entries(step) == any(value < 0 for row in exact for value in row)
+
+
+@FEW
+@given(phases())
+def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase):
+    matrix = mixing_matrix(phase)
+    assert is_doubly_stochastic(phase)
+    assert matrix == pytest.approx(matrix.T, abs=1e-15)
+    x = np.linspace(-1, 3, phase.num_workers)
+    assert matrix @ x == pytest.approx(phase.apply(x), abs=1e-13)
+
+
+def test_negative_entries_begin_above_k_over_k_minus_1():
+    for relaxation, negative in ((Fraction(3, 2), False), (Fraction(3, 2) + Fraction(1, 100), True)):
+        phase = Phase.from_groups(4, [Group((0, 1, 2), relaxation)])
+        assert has_negative_entries(phase) is negative
+
+
+def test_a_period_is_applied_to_a_million_workers():
+    n = 10**6
+    ranks = np.arange(n, dtype=np.int32)
+    phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
+    schedule = of_phases("big", Cluster.regular(n // 4, 4), (phase,))
+    x = np.arange(n, dtype=float)
+    assert (Operators(schedule.steps()).period_operator() @ x)[:4] == pytest.approx([1.5] * 4)
+
+
+def test_allreduce_mixes_everything():
+    schedule = Schedule("a", Cluster.parse("3,2"), AllReduce())
+    assert period_product(schedule) == pytest.approx(np.full((5, 5), 0.2))
+
+
+def test_overlapping_groups_and_sizes_are_refused():
+    phase = Phase.from_groups(4, [(0, 1), (1, 2)])
+    for function in (
+        mixing_matrix,
+        lambda step: Operators((step,)),
+        lambda step: exact_product([step]),
+        is_doubly_stochastic,
+    ):
+        refused(ScheduleError, "worker 1", function, phase)
+    big = Phase.from_groups(30_000, [(0, 1)])
+    refused(InputError, "period_operator", mixing_matrix, big)
+    refused(InputError, "exact_consensus_distance", exact_product, [big])

@@ -1,16 +1,19 @@
-"""Schedules: what they answer about a worker and a round agrees with their phases."""
+"""Schedules: what they answer about a worker and a round agrees with their phases, also after failures."""
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
+from math import prod
 
 import pytest
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.hardware import Hardware
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from helpers.refusals import refused
+from helpers.small import of_phases, of_rule
+from partreduce import Cluster, Hardware, Schedule
+from partreduce.errors import ScheduleError
+from partreduce.schedulers.registry import build
+from partreduce.strategies import Block, FailurePlan, Group, Phase, SurvivorRule
+from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,
@@ -18,7 +21,9 @@ from partreduce.topo.strategies import (
     DelayedAveraging,
     DrainPolicy,
     DynamicGroups,
+    GradientBuckets,
     GroupPhases,
+    GroupSplit,
     IterationGap,
     NeighborAveraging,
     Pairwise,
@@ -31,7 +36,8 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Transport,
 )
-from partreduce.topo.strategies.dynamic_groups import GroupSplit
+from partreduce.topo.survivors import after_failure, after_failure_of_nodes, planned_failures, reapply_rule
+from partreduce.verify.failure_plans import planned_classes
 
 CLUSTER = Cluster.regular(4, 2)
 RULE = StaticGroups(phases=RulePhases((2, 2), ((Block((0,), (0, 1)),), (Block((0, 1)),), ())), prologue=2)
@@ -60,7 +66,7 @@ def test_group_of_agrees_with_the_phases(strategy):
 def test_rule_and_its_groups_are_the_same_phases():
     rule = Schedule("s", CLUSTER, RULE)
     phases = tuple(rule.phase(t) for t in range(rule.period))
-    explicit = Schedule("s", CLUSTER, StaticGroups(phases=GroupPhases(phases), prologue=2))
+    explicit = of_phases("s", CLUSTER, phases, prologue=2)
     assert [explicit.phase(t) for t in range(3)] == [rule.phase(t) for t in range(3)]
     assert explicit.num_distinct_phases() == rule.num_distinct_phases() == 2
 
@@ -84,10 +90,8 @@ def test_periods():
     assert [Schedule("s", CLUSTER, s).period for s in (RULE, GROUPS, RING, AllReduce())] == [3, 2, 1, 1]
     assert [Schedule("s", CLUSTER, s).num_distinct_phases() for s in (RULE, GROUPS, RING, AllReduce())] == [2, 2, 1, 1]
     assert Schedule("s", CLUSTER, RULE).phase(-1) == Schedule("s", CLUSTER, RULE).phase(2)
-    with pytest.raises(ScheduleError, match="has no groups"):
-        Schedule("s", CLUSTER, RING).phase(0)
-    with pytest.raises(ScheduleError, match="has no groups"):
-        Schedule("s", CLUSTER, RING).group_of(0, 0)
+    refused(ScheduleError, "has no groups", Schedule("s", CLUSTER, RING).phase, 0)
+    refused(ScheduleError, "has no groups", Schedule("s", CLUSTER, RING).group_of, 0, 0)
 
 
 def test_hardware_and_certificate_take_no_part_in_equality():
@@ -98,44 +102,33 @@ def test_hardware_and_certificate_take_no_part_in_equality():
     assert bare.with_certificate({"x": 1}) == bare
 
 
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        (StaticGroups(phases=GroupPhases(())), "at least 1 phase"),
-        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
-        (AllReduce(steps_per_round=(1, 2)), "has 2 entries"),
-        (NeighborAveraging(rounds=()), "at least 1 round"),
-        (NeighborAveraging(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
-    ],
-    ids=range(5),
-)
+@pytest.mark.parametrize(("strategy", "words"), [
+    (StaticGroups(phases=GroupPhases(())), "at least 1 phase"),
+    (StaticGroups(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
+    (AllReduce(steps_per_round=(1, 2)), "has 2 entries"),
+    (NeighborAveraging(rounds=()), "at least 1 round"),
+    (NeighborAveraging(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
+], ids=range(5))  # fmt: skip
 def test_strategies_that_do_not_fit_are_refused(strategy, words):
-    with pytest.raises(ScheduleError, match=words):
-        Schedule("s", CLUSTER, strategy)
+    refused(ScheduleError, words, Schedule, "s", CLUSTER, strategy)
 
 
-@pytest.mark.parametrize(
-    ("build", "line"),
-    [
-        (lambda: StaticGroups(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
-        (lambda: AllReduce(steps_per_round=0), "steps_per_round: is 0; it must be >= 1"),
-        (lambda: AllReduce(steps_per_round=(1, 2, -3)), "steps_per_round: is -3; it must be >= 1"),
-        (lambda: Transport(codec="int8", block=0), "transport.block: is 0; it must be >= 1"),
-        (
-            lambda: Transport(codec="int9"),
-            "transport.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4",
-        ),
-        (lambda: IterationGap(max_ig=2**31), "sync.iteration_gap.max_ig: is 2147483648; it must be <= 2147483647"),
-        (lambda: IterationGap(staleness=-1), "sync.iteration_gap.staleness: is -1; it must be >= 0"),
-        (lambda: IterationGap(backup=(0, 0, -2)), "sync.iteration_gap.backup: is -2; it must be >= 0"),
-        (lambda: SkipPolicy(limit=2, behind=1), "sync.iteration_gap.skip.behind: is 1; it must be >= 2"),
-        (lambda: SkipPolicy(limit=2, trigger=1), "sync.iteration_gap.skip.trigger: is 1; it must be >= 2"),
-        (lambda: PartialAllReduce(quorum="solo", staleness=0), "sync.partial.staleness: is 0; it must be >= 1"),
-        (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
-        (lambda: DynamicGroups(max_known=0), "max_known: is 0; it must be >= 1"),
-    ],
-    ids=range(13),
-)
+@pytest.mark.parametrize(("build", "line"), [
+    (lambda: StaticGroups(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
+    (lambda: AllReduce(steps_per_round=0), "steps_per_round: is 0; it must be >= 1"),
+    (lambda: AllReduce(steps_per_round=(1, 2, -3)), "steps_per_round: is -3; it must be >= 1"),
+    (lambda: Transport(codec="int8", block=0), "transport.block: is 0; it must be >= 1"),
+    (lambda: Transport(codec="int9"),
+        "transport.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"),
+    (lambda: IterationGap(max_ig=2**31), "sync.iteration_gap.max_ig: is 2147483648; it must be <= 2147483647"),
+    (lambda: IterationGap(staleness=-1), "sync.iteration_gap.staleness: is -1; it must be >= 0"),
+    (lambda: IterationGap(backup=(0, 0, -2)), "sync.iteration_gap.backup: is -2; it must be >= 0"),
+    (lambda: SkipPolicy(limit=2, behind=1), "sync.iteration_gap.skip.behind: is 1; it must be >= 2"),
+    (lambda: SkipPolicy(limit=2, trigger=1), "sync.iteration_gap.skip.trigger: is 1; it must be >= 2"),
+    (lambda: PartialAllReduce(quorum="solo", staleness=0), "sync.partial.staleness: is 0; it must be >= 1"),
+    (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
+    (lambda: DynamicGroups(max_known=0), "max_known: is 0; it must be >= 1"),
+], ids=range(13))  # fmt: skip
 def test_a_number_out_of_the_range_that_its_type_states_is_refused_where_the_value_is_built(build, line):
     with pytest.raises(ScheduleError) as refusal:
         build()
@@ -143,10 +136,8 @@ def test_a_number_out_of_the_range_that_its_type_states_is_refused_where_the_val
 
 
 def test_phases_of_the_other_form_are_refused():
-    with pytest.raises(ScheduleError, match="explicit groups are expected"):
-        GroupPhases(((),))
-    with pytest.raises(ScheduleError, match="rule phases are expected"):
-        RulePhases((4,), (Phase.from_groups(8, []),))
+    refused(ScheduleError, "explicit groups are expected", GroupPhases, ((),))
+    refused(ScheduleError, "rule phases are expected", RulePhases, (4,), (Phase.from_groups(8, []),))
 
 
 def test_values_of_an_axis_that_a_kind_does_not_take_are_refused():
@@ -158,21 +149,18 @@ def test_values_of_an_axis_that_a_kind_does_not_take_are_refused():
             "transport.algorithm: is hierarchical; strategy 'server' travels as ring",
         ),
     ):
-        with pytest.raises(ScheduleError, match=words):
-            Schedule("s", CLUSTER, strategy)
+        refused(ScheduleError, words, Schedule, "s", CLUSTER, strategy)
 
 
 def test_one_worker_is_no_schedule():
-    with pytest.raises(ScheduleError, match="at least 2 workers"):
-        Schedule("s", Cluster.regular(1, 1), AllReduce())
+    refused(ScheduleError, "at least 2 workers", Schedule, "s", Cluster.regular(1, 1), AllReduce())
 
 
 @pytest.mark.parametrize(
     ("edge", "words"), [((0, 8), "ranks are"), ((3, 3), "what the others leave"), ((0, 1), "given twice")]
 )
 def test_rounds_refuse_edges(edge, words):
-    with pytest.raises(ScheduleError, match=words):
-        Round.from_edges(8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
+    refused(ScheduleError, words, Round.from_edges, 8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
 
 
 EVERYBODY, NODES = (Block((0, 1), (0,)),), (Block((0, 1)),)
@@ -181,20 +169,17 @@ HALF = Phase.from_groups(4, [Group((0, 1, 2, 3), Fraction(1, 2))])
 CODED = Transport(codec=Codec.INT8)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        (StaticGroups(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
-        (StaticGroups(phases=GroupPhases((PAIRS, HALF))), ""),
-        (StaticGroups(phases=RulePhases((2,), (NODES, EVERYBODY)), sync=DelayedAveraging()), ""),
-        (AllReduce(steps_per_round=4), ""),
-        (StaticGroups(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
-        (StaticGroups(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),
-        (DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None), "its groups may leave out any worker"),
-        (Pairwise(active=(0, 1)), "strategy 'pairwise' sends parameters, and rounded parameters lose every update"),
-        (Server(steps_per_round=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "reason"), [
+    (StaticGroups(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
+    (StaticGroups(phases=GroupPhases((PAIRS, HALF))), ""),
+    (StaticGroups(phases=RulePhases((2,), (NODES, EVERYBODY)), sync=DelayedAveraging()), ""),
+    (AllReduce(steps_per_round=4), ""),
+    (StaticGroups(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
+    (StaticGroups(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),
+    (DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None), "its groups may leave out any worker"),
+    (Pairwise(active=(0, 1)), "strategy 'pairwise' sends parameters, and rounded parameters lose every update"),
+    (Server(steps_per_round=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
+])  # fmt: skip
 def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reason):
     cluster = Cluster.regular(2, 2)
     if not reason:
@@ -211,8 +196,7 @@ def test_words_may_stand_for_choices_and_unknown_ones_are_named():
     assert isinstance(Pipeline(drain="drop").drain, DrainPolicy)
     with pytest.raises(ScheduleError, match="codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"):
         Transport(codec="int9")
-    with pytest.raises(ScheduleError, match=r"drain: is \['drop'\]"):
-        Pipeline(drain=["drop"])
+    refused(ScheduleError, r"drain: is \['drop'\]", Pipeline, drain=["drop"])
 
 
 @pytest.mark.parametrize(
@@ -237,3 +221,155 @@ def test_a_smaller_steps_per_round_is_spread_evenly_over_every_round():
     assert steps == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
     assert [paced.stepping_at(step).tolist() for step in range(5, 10)] == steps
     assert Schedule("x", Cluster.regular(1, 4), AllReduce(steps_per_round=3)).stepping_at(1).all()
+
+
+# What survivors run: by the rule of the schedule's failure plan, or All-Reduce over all who are left
+
+
+PAIRS_OF_5 = StaticGroups(
+    phases=GroupPhases((Phase.from_groups(5, [[0, 3], [1, 4]]), Phase.from_groups(5, [[0, 1, 2]]))),
+    steps_per_round=(1, 2, 3, 4, 5),
+    prologue=2,
+)
+UNEVEN = Cluster.irregular([[0, 1, 2], [3, 4]])
+RULE_OF_4 = StaticGroups(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0,), (0,)), Block((1,), (0,))))))
+
+
+def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group():
+    found = after_failure(Schedule("pairs", UNEVEN, PAIRS_OF_5), {1, 3})
+    assert found.cluster == Cluster.irregular([[0, 1], [2]])
+    assert found.strategy == StaticGroups(
+        phases=GroupPhases((Phase.from_groups(3, [[0, 1, 2]]),)), steps_per_round=(1, 3, 5), prologue=2
+    )
+
+
+def test_all_reduce_stays_all_reduce():
+    found = after_failure(Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=3)), {2, 3})
+    assert found == Schedule("all", Cluster.regular(3, 2), AllReduce(steps_per_round=3))
+
+
+@pytest.mark.parametrize("strategy", [
+    AllReduce(steps_per_round=3, sync=DelayedAveraging()),
+    AllReduce(sync=Pipeline(), transport=Transport(codec=Codec.BFLOAT16)),
+])  # fmt: skip
+def test_what_comes_late_stays_late(strategy):
+    assert after_failure(Schedule("all", Cluster.regular(4, 2), strategy), {2}).strategy == strategy
+
+
+def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_round_1_are_left():
+    """All-Reduce at steps_per_round 1 averages gradients, which would leave the models apart for ever."""
+    found = after_failure(Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 1, 1, 5))), {3})
+    assert found.group_of(0, 0) == Group((0, 1, 2))
+    assert not found.strategy.averages_gradients
+
+
+@pytest.mark.parametrize(("strategy", "failed", "said"), [
+    (RULE_OF_4, {8}, "failed worker 8: is out of range"),
+    (RULE_OF_4, {-1}, "failed worker -1: is out of range"),
+    (RULE_OF_4, set(range(7)), "7 of 8 workers failed"),
+    (DynamicGroups(), {1}, "strategy.kind"),
+    (AllReduce(sync=PartialAllReduce(quorum=3)), {1}, "strategy.sync"),
+    (AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), {1},
+        "strategy.transport.gradient_buckets"),
+])  # fmt: skip
+def test_what_cannot_continue_is_refused_by_name(strategy, failed, said):
+    refused(ScheduleError, said, after_failure, Schedule("it", Cluster.regular(4, 2), strategy), failed)
+
+
+def _moved(found, schedule, failed):
+    """The groups of each phase, by the workers' ranks in the first schedule."""
+    left = [worker for worker in range(schedule.num_workers) if worker not in failed]
+    return [
+        {frozenset(left[member] for member in group.members) for group in phase}
+        for phase in map(found.phase, range(found.period))
+    ]
+
+
+def _groups_without(schedule, failed):
+    left = [
+        {frozenset(set(group.members) - set(failed)) for group in phase}
+        for phase in map(schedule.phase, range(schedule.period))
+    ]
+    return [{group for group in phase if len(group) > 1} for phase in left]
+
+
+@pytest.mark.parametrize("strategy", [PAIRS_OF_5, RULE_OF_4])
+def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strategy):
+    cluster = UNEVEN if strategy is PAIRS_OF_5 else Cluster.regular(4, 2)
+    plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
+    schedule = Schedule("it", cluster, strategy, failure_plan=plan)
+    failures = list(planned_failures(schedule, plan))
+    assert {failed for count in (1, 2) for failed in combinations(range(schedule.num_workers), count)} <= set(failures)
+    for failed in failures:
+        found = after_failure(schedule, failed)
+        assert _moved(found, schedule, failed) == _groups_without(schedule, failed)
+        assert found.worker_steps().tolist() == [
+            steps_per_round for w, steps_per_round in enumerate(schedule.worker_steps()) if w not in failed
+        ]
+        assert found.failure_plan is None
+        assert found.prologue == schedule.prologue
+
+
+def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_stand():
+    """Nodes are uneven, and their workers not in order; a node with more workers than the plan says is covered."""
+    plan, cluster = FailurePlan(SurvivorRule.KEEP_GROUPS, 1), Cluster.irregular([[5, 1, 3], [0], [4, 2]])
+    covered = {failed for k in range(7) for failed in combinations(range(6), k) if plan.covers(cluster, failed)}
+    assert covered == {(0,), (1,), (2,), (3,), (4,), (5,), (1, 3, 5), (2, 4)}
+    assert plan.most_failures(cluster) == 3
+    pair = Cluster.irregular([[0], [2, 1]])
+    assert not plan.covers(pair, (1, 2)), "1 worker is left"
+    assert plan.most_failures(pair) == 1
+
+
+def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left():
+    schedule = Schedule("it", Cluster.regular(4, 2), RULE_OF_4, failure_plan=FailurePlan(SurvivorRule.REAPPLY_RULE, 2))
+    for node in range(4):
+        smaller = RulePhases((3,), RULE_OF_4.phases.phases)
+        failed = {2 * node, 2 * node + 1}
+        assert after_failure(schedule, failed) == Schedule("it", Cluster.regular(3, 2), StaticGroups(phases=smaller))
+    for failed in ((3,), (0, 6)):  # no node failed as a whole: the groups stay
+        assert _moved(after_failure(schedule, failed), schedule, failed) == _groups_without(schedule, failed)
+
+
+@pytest.mark.parametrize(("radices", "nodes", "fitted"), [
+    ((2, 2), 3, (3,)), ((4, 4), 15, (5, 3)), ((4, 9), 36, (4, 9)), ((4, 9), 35, (5, 7)), ((8, 2), 15, (5, 3)),
+    ((2, 2, 2), 7, (7,)), ((3, 5), 14, (2, 7)), ((3, 5), 1, ()),
+])  # fmt: skip
+def test_radices_for_other_nodes_stay_near_the_old_ones(radices, nodes, fitted):
+    phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
+    old = Cluster.regular(prod(radices), 2)
+    found = reapply_rule(of_rule("it", old, radices, phases), nodes)
+    assert found.node_radices == fitted
+    found.check(Cluster.regular(nodes, 2))
+    kept = [digit for phase in found.phases for block in phase for digit in block.across]
+    assert kept == list(range(len(fitted))), "each digit that is left keeps its phase"
+
+
+def test_what_the_nodes_left_run_is_the_same_whichever_are_lost():
+    square = StaticGroups(phases=RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),))))
+    for rule, count in ((SurvivorRule.REAPPLY_RULE, 1), (SurvivorRule.REAPPLY_RULE, 2), (SurvivorRule.ALL_REDUCE, 2)):
+        schedule = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(rule, 4))
+        found = after_failure_of_nodes(schedule, count)
+        for nodes in combinations(range(4), count):
+            assert after_failure(schedule, {2 * node + rank for node in nodes for rank in (0, 1)}) == found
+    kept = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 4))
+    refused(ScheduleError, "not all of one size", after_failure_of_nodes, kept, 2)
+
+
+def test_planned_losses_of_a_million_workers_need_no_list_of_groups():
+    bare = build("prague-figure-10", Cluster.regular(250_000, 4))
+    schedule = replace(bare, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
+    assert len(schedule_text(schedule)) < 1000
+    assert len(planned_classes(schedule)) == 5
+    found = after_failure(schedule, {777_777})
+    assert found.num_workers == 999_999
+    assert found.group_of(777_777, 1) == Group((777_776, 777_777, 777_778))
+
+
+def test_groups_that_no_survivor_could_list_are_refused_before_a_loss():
+    cluster = Cluster.regular(2**23 + 1, 2)
+    rule = StaticGroups(phases=RulePhases((cluster.num_nodes,), RULE_OF_4.phases.phases))
+    with pytest.raises(ScheduleError, match=r"failure_plan: expected at most 16777216 workers"):
+        Schedule("it", cluster, rule, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1))
+    with pytest.raises(ScheduleError, match=r"failure_plan\.rule: expected keep_groups, reapply_rule, all_reduce"):
+        FailurePlan("remaining", 1)  # type: ignore[arg-type]  # a word, as a user may write it

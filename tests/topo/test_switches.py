@@ -1,26 +1,24 @@
 """Switches above the nodes: how they nest, what their uplinks cost, and what they must never change."""
 
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.drawn_schedules import drawn
 from helpers.random_switches import switches_over
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link, Switch, above, regular_levels
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from helpers.refusals import refused
+from helpers.small import of_rule
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
+from partreduce.errors import InputError
+from partreduce.strategies import Block, Phase, Round
+from partreduce.topo.hardware import above, regular_levels
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing.coding import Travel
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
+from partreduce.types import ComputeTimes, Switch
 
 CLUSTER = Cluster.regular(4, 2)
 RACKS = (Switch((0, 1), Link.of_bandwidth(0.5)), Switch((2, 3), Link.of_bandwidth(0.5)))
@@ -92,7 +90,7 @@ def test_edges_share_the_uplink_of_their_direction():
 
 def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
     def rule(digit):
-        return Schedule("r", CLUSTER, StaticGroups(phases=RulePhases((2, 2), ((Block((0,), (digit,)),),))))
+        return of_rule("r", CLUSTER, (2, 2), ((Block((0,), (digit,)),),))
 
     assert communication(rule(1), HARDWARE).phases == (1.0,)
     assert communication(rule(0), HARDWARE).phases == (4.0,)
@@ -101,24 +99,12 @@ def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
 @st.composite
 def schedules(draw):
     """A random schedule of each kind on a random cluster under random switches."""
-    cluster = Cluster.parse(",".join(map(str, draw(st.lists(st.integers(1, 3), min_size=2, max_size=5)))))
-    count, period = cluster.num_workers, range(draw(st.integers(1, 2)))
-    kind = draw(st.sampled_from(["static", "neighbor", "allreduce"]))
-    if kind == "neighbor":
-        pairs = st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), min_size=1, max_size=8)
-        weight = Fraction(1, 2 * count)
-        rounds = [[(a, b, weight) for a, b in draw(pairs) if a != b] for _ in period]
-        strategy = NeighborAveraging(rounds=tuple(Round.from_edges(count, edges) for edges in rounds))
-    elif kind == "static":
-        labels = st.lists(st.integers(-1, 2), min_size=count, max_size=count)
-        strategy = StaticGroups(phases=GroupPhases(tuple(Phase.from_labels(draw(labels)) for _ in period)))
-    else:
-        strategy = AllReduce()
+    schedule = draw(drawn())
     hardware = Hardware(
         inside=Link(0.5, 1.0), nic=Link(1.0, 2.0), model_bytes=3, num_nics=draw(st.integers(1, 2)),
-        bus=draw(st.sampled_from([Link(), Link(0.5, 0.5)])), switches=draw(switches_over(cluster.num_nodes)),
+        bus=draw(st.sampled_from([Link(), Link(0.5, 0.5)])), switches=draw(switches_over(schedule.cluster.num_nodes)),
     )  # fmt: skip
-    return Schedule("s", cluster, strategy), hardware
+    return schedule, hardware
 
 
 def costs(schedule, hardware, algorithm):
@@ -195,11 +181,9 @@ def test_switches_that_do_not_nest_are_refused_in_one_line():
         ([(0, 1), (0, 1)], r"switches\[1\]: stands above the same nodes as switches\[0\]; keep one"),
         ([(0, 1, 2, 3), (0, 1), (1, 2)], r"switches\[2\]: shares node 1 with switches\[1\]"),
     ):
-        with pytest.raises(InputError, match=words):
-            Hardware(switches=tuple(Switch(nodes) for nodes in switches))
+        refused(InputError, words, Hardware, switches=tuple(Switch(nodes) for nodes in switches))
     for nodes, words in (((), "no nodes"), ((0, -1), "node -1"), ((1, 1), "1 different")):
-        with pytest.raises(InputError, match=words):
-            Switch(nodes)
+        refused(InputError, words, Switch, nodes)
     with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
         communication(Schedule("a", CLUSTER, AllReduce()), replace(HARDWARE, switches=(Switch((3, 4)),)))
 

@@ -14,21 +14,16 @@ from benchmarks.forgery.campaign import certified, refusal
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, explicit, graph, random_allreduce, random_schedule, rule, shift
 from helpers.claims import claims_of_runs, facts_of
-from partreduce.runtime.data.sampler import RoundSampler
+from partreduce import Cluster, Hardware, RoundSampler, Schedule
+from partreduce.files import dump_schedule
 from partreduce.runtime.transport.worlds import member_sets
 from partreduce.schedulers.registry import build
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.hardware import Hardware
-from partreduce.topo.phase import Group
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Transport
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, DelayedAveraging
+from partreduce.strategies import Block, Group
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Codec, CodecScope, DelayedAveraging, Transport
 from partreduce.topo.timing.cost import communication
+from partreduce.types import Claim, Proof
 from partreduce.verify import Status, prove
 from partreduce.verify import facts as facts_module
-from partreduce.verify.base import Claim, Proof
 from partreduce.verify.checker.codec_error import FollowedSum, rounded_up
 from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.payload import in_bytes
@@ -173,7 +168,7 @@ def test_in_join_mode_every_worker_takes_part_in_the_same_rounds():
         assert (left, len(gone)) == ([max(data)] * n, n)
 
 
-def _parts(schedule: Schedule):
+def _parts(schedule):
     raw = dump_schedule(schedule)
     return raw, dense(raw)[0], schedule.num_workers
 
@@ -296,13 +291,10 @@ def bound(transport, nodes=4, on_each=4):
     return Fraction(entry["relative"]), Fraction(entry["absolute"]), entry["roundings"]
 
 
-@pytest.mark.parametrize(
-    ("codec", "unit", "tiny"),
-    [
-        (Codec.FLOAT16, Fraction(1, 2**11), Fraction(1, 2**25)),
-        (Codec.BFLOAT16, Fraction(1, 2**8), Fraction(1, 2**134)),
-    ],
-)
+@pytest.mark.parametrize(("codec", "unit", "tiny"), [
+    (Codec.FLOAT16, Fraction(1, 2**11), Fraction(1, 2**25)),
+    (Codec.BFLOAT16, Fraction(1, 2**8), Fraction(1, 2**134)),
+])  # fmt: skip
 def test_errors_in_16_bits_grow_with_the_additions_of_a_ring_and_with_none_in_stages(codec, unit, tiny):
     staged = Transport(codec=codec, algorithm=AllReduceAlgorithm.HIERARCHICAL)
     for transport, seen in ((Transport(codec=codec), 16), (staged, 3)):

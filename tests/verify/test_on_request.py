@@ -1,43 +1,49 @@
-"""Claims about strategies that decide their groups while the job runs."""
+"""Claims about strategies that decide their groups while the job runs, and Prague's convergence conditions."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from dataclasses import replace
 from fractions import Fraction
 
+import networkx as nx
+import numpy as np
 import pytest
 
+from helpers.refusals import refused
+from partreduce import Cluster, Schedule
+from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.adpsgd import Answer, Pairing, Role
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DynamicGroups,
-    GroupSplit,
-    NeighborAveraging,
-    Pairwise,
-    Round,
-    RulePhases,
-    Server,
-    StaticGroups,
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
+from partreduce.strategies import Block, NeighborAveraging, Pairwise, Round, RulePhases, Server, StaticGroups
+from partreduce.topo.strategies import AllReduce, DynamicGroups, GroupSplit
+from partreduce.verify.asynchronous import (
+    THEOREMS,
+    SecondEigenvalue,
+    Theorem,
+    any_requester,
+    groups_of_a_worker,
+    inter_intra,
+    partition,
+    theorem_of,
 )
-from partreduce.verify.asynchronous import THEOREMS, SecondEigenvalue, Theorem
 from partreduce.verify.base import Status
 from partreduce.verify.prove import STATEMENTS, prove
 
 THIRD = Fraction(1, 3)
 
 
-def of(strategy: object, cluster: str = "4x4") -> Schedule:
+def of(strategy, cluster="4x4"):
     return Schedule("on request", Cluster.parse(cluster), strategy)
 
 
 @pytest.mark.parametrize("division", [GroupSplit.RANDOM, GroupSplit.NODE_THEN_ALL])
-def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division: GroupSplit) -> None:
+def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division):
     proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"convergence", "deadlock-free"}
@@ -46,27 +52,27 @@ def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division: Grou
 
 
 @pytest.mark.parametrize("division", [GroupSplit.GLOBAL, GroupSplit.INTER_INTRA])
-def test_divisions_among_the_idle_are_not_proved(division: GroupSplit) -> None:
+def test_divisions_among_the_idle_are_not_proved(division):
     proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.NOT_PROVED
     assert "idle" in proof["convergence"].explanation
 
 
-def test_inter_and_intra_groups_on_uneven_nodes_are_not_proved_and_say_why() -> None:
+def test_inter_and_intra_groups_on_uneven_nodes_are_not_proved_and_say_why():
     proof = prove(of(DynamicGroups(slow_threshold=None, max_known=None), "3,3,2"))
     assert proof.verdict is Status.NOT_PROVED
     assert "nodes of equal size" in proof["convergence"].explanation
 
 
 @pytest.mark.parametrize("division", list(GroupSplit))
-def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division: GroupSplit) -> None:
+def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division):
     proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=1)))
     assert proof.verdict is Status.NOT_PROVED
     assert "max_known 1" in proof["convergence"].explanation
 
 
 @pytest.mark.parametrize("kind", sorted(STATEMENTS))
-def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_essential_claim_is_not_proved(kind, monkeypatch):
     """Whatever a prover forgets: the claim appears as not proved, and so does the verdict."""
     strategies: dict[str, object] = {
         "static": StaticGroups(phases=RulePhases((4,), ((Block((0, 1, 2, 3), (0,)),),))),
@@ -93,28 +99,28 @@ def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.
         assert replace(whole, claims=tuple(c for c in whole.claims if c.claim != name)).verdict is Status.NOT_PROVED
 
 
-def test_deadlock_freedom_says_what_it_assumes_about_the_end() -> None:
+def test_deadlock_freedom_says_what_it_assumes_about_the_end():
     ring = NeighborAveraging(rounds=(Round.from_edges(4, [(i, (i + 1) % 4, THIRD) for i in range(4)]),))
     assert "same number of rounds" in prove(of(ring, "1x4"))["deadlock-free"].explanation
     assert "same number of rounds" in prove(of(AllReduce()))["deadlock-free"].explanation
     assert "unequal data" in prove(of(DynamicGroups()))["deadlock-free"].explanation
 
 
-def test_a_filter_makes_draws_depend_on_the_past_so_nothing_is_proved() -> None:
+def test_a_filter_makes_draws_depend_on_the_past_so_nothing_is_proved():
     proof = prove(of(DynamicGroups(group_size=3, slow_threshold=4)))
     assert proof["convergence"].status is Status.NOT_PROVED
     assert proof.verdict is Status.NOT_PROVED
     assert "depend on the past" in proof["convergence"].explanation
 
 
-def test_two_connected_sides_cannot_deadlock_and_reach_consensus() -> None:
+def test_two_connected_sides_cannot_deadlock_and_reach_consensus():
     proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 1), (2, 3))), "1x4"))
     assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"deadlock-free", "consensus", "queues"}
 
 
 @pytest.mark.parametrize("active", [(0,), (0, 1), (0, 2, 4)])
-def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_are_answered(active) -> None:
+def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_are_answered(active):
     """The very protocol in random order: a question waits from its asking to its answer."""
     draw, n = random.Random(1), 5
     edges = tuple((a, p) for a in active for p in range(n) if p not in active and (a + p) % 3)
@@ -143,17 +149,17 @@ def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_
     assert (most, answered, flying) == (witness["questions"], asked, [])
 
 
-def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part() -> None:
+def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part():
     proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 3))), "1x4"))
     assert proof.verdict is Status.REFUTED
     assert proof["consensus"].witness == {"closed": [0, 1], "outside": 2}
 
 
-def test_a_server_holds_one_copy() -> None:
+def test_a_server_holds_one_copy():
     assert prove(of(Server(hosts=(0, 1)))).verdict is Status.FOLLOWS
 
 
-def test_a_server_says_whom_a_worker_waits_for() -> None:
+def test_a_server_says_whom_a_worker_waits_for():
     waits = {
         "round r is complete once all workers have pushed": Server(),
         "wait for nobody": Server(synchronous=False),
@@ -172,14 +178,14 @@ def test_a_server_says_whom_a_worker_waits_for() -> None:
         Pairwise(active=(0,), edges=((0, 1),)),
     ],
 )  # fmt: skip
-def test_every_claim_has_a_name_and_says_why(strategy: object) -> None:
+def test_every_claim_has_a_name_and_says_why(strategy):
     for claim in prove(of(strategy)).claims:
         assert claim.claim == claim.claim.lower()
         assert claim.explanation.count(" ") > 5
         assert "None" not in claim.explanation
 
 
-def test_the_busiest_passive_worker_and_its_questions_are_named() -> None:
+def test_the_busiest_passive_worker_and_its_questions_are_named():
     two = Pairwise(active=(0, 4), edges=((0, 1), (0, 3), (4, 3), (4, 2)))
     assert prove(of(two, "1x5"))["queues"].witness == {"questions": 2, "worker": 3, "gap": None}
     assert "at most 1 exchanges of others" in prove(of(two, "1x5"))["queues"].explanation
@@ -189,7 +195,7 @@ def test_the_busiest_passive_worker_and_its_questions_are_named() -> None:
     assert "all 4 edges join 2 active and 3 passive workers" in prove(of(two, "1x5"))["deadlock-free"].explanation
 
 
-def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_not(monkeypatch) -> None:
+def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_not(monkeypatch):
     """Not one of the theorems says so today; a new division's might."""
     strategy = DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None)
     still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
@@ -206,3 +212,195 @@ def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "no. (λ₂ of E[WᵀW] is 1 for nothing.)")
     assert claim.witness["against"] == ["no"]
     assert not claim.witness["independent"]
+
+
+# Prague's convergence conditions: the closed forms against the full expectation, enumerated in fractions
+
+
+def projection(n, groups):
+    matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    for group in groups:
+        for i in group:
+            for j in range(n):
+                matrix[i][j] = Fraction(int(j in group), len(group))
+    return matrix
+
+
+def product(a, b):
+    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
+
+
+def divisions(workers, size):
+    """Every way to cut a random order into groups, each once per order."""
+    for order in itertools.permutations(workers):
+        yield tuple(tuple(order[k : k + size]) for k in range(0, len(order), size))
+
+
+def expectation(draws):
+    squares = [product([list(column) for column in zip(*w, strict=True)], w) for w in draws]
+    n = len(squares[0])
+    return np.array([[float(sum(w[i][j] for w in squares) / len(squares)) for j in range(n)] for i in range(n)])
+
+
+def second(matrix):
+    return np.sort(np.linalg.eigvalsh(matrix))[-2]
+
+
+@pytest.mark.parametrize(("n", "g"), [(3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 4)])
+def test_closed_form_of_a_partition(n, g):
+    parts = expectation(projection(n, groups) for groups in divisions(range(n), g))
+    assert second(parts) == pytest.approx(float(partition(n, g)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("nodes", "p", "g"), [(2, 2, 2), (3, 2, 2), (3, 3, 2), (4, 2, 3), (4, 2, 2), (2, 4, 2)])
+def test_closed_form_of_inter_then_intra(nodes, p, g):
+    n = nodes * p
+    intra = projection(n, [tuple(range(k * p, k * p + p)) for k in range(nodes)])
+    heads = [k * p for k in range(nodes)]
+    inside = [set(divisions(range(k * p + 1, k * p + p), g)) for k in range(nodes)]
+
+    def draws():
+        for across in divisions(heads, g):
+            for rest in itertools.product(*inside):
+                yield product(intra, projection(n, [*across, *itertools.chain(*rest)]))
+
+    assert second(expectation(draws())) == pytest.approx(float(inter_intra(nodes, p, g)), abs=1e-12)
+
+
+def test_known_values():
+    assert partition(16, 2) == Fraction(7, 15)
+    assert partition(16, 4) == Fraction(1, 5)
+    assert partition(12, 3) == Fraction(3, 11)
+    assert partition(8, 2) == Fraction(3, 7)
+
+
+@pytest.mark.parametrize(("n", "g"), [(2, 2), (3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 5), (7, 4), (5, 5)])
+def test_a_random_group_contracts_whoever_asks(n, g):
+    """The theorem is for every worker that may ask: exactly the largest eigenvalue off the mean, for each of them."""
+    for asks in range(n):
+        others = [worker for worker in range(n) if worker != asks]
+        mean = expectation(projection(n, [(asks, *rest)]) for rest in itertools.combinations(others, g - 1))
+        off = mean - np.full((n, n), 1 / n)
+        assert np.linalg.eigvalsh(off)[-1] == pytest.approx(float(any_requester(n, g)), abs=1e-12)
+
+
+def test_every_division_has_a_theorem_of_its_own():
+    cluster = Cluster.regular(4, 4)
+    free = {
+        division: theorem_of(DynamicGroups(division=division, slow_threshold=None, max_known=None), cluster)
+        for division in GroupSplit
+    }
+    assert {division for division, found in free.items() if found.holds} == {
+        GroupSplit.RANDOM,
+        GroupSplit.NODE_THEN_ALL,
+    }
+    assert all("idle" in " ".join(free[one].against) for one in (GroupSplit.GLOBAL, GroupSplit.INTER_INTRA))
+    assert len({found.second_eigenvalue.how for found in free.values()}) == len(GroupSplit)
+    for division in GroupSplit:
+        filtered = theorem_of(DynamicGroups(division=division, slow_threshold=4), cluster)
+        assert filtered.second_eigenvalue.is_below_one
+        assert not filtered.holds
+        assert "progress" in " ".join(filtered.against)
+
+
+@pytest.mark.parametrize("every", [1, 16, 100_000])
+def test_node_then_all_is_proved_over_whole_cycles_only(every):
+    strategy = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None, all_every=every)
+    found = theorem_of(strategy, Cluster.regular(4, 4))
+    assert found.holds
+    assert float(found.second_eigenvalue) == 0
+    assert f"after {16 * every} requests ({every} rounds" in found.second_eigenvalue.how
+    assert "no bound holds over fewer rounds" in found.second_eigenvalue.how
+
+
+def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():
+    """The machine that runs, under an order of requests that starves the other node's workers."""
+    strategy = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None, all_every=3, group_size=2)
+    machine = GroupGenerator(GeneratorSetting.of(strategy, Cluster.regular(2, 2)))
+    for seed in range(20):
+        chance, state, since, met = random.Random(seed), machine.initial(), 0, 0
+        for _ in range(400):
+            free = [w for w in range(4) if state.requests[w] < 0 or state.answers[w] is not None]
+            worker = chance.choice(free[: 1 + chance.randrange(len(free))])
+            known = len(state.buffers.groups), state.buffers.next_seq
+            state, _ = machine.handle(
+                state, worker, Ask(state.requests[worker] + 1, getattr(state.answers[worker], "seq", -1))
+            )
+            since += 1
+            if state.buffers.next_seq > known[1] and len(state.buffers.groups[-1].members) == 4:
+                since, met = 0, met + 1
+            assert since <= 3 * 4 + 2 * 4, "two groups a worker, at most, stand before the meeting"
+        assert met > 10
+
+
+@pytest.mark.parametrize(("division", "cluster", "size", "bound", "holds"), [
+    (GroupSplit.RANDOM, (4, 4), 3, 106, True),
+    (GroupSplit.RANDOM, (4, 4), 3, 105, False),
+    (GroupSplit.RANDOM, (4, 4), 3, 32, False),
+    (GroupSplit.RANDOM, (7, 2), 2, 1, False),
+    (GroupSplit.RANDOM, (1, 4), 2, 32, True),
+    (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 9, True),
+    (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 1, False),
+    (GroupSplit.NODE_THEN_ALL, (4, 8), 2, 32, False),
+    (GroupSplit.RANDOM, (50_000, 20), 300_000, 32, False),
+    (GroupSplit.NODE_THEN_ALL, (2, 100_000), 2, 32, False),
+])  # fmt: skip
+def test_max_known_is_covered_only_where_it_cannot_decide(division, cluster, size, bound, holds):
+    strategy = DynamicGroups(division=division, group_size=size, slow_threshold=None, max_known=bound)
+    found = theorem_of(strategy, Cluster.regular(*cluster))
+    assert found.holds is holds
+    if not holds:
+        assert any("max_known" in reason for reason in found.against)
+
+
+def test_with_one_known_group_parts_form_that_never_meet_and_nothing_is_proved():
+    """Seven pairs for ever, as the machine draws them: the bound is what the service runs with."""
+    strategy = DynamicGroups(division=GroupSplit.RANDOM, group_size=2, slow_threshold=None, max_known=1)
+    cluster = Cluster.regular(7, 2)
+    machine = GroupGenerator(GeneratorSetting.of(strategy, cluster))
+    state = machine.initial()
+    for step in range(2000):
+        worker = step % 14
+        if state.requests[worker] < 0 or state.answers[worker] is not None:
+            state, _ = machine.handle(
+                state, worker, Ask(state.requests[worker] + 1, getattr(state.answers[worker], "seq", -1))
+            )
+    graph = nx.Graph(pair for pair in state.known)
+    assert nx.number_connected_components(graph) > 1
+    assert not theorem_of(strategy, cluster).holds
+
+
+def test_both_roots_are_below_one_where_it_is_said():
+    chance = random.Random(4)
+    for _ in range(400):
+        roots = [Fraction(chance.randint(-3, 6), 4) for _ in range(2)]
+        second = SecondEigenvalue(sum(roots), roots[0] * roots[1], "")
+        assert second.is_below_one == (max(roots) < 1)
+        assert float(second) == pytest.approx(float(max(roots)))
+
+
+@pytest.mark.parametrize(("n", "g"), [(2, 2), (9, 4), (60, 59), (60, 58), (60, 60), (200, 4), (1415, 3), (1416, 3)])
+def test_the_groups_of_a_worker_are_counted(n, g):
+    """All choices of partners, as long as they are few enough to be counted."""
+    count = groups_of_a_worker(DynamicGroups(division=GroupSplit.RANDOM, group_size=g), Cluster.regular(1, n))
+    choices = math.comb(n - 1, g - 1)
+    assert count == choices if choices <= 10**6 else 10**6 < count <= choices
+    inside = groups_of_a_worker(DynamicGroups(division=GroupSplit.NODE_THEN_ALL), Cluster.parse("4,3"))
+    assert inside == 2**3 - 1 + 1
+    assert groups_of_a_worker(DynamicGroups(division=GroupSplit.GLOBAL), Cluster.regular(2, 2)) > 10**6
+
+
+@pytest.mark.parametrize("against", [(), ("a reason",)])
+@pytest.mark.parametrize("trace", [Fraction(1, 2), Fraction(1)])
+def test_a_theorem_holds_if_it_contracts_and_nothing_stands_against_it(trace, against):
+    found = Theorem(SecondEigenvalue(trace, Fraction(0), ""), against)
+    assert found.holds == (trace < 1 and not against)
+
+
+def test_a_partition_into_singletons_would_not_contract():
+    """The check can say no: groups of 1 leave every worker where it is."""
+    assert not inter_intra(3, 2, 1).is_below_one
+
+
+def test_irregular_clusters_are_refused_for_inter_intra():
+    refused(ScheduleError, "equal size", theorem_of, DynamicGroups(), Cluster.parse("3,2"))

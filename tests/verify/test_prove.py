@@ -1,8 +1,9 @@
-"""prove: the claims, their witnesses, and the checker's agreement, on schedules small enough to follow by hand."""
+"""prove: claims, their witnesses and methods, functions, and the checker's agreement, small enough to follow."""
 
-from __future__ import annotations
-
+import ast
+import json
 import os
+import random
 import subprocess
 import sys
 from fractions import Fraction
@@ -12,48 +13,45 @@ import numpy as np
 import pytest
 
 from benchmarks.forgery.schedules import explicit, graph, shift
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.phase import Group
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, StaticGroups
-from partreduce.verify import Status, prove
-from partreduce.verify.certificate import certificate_bytes
+from helpers.golden import GOLDEN
+from helpers.readings import written
+from helpers.refusals import refused
+from helpers.small import listed, of_rule
+from helpers.warm_checker import run_checker
+from partreduce import Cluster, Schedule, metrics, write_schedule
+from partreduce.errors import InputError, RefutedError
+from partreduce.schedulers.registry import build
+from partreduce.strategies import Block, Group
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.metrics.evaluate import growth_bits
+from partreduce.topo.strategies import AllReduce, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.verify import Status, checker, prove
+from partreduce.verify.certificate import certificate_bytes, confirm
+from partreduce.verify.prove import prove_function
 
-CHECKER = Path(__file__).parents[2] / "verify" / "checker"
+PROGRAM = Path(__file__).parents[2] / "verify" / "checker"
 ALL = Block((0, 1, 2, 3))
 
 
-def figure_10(num_nodes: int) -> Schedule:
+def figure_10(num_nodes):
     radices = (2, num_nodes // 2) if num_nodes > 2 else (2,)
     every = tuple(range(len(radices)))
-    phases = (
-        (Block((0,), every), Block((2, 3))),
-        (ALL,),
-        (Block((0, 3)), Block((1,), (0,))),
-        (ALL,),
-    )
-    return Schedule("figure-10", Cluster.regular(num_nodes, 4), StaticGroups(phases=RulePhases(radices, phases)))
+    phases = ((Block((0,), every), Block((2, 3))), (ALL,), (Block((0, 3)), Block((1,), (0,))), (ALL,))
+    return of_rule("figure-10", Cluster.regular(num_nodes, 4), radices, phases)
 
 
-def expanded(schedule: Schedule) -> Schedule:
-    phases = tuple(schedule.phase(t) for t in range(schedule.period))
-    return Schedule(schedule.name, schedule.cluster, StaticGroups(phases=GroupPhases(phases)))
-
-
-def run_checker(folder: Path, schedule: Schedule, certificate) -> subprocess.CompletedProcess[str]:
+def checked_alone(folder, schedule, certificate):
     """The checker as a stranger runs it: isolated, without site packages, in an empty environment."""
     write_schedule(folder / "s.json", schedule)
     (folder / "c.json").write_bytes(certificate_bytes(certificate))
-    command = [sys.executable, "-I", "-S", CHECKER, folder / "c.json", folder / "s.json"]
+    command = [sys.executable, "-I", "-S", PROGRAM, folder / "c.json", folder / "s.json"]
     return subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60, cwd=os.sep)
 
 
-def confirmed(folder: Path, schedule: Schedule) -> list[str]:
+def confirmed(folder, schedule):
     """The claims that both the prover and the checker say to hold, and in the same way."""
     proof = prove(schedule)
-    result = run_checker(folder, schedule, proof.certificate)
+    result = checked_alone(folder, schedule, proof.certificate)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assumed = {line for line in lines if line.startswith("assumed for ")}
@@ -81,7 +79,7 @@ def test_the_certificate_of_a_rule_does_not_grow_with_the_cluster():
 
 
 def test_the_explicit_form_has_the_same_rate(tmp_path):
-    schedule = expanded(figure_10(4))
+    schedule = listed(figure_10(4))
     assert "contraction" in confirmed(tmp_path, schedule)
     assert prove(schedule)["contraction"].entry["squared"] == "3/4"
 
@@ -97,7 +95,7 @@ def test_an_overlap_is_refuted_with_phase_worker_and_both_groups():
 
 def test_blocks_that_share_a_local_rank_are_refuted_with_both_blocks():
     phases = ((Block((0, 1), ()), Block((1,), (0,))),)
-    proof = prove(Schedule("bad", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), phases))))
+    proof = prove(of_rule("bad", Cluster.regular(4, 2), (4,), phases))
     witness = proof["conflict-free"].witness
     assert (witness["phase"], witness["worker"]) == (0, 1)
     assert witness["groups"] == [[0, 1], [1, 3, 5, 7]]
@@ -110,7 +108,7 @@ def test_workers_that_never_meet_the_others_refute_consensus():
 
 
 def test_averaging_inside_nodes_only_refutes_consensus_of_a_rule():
-    proof = prove(Schedule("nodes", Cluster.regular(4, 4), StaticGroups(phases=RulePhases((4,), ((ALL,),)))))
+    proof = prove(of_rule("nodes", Cluster.regular(4, 4), (4,), ((ALL,),)))
     assert proof["consensus"].status is Status.REFUTED
     assert proof["consensus"].witness == {"local_ranks": [0, 1, 2, 3], "digits": [0]}
 
@@ -128,13 +126,6 @@ def test_a_lazy_cyclic_shift_converges(tmp_path):
     assert prove(schedule)["consensus"].entry["method"] == "graph"
 
 
-def test_de_bruijn_converges_by_a_power_although_workers_drop_their_own_value(tmp_path):
-    edges = [(i, (2 * i + a) % 8, Fraction(1, 2)) for i in range(8) for a in (0, 1) if (2 * i + a) % 8 != i]
-    schedule = graph(8, edges)
-    assert "consensus" in confirmed(tmp_path, schedule)
-    assert prove(schedule)["consensus"].entry["periods"] == 3
-
-
 def test_rows_that_do_not_keep_the_mean_are_refuted_with_the_column():
     proof = prove(graph(3, [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 2)), (2, 0, Fraction(1, 3))]))
     assert proof["doubly-stochastic"].witness == {"round": 0, "worker": 0, "column_sum": "7/6"}
@@ -148,12 +139,6 @@ def test_a_pair_with_relax_2_swaps_and_is_no_witness():
     assert prove(explicit(4, [[0, 1]], swap, [[2, 3]], swap))["consensus"].status is not Status.PROVED
 
 
-def test_a_negative_weight_is_not_called_doubly_stochastic(tmp_path):
-    schedule = explicit(3, [Group((0, 1, 2), Fraction(7, 4))])
-    assert {"unit-sums", "consensus"} <= set(confirmed(tmp_path, schedule))
-    assert "doubly-stochastic" not in prove(schedule)
-
-
 @pytest.mark.parametrize("shape", ["2x1", "3,3,2", "250000x4"])
 def test_allreduce_is_proved_on_any_cluster(tmp_path, shape):
     schedule = Schedule("all", Cluster.parse(shape), AllReduce(steps_per_round=4))
@@ -161,32 +146,235 @@ def test_allreduce_is_proved_on_any_cluster(tmp_path, shape):
     assert prove(schedule)["contraction"].entry["squared"] == "0"
 
 
-def test_ticks_are_one_more_than_the_largest_before(tmp_path):
-    schedule = explicit(5, [[0, 1]], [[1, 2], [3, 4]], [], [[0, 3]], [[0, 1, 2, 3, 4]], prologue=3)
-    assert prove(schedule)["deadlock-free"].numbers == {"height": 3}
-    assert "deadlock-free" in confirmed(tmp_path, schedule)
-
-
 def test_the_spanning_tree_holds_the_first_witness_in_order():
     tree = prove(explicit(5, [[1, 2], [0, 3]], [[0, 1, 2, 3]], [[3, 4]]))["consensus"].entry["trees"][0]
     assert tree == [[0, 0, 3], [0, 1, 2], [1, 0, 1], [2, 3, 4]]
 
 
-def test_random_explicit_schedules_agree_with_dense_arithmetic():
-    rng = np.random.default_rng(7)
-    for _ in range(60):
-        n, period = int(rng.integers(2, 9)), int(rng.integers(1, 4))
-        phases = []
-        for _ in range(period):
-            labels = rng.integers(0, max(2, n // 2), n)
-            phases.append([np.flatnonzero(labels == label) for label in set(labels) if (labels == label).sum() > 1])
-        schedule = explicit(n, *phases)
-        product = np.eye(n)
-        for t in range(period):
-            product = schedule.phase(t).apply(product)
-        norm = np.linalg.norm(product - 1 / n, 2)
-        proof = prove(schedule)
-        assert (proof["consensus"].status is Status.PROVED) == (norm < 1 - 1e-9)
-        squared = float(Fraction(proof["contraction"].entry["squared"]))
-        assert norm**2 <= squared + 1e-12
-        assert squared <= norm**2 + 1e-5
+# The single proof methods: exactness, functions, the program
+
+
+CHECKER = Path(checker.__file__).parent
+
+
+def accepted(schedule):
+    """The claims that the checker confirms, and the facts that it states, in this process."""
+    read = checker.read_schedule(dump_schedule(schedule))
+    proved = list(checker.check(json.loads(certificate_bytes(prove(schedule).certificate)), read))
+    return proved + [fact.name for fact in checker.facts(read)]
+
+
+# Exactness and rounds
+
+
+def test_labels_prove_a_hyper_cuboid_exact_at_any_place_of_the_period():
+    n, dims = 24, (2, 3, 4)
+    grid = np.arange(n).reshape(dims)
+    phases = [[list(g) for g in np.moveaxis(grid, axis, -1).reshape(-1, dims[axis])] for axis in range(3)]
+    schedule = explicit(n, [[5, 6]], *phases, [[0, 1]])
+    entry = prove(schedule)["exact-consensus"].entry
+    assert (entry["method"], entry["first"], entry["radices"]) == ("labels", 1, [2, 3, 4])
+    assert "exact-consensus" in accepted(schedule)
+
+
+@pytest.mark.parametrize("n", [5, 6])
+def test_relaxed_pairs_are_exact_by_their_product(n):
+    text = GOLDEN["relaxed_pairs_exact"][str(n)]
+    phases = []
+    for line in text:
+        *pairs, weight = line.replace(")(", ") (").split()
+        phases.append([Group((int(p[1]), int(p[2])), 2 * Fraction(weight)) for p in pairs])
+    schedule = explicit(n, *phases)
+    assert prove(schedule)["exact-consensus"].entry["method"] == "product"
+    assert "exact-consensus" in accepted(schedule)
+
+
+def test_almost_exact_is_not_called_exact():
+    almost = Fraction(1) + Fraction(1, 10**9)
+    assert "exact-consensus" not in prove(explicit(4, [[0, 1], [2, 3]], [Group((0, 2), almost), Group((1, 3), almost)]))
+
+
+@pytest.mark.parametrize("power", [6, 9, 12, 15])
+def test_a_bound_that_floats_cannot_follow_is_proved_without_them(power):
+    """Differences grow by 10^power and shrink by as much: floats said 0.99995 of a contraction of 1 − 10⁻¹²."""
+    n, grown = 64, Fraction(10**power)
+    shrunk = Group(tuple(range(n)), (grown - 1) / grown)
+    schedule = explicit(n, [Group((2 * i, 2 * i + 1), grown) for i in range(n // 2)], [shrunk])
+    claim = prove(schedule)["contraction"]
+    assert Fraction(claim.entry["squared"]) >= ((grown - 1) / grown) ** 2
+    assert "contraction" in accepted(schedule)
+
+
+@pytest.mark.parametrize("relaxation", ["9" * 64, "-" + "9" * 64, 10**8])
+@pytest.mark.parametrize("phases", [1, 6])
+def test_factors_beyond_floats_have_a_bound_and_no_metrics(relaxation, phases):
+    """An assertion failed, floats overflowed, or the radius was no number."""
+    relaxation = Fraction(relaxation)
+    edges = [(0, 1, relaxation), (1, 2, Fraction(1, 3)), (2, 0, Fraction(1, 2))]
+    many = Schedule("g", Cluster.regular(3, 1), NeighborAveraging(rounds=(Round.from_edges(3, edges),) * phases))
+    rule = ((Block((0,), (0,), relaxation), Block((1,), (0,))), (Block((0, 1), (), relaxation),)) * phases
+    schedules = [
+        explicit(3, *[[Group((0, 1), relaxation)], [Group((1, 2), relaxation)]] * phases),
+        Schedule("r", Cluster.regular(2, 2), StaticGroups(phases=RulePhases(node_radices=(2,), phases=rule))),
+        many,
+    ]
+    for schedule in schedules:
+        found = metrics(schedule)
+        assert found.radius.value is None
+        assert found.contraction.how.startswith("not found: differences may grow by 2^")
+        assert prove(schedule)["consensus"].status is not Status.PROVED
+        assert "deadlock-free" in accepted(schedule)
+
+
+def test_growth_is_that_of_norms():
+    """Groups and rounds whose differences cannot grow are at 0, whatever their number; others add up."""
+    tame = [[Group((0, 1), Fraction(2))], [Group((1, 2), Fraction(0))]] * 50
+    assert growth_bits(explicit(3, *tame)) == 0
+    assert growth_bits(explicit(3, *[[Group((0, 1), Fraction(-1))]] * 5)) == 5
+    assert growth_bits(graph(3, [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1))])) == 0
+    apart = graph(2, [(0, 1, Fraction(-1)), (1, 0, Fraction(-1))])  # a difference d becomes 3·d
+    assert growth_bits(apart) == pytest.approx(np.log2(3))
+
+
+def test_a_rate_that_is_too_good_is_refused():
+    draw = random.Random(3)
+    for schedule in (
+        build("prague-figure-10", Cluster.regular(4, 2)),
+        explicit(5, [[0, 1], [2, 3, 4]], [[1, 2]], [[0, 4]]),
+    ):
+        certificate = json.loads(certificate_bytes(prove(schedule).certificate))
+        read = checker.read_schedule(dump_schedule(schedule))
+        entry = next(e for e in certificate["claims"] if e["claim"] == "contraction")
+        true = Fraction(entry["squared"])
+        for _ in range(150):
+            entry["squared"] = str(true * Fraction(draw.randrange(10**6 - 1), 10**6))
+            refused(checker.Refusal, "squared", list, checker.check(certificate, read))
+
+
+@pytest.mark.parametrize("squared", ["1", "3/2"])
+def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
+    schedule = graph(4, [(i, (i + 1) % 4, Fraction(1)) for i in range(4)])
+    certificate = json.loads(certificate_bytes(prove(schedule).certificate))
+    certificate["claims"] = [{"claim": "consensus", "method": "power", "periods": 2, "squared": squared}]
+    with pytest.raises(checker.Refusal, match="below 1"):
+        list(checker.check(certificate, checker.read_schedule(dump_schedule(schedule))))
+
+
+# Gaps
+
+
+# Functions
+
+
+def ring_pairs(worker, step, cluster):
+    n = cluster.num_workers
+    base = worker - (worker - step) % 2
+    return {base % n, (base + 1) % n}
+
+
+def test_a_phase_function_is_expanded_proved_and_exported(tmp_path):
+    found = prove_function(ring_pairs, Cluster.regular(8, 1), 2, name="ring-pairs")
+    assert found.proof.verdict is Status.PROVED
+    assert found.schedule.phase(1)[0].members == (0, 7)
+    assert "period 2" in found.scope
+    write_schedule(tmp_path / "s.json", found.schedule)
+    (tmp_path / "c.json").write_bytes(certificate_bytes(found.proof.certificate))
+    assert checker.main([str(tmp_path / "c.json"), str(tmp_path / "s.json")]) == 0
+
+
+def test_members_that_disagree_are_named():
+    proof = prove_function(lambda w, s, c: {w, (w + 1) % c.num_workers}, Cluster.regular(4, 1), 1, "f").proof
+    assert proof.verdict is Status.REFUTED
+    assert proof["membership"].witness["member"] == 1
+    refused(RefutedError, "membership is refuted", proof.require)
+
+
+def test_a_wrong_period_is_refuted():
+    proof = prove_function(
+        lambda w, s, c: {0, 1} if w < 2 and s % 3 == 0 else None, Cluster.regular(4, 1), 2, "f"
+    ).proof
+    assert "declared period 2 is wrong" in proof["membership"].explanation
+
+
+def _stranger(worker, step, cluster):
+    return (0, 1)
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    (lambda w, s, c: 1 / 0, "raised ZeroDivisionError"),
+    (lambda w, s, c: sys.exit(0), "raised SystemExit: 0"),
+    (lambda w, s, c: (_ for _ in ()).throw(ValueError("one\ntwo")), "raised ValueError: one two"),
+    (lambda w, s, c: {w, 99}, "ranks 0..3"),
+    (lambda w, s, c: {w, "x"}, "TypeError"),
+    (lambda w, s, c: {w, 2.5}, "plain integers"),
+])  # fmt: skip
+def test_a_function_that_fails_gives_one_sentence(function, said):
+    refused(InputError, said, prove_function, function, Cluster.regular(4, 1), 1, "f")
+
+
+def test_a_function_whose_worker_is_not_in_its_own_group_is_refuted():
+    assert (
+        "in which it is not" in prove_function(_stranger, Cluster.regular(3, 1), 1, "f").proof["membership"].explanation
+    )
+
+
+def test_a_function_that_answers_by_chance_is_refuted():
+    draws = random.Random(0)
+    proof = prove_function(
+        lambda w, s, c: {0, 1} if w < 2 and draws.random() < 0.5 else None, Cluster.regular(1, 8), 16, "chance"
+    ).proof
+    assert proof.verdict is Status.REFUTED
+
+
+@pytest.mark.parametrize(("period", "said"), [(0, "at least 1 step"), (10**7, "evaluations; at most")])
+def test_a_period_that_cannot_be_asked_is_an_error(period, said):
+    refused(InputError, said, prove_function, ring_pairs, Cluster.regular(8, 1), period, "f")
+
+
+# The program
+
+
+def program(folder, certificate, schedule):
+    (folder / "c.json").write_bytes(certificate)
+    (folder / "s.json").write_bytes(schedule)
+    return run_checker(folder / "c.json", folder / "s.json")
+
+
+def test_an_embedded_certificate_is_confirmed_and_a_changed_schedule_is_refused():
+    schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    carrying = schedule.with_certificate(prove(schedule).certificate)
+    assert "exact-consensus" in confirm(carrying)
+    other = explicit(4, [[0, 1], [2, 3]], [[0, 2]]).with_certificate(carrying.certificate)
+    for wrong in (schedule, other):
+        refused(RefutedError, "certificate", confirm, wrong)
+
+
+def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path):
+    schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
+    raw = {
+        "strategy": {
+            "steps_per_round": [1, 1, 1, 1], "sync": "synchronous", "transport": {"algorithm": "ring"},
+            "kind": "static", "prologue": 0, "averaging": "mean",
+            "phases": [[{"relaxation": "2/2", "group": [3, 2]}, {"group": [1, 0]}],
+                [{"group": [3, 1]}, {"group": [0, 2]}]],
+        },
+        "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "partreduce.schedule",
+    }  # fmt: skip
+    certificate = certificate_bytes(prove(schedule).certificate)
+    result = program(tmp_path, certificate, json.dumps(raw, indent=3).encode())
+    assert (result.returncode, result.stdout.count("\n")) == (65, 1)
+    assert "--export NEW` writes a file in the one form" in result.stdout
+    assert program(tmp_path, certificate, json.dumps(written(raw), indent=3).encode()).returncode == 0
+
+
+def test_the_checker_imports_nothing_but_the_standard_library_and_itself():
+    files = list(CHECKER.rglob("*.py"))
+    assert len(files) > 10
+    for file in files:
+        depth = len(file.relative_to(CHECKER).parts)
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level <= depth, (file, "an import that leaves the folder")
+                names = [] if node.level else [node.module]
+            assert all(name.split(".")[0] in sys.stdlib_module_names for name in names), (file, names)

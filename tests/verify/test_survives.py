@@ -1,39 +1,24 @@
 """What a proof says about failures is what every single failure shows, taken out by brute force."""
 
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.readings import ordered
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
+from helpers.small import of_phases, of_rule
+from partreduce import Cluster, Schedule
+from partreduce.errors import ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Block, FailurePlan, Group, Phase, RulePhases, StaticGroups, SurvivorRule, Transport
 from partreduce.topo.mixing import period_product
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    GroupPhases,
-    OuterStep,
-    Payload,
-    RulePhases,
-    StaticGroups,
-    Transport,
-)
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Codec, GroupPhases, OuterStep, Payload
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify import checker, prove
-from partreduce.verify.base import Proof, Status
+from partreduce.verify.base import Status
 from partreduce.verify.checker import failure_classes
 from partreduce.verify.checker.failure_classes import Symmetries
 from partreduce.verify.checker.refusal import Work
@@ -44,26 +29,26 @@ WORKERS = 2
 KEEP, REAPPLY, ALL = SurvivorRule
 
 
-def planned(schedule: Schedule, workers: int = WORKERS, rule: SurvivorRule = KEEP) -> Schedule:
+def planned(schedule, workers=WORKERS, rule=KEEP):
     """The schedule with a plan for so many workers."""
     if schedule.strategy.averages_everyone:
         rule = ALL
     return replace(schedule, failure_plan=FailurePlan(rule, workers))
 
 
-def all_failures(schedule: Schedule, workers: int = WORKERS) -> list[tuple[int, ...]]:
+def all_failures(schedule, workers=WORKERS):
     found = {failed for count in range(1, workers + 1) for failed in combinations(range(schedule.num_workers), count)}
     nodes = map(schedule.cluster.workers_of, range(schedule.cluster.num_nodes))
     return sorted(found | {tuple(sorted(node)) for node in nodes if len(node) <= schedule.num_workers - 2})
 
 
-def norm(schedule: Schedule, failed: tuple[int, ...]) -> float:
+def norm(schedule, failed):
     """What a period of the survivors' leaves of differences."""
     found = after_failure(schedule, failed)
     return float(np.linalg.norm(period_product(found) - 1 / found.num_workers, 2))
 
 
-def agree(schedule: Schedule, failed: tuple[int, ...]) -> bool:
+def agree(schedule, failed):
     """Whether the survivors' groups join them, by walking."""
     found = after_failure(schedule, failed)
     reached, before = {0}, set()
@@ -75,21 +60,17 @@ def agree(schedule: Schedule, failed: tuple[int, ...]) -> bool:
     return len(reached) == found.num_workers
 
 
-def confirmed(schedule: Schedule, proof: Proof) -> list[str]:
+def confirmed(schedule, proof):
     """The claims that the stand-alone checker confirms."""
     document, certificate = (json.loads(json.dumps(part)) for part in (dump_schedule(schedule), proof.certificate))
     return list(checker.check(certificate, checker.read_schedule(document)))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
-        {"payload": Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))},
-    ],
-    ids=["a codec", "outer steps"],
-)
-def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [
+    {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
+    {"payload": Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))},
+], ids=["a codec", "outer steps"])  # fmt: skip
+def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options):
     nodes = RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
     schedule = planned(Schedule("nodes", Cluster.regular(3, 2), StaticGroups(phases=nodes, **options)))
     proof = prove(schedule)
@@ -100,7 +81,7 @@ def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(opt
     assert said in claim.explanation
 
 
-def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one() -> None:
+def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one():
     """A node of 15 sums by a ring where 16 summed in stages: it rounds more often."""
     rows = RulePhases((4,), ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)))
     coded = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16)
@@ -124,11 +105,11 @@ def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one() -> No
 MORE = {"relative", "of_worker", "of_node", "smallest_weight", "connections", "groups"}
 
 
-def random_schedule(seed: int) -> Schedule:
+def random_schedule(seed):
     rng = np.random.default_rng(seed)
     relaxes = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(5, 4)]
 
-    def relaxation() -> Fraction:
+    def relaxation():
         return relaxes[int(rng.integers(len(relaxes)))]
 
     if seed % 2:
@@ -137,43 +118,32 @@ def random_schedule(seed: int) -> Schedule:
         for _ in range(int(rng.integers(2, 4))):
             colors = rng.integers(0, 2, size)
             phases.append(
-                tuple(
-                    Block(
-                        tuple(np.flatnonzero(colors == c).tolist()),
-                        tuple(d for d in range(len(radices)) if rng.random() < 0.6),
-                        relaxation(),
-                    )
-                    for c in sorted(set(colors.tolist()))
-                )
-            )
+                tuple(Block(tuple(np.flatnonzero(colors == c).tolist()),
+                    tuple(d for d in range(len(radices)) if rng.random() < 0.6), relaxation())
+                    for c in sorted(set(colors.tolist()))),
+            )  # fmt: skip
         nodes = int(np.prod(radices, dtype=int))
-        return Schedule(
-            f"rule {seed}", Cluster.regular(nodes, size), StaticGroups(phases=RulePhases(radices, tuple(phases)))
-        )
+        return of_rule(f"rule {seed}", Cluster.regular(nodes, size), radices, tuple(phases))
     cluster = Cluster.irregular([[0, 1, 2], [3, 4], [5, 6]])
     listed = []
     for _ in range(int(rng.integers(2, 5))):
         labels = rng.permutation(7) // int(rng.integers(2, 5))
         phase = Phase.from_labels(labels)
         listed.append(Phase.from_groups(7, [Group(group.members, relaxation()) for group in phase]))
-    return Schedule(f"groups {seed}", cluster, StaticGroups(phases=GroupPhases(tuple(listed))))
+    return of_phases(f"groups {seed}", cluster, listed)
 
 
-def bounds_of(proof: Proof) -> dict[tuple[int, ...], Fraction]:
+def bounds_of(proof):
     return {tuple(one["failed"]): Fraction(one["squared"]) for one in proof["survives"].entry["classes"]}
 
 
-def read_by_checker(schedule: Schedule) -> Any:
-    return checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule))))
-
-
-def patterns_of(schedule: Schedule) -> Callable[[Iterable[int]], failure_classes.Pattern]:
+def patterns_of(schedule):
     """The pattern of a failure, if the schedule's groups are kept."""
-    return Symmetries.of(read_by_checker(schedule), Work("it")).pattern
+    return Symmetries.of(checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule)))), Work("it")).pattern
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_loss(seed: int) -> None:
+def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_loss(seed):
     schedule = planned(random_schedule(seed))
     failures, pattern = all_failures(schedule), patterns_of(schedule)
     lonely = {pattern(failed) for failed in failures if not agree(schedule, failed)}
@@ -197,7 +167,7 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
 
 @pytest.mark.parametrize("seed", range(1, 30, 2))
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed: int, workers: int) -> None:
+def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed, workers):
     """No single failure is worse than the worst class of as many workers, and each class has one that attains it."""
     schedule = planned(random_schedule(seed), workers, REAPPLY)
     failures = all_failures(schedule, workers)
@@ -216,7 +186,7 @@ def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed: int, w
         assert min(abs(found - bound) for bound in of_as_many) < 1e-8, "some class has this norm"
 
 
-def shape(rng: np.random.Generator) -> Cluster:
+def shape(rng):
     """Nodes of 1 to 3 workers, whose ranks stand in any order; one in three is regular."""
     if rng.random() < 1 / 3:
         return Cluster.regular(int(rng.integers(2, 5)), int(rng.integers(1, 4)))
@@ -226,20 +196,20 @@ def shape(rng: np.random.Generator) -> Cluster:
     return Cluster.irregular([ranks[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)])
 
 
-def on_shape(rng: np.random.Generator, cluster: Cluster) -> Schedule:
+def on_shape(rng, cluster):
     n, size = cluster.num_workers, cluster.workers_per_node
     if size is not None and rng.random() < 0.7:
         radices = (2, 2) if cluster.num_nodes == 4 and rng.random() < 0.5 else (cluster.num_nodes,)
         phases = tuple(
             (Block(tuple(range(size)), tuple(d for d in range(len(radices)) if rng.random() < 0.6)),) for _ in range(3)
         )
-        return Schedule("rule", cluster, StaticGroups(phases=RulePhases(radices, phases)))
+        return of_rule("rule", cluster, radices, phases)
     listed = [Phase.from_labels(rng.integers(-1, 3, size=n)) for _ in range(int(rng.integers(1, 4)))]
     worker_steps = tuple(rng.integers(1, 3, size=n).tolist())
-    return Schedule("groups", cluster, StaticGroups(phases=GroupPhases(tuple(listed)), steps_per_round=worker_steps))
+    return of_phases("groups", cluster, listed, steps_per_round=worker_steps)
 
 
-def by_hand(schedule: Schedule, rule: SurvivorRule, failed: tuple[int, ...]) -> list[set[frozenset[int]]]:
+def by_hand(schedule, rule, failed):
     """The survivors' groups in each phase, in the ranks of the beginning, taken out one by one."""
     left = frozenset(range(schedule.num_workers)) - frozenset(failed)
     if rule is ALL:
@@ -249,7 +219,7 @@ def by_hand(schedule: Schedule, rule: SurvivorRule, failed: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(seed: int) -> None:
+def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(seed):
     """On uneven nodes whose ranks stand in any order, too, after each loss that the plan covers."""
     rng = np.random.default_rng(seed)
     cluster = shape(rng)
@@ -260,7 +230,6 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
     rule = rules[int(rng.integers(len(rules)))]
     schedule = planned(schedule, int(rng.integers(1, min(4, cluster.num_workers - 2) + 1)), rule)
     plan = schedule.failure_plan
-    assert plan is not None
     document = json.loads(json.dumps(dump_schedule(schedule)))
     assert parse_schedule(json.dumps(document).encode()) == ordered(schedule)
     read = checker.read_schedule(document)
@@ -290,7 +259,7 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
             assert moved == by_hand(schedule, rule, failed)
 
 
-def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_never_end_in_an_error() -> None:
+def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_never_end_in_an_error():
     """On these nodes a plan once was a rule for some failures of a class and no rule for the others."""
     cluster = Cluster.irregular([[1], [2], [0, 3], [4]])
     phases = GroupPhases((Phase.from_groups(5, [[0, 1, 2, 3, 4]]),))
@@ -304,7 +273,7 @@ def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_neve
         planned(Schedule("uneven", cluster, StaticGroups(phases=phases)), 1, REAPPLY)
 
 
-def test_one_proof_holds_for_every_number_of_nodes() -> None:
+def test_one_proof_holds_for_every_number_of_nodes():
     """The bounds of one rule on more nodes are those of each single loss there."""
     for nodes in (3, 5, 8):
         rule = RulePhases(
@@ -318,7 +287,7 @@ def test_one_proof_holds_for_every_number_of_nodes() -> None:
 
 
 @pytest.mark.parametrize("of", [KEEP, REAPPLY])
-def test_a_million_workers_are_proved_by_their_classes(of: SurvivorRule) -> None:
+def test_a_million_workers_are_proved_by_their_classes(of):
     both = Block((0, 1, 2, 3), ())
     rule = RulePhases(
         (50, 5000), ((both,), (Block((0, 1), (0,)), Block((2, 3), (1,))), (both,), (Block((0, 2), (0, 1)),))
@@ -330,27 +299,22 @@ def test_a_million_workers_are_proved_by_their_classes(of: SurvivorRule) -> None
     assert "survives" in confirmed(schedule, proof)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=4)),
-        Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
-    ],
-)
-def test_all_reduce_goes_on_exactly(schedule: Schedule) -> None:
+@pytest.mark.parametrize("schedule", [
+    Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=4)),
+    Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
+])  # fmt: skip
+def test_all_reduce_goes_on_exactly(schedule):
     schedule = planned(schedule)
     proof = prove(schedule)
     assert (proof["survives"].entry["failures"], proof["survives"].entry["classes"]) == (2, [])
     assert "survives" in confirmed(schedule, proof)
 
 
-RING = Schedule(
-    "rule", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
-)
+RING = of_rule("rule", Cluster.regular(4, 2), (4,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_mean_moves_as_stated_and_the_bounds_are_attained(seed: int) -> None:
+def test_the_mean_moves_as_stated_and_the_bounds_are_attained(seed):
     schedule = planned(RING)
     numbers, n = prove(schedule)["mean-moved"].numbers, schedule.num_workers
     models = np.random.default_rng(seed).standard_normal((n, 3))

@@ -1,7 +1,5 @@
 """`partreduce import`: what was not taken as it stands is said, to people and in the JSON."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

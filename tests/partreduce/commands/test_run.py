@@ -4,12 +4,13 @@ import json
 
 import pytest
 
+from helpers.command_runs import ran
 from helpers.warm import WARM
+from partreduce import Cluster
 from partreduce.__main__ import main
 from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher import supervision
 from partreduce.runtime.launcher.launch import worker_env
-from partreduce.topo.cluster import Cluster
 
 SCRIPT = """
 import os, sys
@@ -56,8 +57,7 @@ def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
 
 def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr("partreduce.topo.extras.find_spec", lambda name: None)
-    assert main(["run", "--workers", "2", "train.py"]) == 77
-    assert "pip install 'partreduce[torch]'" in capsys.readouterr().err
+    assert "pip install 'partreduce[torch]'" in ran(capsys, ["run", "--workers", "2", "train.py"], 77).err
 
 
 @pytest.mark.processes

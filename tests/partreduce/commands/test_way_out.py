@@ -7,23 +7,15 @@ from unittest.mock import patch
 
 import pytest
 
-from partreduce import Cluster, Schedule, write_schedule
+from helpers.command_runs import ran
+from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.planner.plan import Answer
 from partreduce.report.kinds import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
-from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.phase import Phase
-from partreduce.topo.strategies import (
-    AllReduce,
-    DynamicGroups,
-    GroupPhases,
-    Pairwise,
-    PartialAllReduce,
-    Server,
-    StaticGroups,
-)
+from partreduce.strategies import DynamicGroups, GroupPhases, Pairwise, PartialAllReduce, Phase, Server, StaticGroups
+from partreduce.topo.strategies import AllReduce
 from partreduce.verify import prove
 
 CLUSTER = "num_nodes: 2\nworkers_per_node: 2\n"
@@ -45,48 +37,39 @@ def test_the_help_of_design_is_grouped(capsys):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "way_out"),
-    [
-        ("cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
-        ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
-        ("schedule.json", "{", "ends too early; the file may be cut off"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "way_out"), [
+    ("cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
+    ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
+    ("schedule.json", "{", "ends too early; the file may be cut off"),
+])  # fmt: skip
 def test_a_file_that_is_no_schedule_is_named_for_what_it_looks_like(folder, capsys, name, text, way_out):
     (folder / name).write_text(text)
-    assert main(["verify", name]) == 65
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, ["verify", name], 65).err.splitlines()
     assert way_out in line
 
 
 def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(folder, capsys):
     (folder / "train.py").write_text("width: int = 3\nmodel: dict = {width: 3}: 4\n")
-    assert main(["design", "train.py"]) == 65
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, ["design", "train.py"], 65).err.splitlines()
     assert line.endswith("it looks like a script; partreduce design CLUSTER --model train.py:NAME reads its model")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
-        ("run --rdzv-backend c10d --workers 2 train.py", 2, "--rdzv-backend is no option of run"),
-        ("measure --workers 2 --model-bytes 0B", 2, "--model-bytes 0B: nothing would be moved; write the size"),
-        ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: there is no folder"),
-        ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
-        ("simulate schedule.json --trace empty", 65, "empty: holds no step times; write a row for each step"),
-        ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
-        ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "said"), [
+    ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
+    ("run --rdzv-backend c10d --workers 2 train.py", 2, "--rdzv-backend is no option of run"),
+    ("measure --workers 2 --model-bytes 0B", 2, "--model-bytes 0B: nothing would be moved; write the size"),
+    ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: there is no folder"),
+    ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
+    ("simulate schedule.json --trace empty", 65, "empty: holds no step times; write a row for each step"),
+    ("design 2x2 --set compute=1e300s", 2, "'1e300s' is too large or too small for a time; write it such as"),
+    ("design 2x2 --set nic=-5GB/s", 2, "'-5GB/s' is negative; write a positive number and a unit, such as"),
+])  # fmt: skip
 def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsys, arguments, code, said):
     """Some were tracebacks, and an output without a folder was found out after minutes of measuring."""
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
     (folder / "train.py").write_text("")
     (folder / "empty").write_text("")
-    assert main(arguments.split()) == code
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, arguments.split(), code).err.splitlines()
     assert said in line
 
 
@@ -94,15 +77,13 @@ def test_schedules_of_two_shapes_are_not_compared_and_the_line_says_what_can_be(
     for shape in ("2x2", "4x4"):
         assert main(["design", shape, "--build", "allreduce", "-o", f"{shape}.json"]) == 0
     capsys.readouterr()
-    assert main(["simulate", "2x2.json", "4x4.json"]) == 65
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, ["simulate", "2x2.json", "4x4.json"], 65).err.splitlines()
     assert line.endswith("4x4.json: is for 4x4, the others are compared on 2x2; compare schedules of one shape, or "
                          "simulate each alone")  # fmt: skip
 
 
 def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_that_decide(capsys):
-    assert main(["design", "4", "--effort", "0.2", "--all"]) == 0
-    said = capsys.readouterr()
+    said = ran(capsys, ["design", "4", "--effort", "0.2", "--all"])
     assert said.err == ""
     first, second, *rest = said.out.splitlines()
     assert first == "4 is one node of 4 workers; 4x1 would be 4 nodes of one."
@@ -130,20 +111,9 @@ def test_what_was_not_reached_is_counted_with_the_way_out_and_that_another_run_m
 
 
 SLOW = [
-    "design",
-    "1x8",
-    "--model-bytes",
-    "37MB",
-    "--set",
-    "compute=160ms",
-    "--set",
-    "slow=5:3",
-    "--effort",
-    "8",
-    "--optimizer",
-    "any",
-    "--explain",
-]
+    "design", "1x8", "--model-bytes", "37MB", "--set", "compute=160ms", "--set", "slow=5:3", "--effort", "8",
+    "--optimizer", "any", "--explain",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +138,7 @@ def weighed_once():
 )
 @pytest.mark.usefixtures("weighed_once")
 def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(folder, capsys, name):
-    assert main([*SLOW, "--select", name, "-o", "taken.json"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, [*SLOW, "--select", name, "-o", "taken.json"]).out.split())
     assert f"Taken: {name}" in said
     worker_steps = load_schedule("taken.json").worker_steps()
     assert ("write the training loop as `for batch in optimizer.batches(loader)`" in said) == (
@@ -181,8 +150,7 @@ def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(fol
 
 @pytest.mark.usefixtures("weighed_once")
 def test_a_name_that_no_row_has_is_told_with_the_nearest_one(capsys):
-    assert main([*SLOW, "--select", "server: synchronus"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, [*SLOW, "--select", "server: synchronus"], 2).err.splitlines()
     assert (
         "--select 'server: synchronus': no schedule of this name was weighed; did you mean server: synchronous" in line
     )
@@ -200,8 +168,7 @@ def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(caps
 
 def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(folder, capsys):
     assert main(["design", "2x4", "--build", "node-then-all", "-o", "static.json"]) == 0
-    assert main(["verify", "static.json"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, ["verify", "static.json"]).out.split())
     assert (
         "PROVED: no conflict, consensus. If the program follows its protocol: no deadlock, all workers hold the same "
         "model every 4 steps. node-then"
@@ -213,11 +180,9 @@ def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(
     assert "Metrics" not in said
     assert "Not claimed: how fast a step is, that the loss falls, or where SGD converges to." in said
     write_schedule("pairs.json", Schedule("pairs", Cluster.regular(1, 8), Pairwise(active=(0, 1, 2, 3))))
-    assert main(["verify", "pairs.json"]) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = ran(capsys, ["verify", "pairs.json"]).out.splitlines()[0]
     assert first == "HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL: no deadlock, the models are drawn together."
-    assert main(["verify", "static.json", "--metrics"]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = ran(capsys, ["verify", "static.json", "--metrics"]).out.splitlines()
     assert "Metrics, rounded; exact: by a formula, not by sampling" in said
     assert any(line.split() == ["period", "4", "exact"] for line in said)
 
@@ -225,24 +190,20 @@ def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(
 FOLLOWS = "follows from the rules"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "verdict", "code"),
-    [
-        (AllReduce(), "proved", 0),
-        (Pairwise(active=(0, 1)), FOLLOWS, 0),
-        (Server(), FOLLOWS, 0),
-        (AllReduce(sync=PartialAllReduce(quorum=2)), FOLLOWS, 0),
-        (DynamicGroups(), "not proved", 3),
-        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),))), "refuted", 1),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "verdict", "code"), [
+    (AllReduce(), "proved", 0),
+    (Pairwise(active=(0, 1)), FOLLOWS, 0),
+    (Server(), FOLLOWS, 0),
+    (AllReduce(sync=PartialAllReduce(quorum=2)), FOLLOWS, 0),
+    (DynamicGroups(), "not proved", 3),
+    (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),))), "refuted", 1),
+])  # fmt: skip
 @pytest.mark.usefixtures("folder")
 def test_the_verdict_is_the_same_in_json_in_text_and_in_python(strategy, verdict, code, capsys):
     schedule = Schedule("it", Cluster.regular(1, 4), strategy)
     write_schedule("it.json", schedule)
     assert prove(schedule).verdict == verdict
-    assert main(["verify", "it.json", "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+    assert json.loads(ran(capsys, ["verify", "it.json", "--json"], code).out)["verdict"] == verdict
     assert main(["verify", "it.json"]) == code
     words = "HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL" if verdict == FOLLOWS else verdict.upper()
     assert capsys.readouterr().out.startswith(f"{words}: ")

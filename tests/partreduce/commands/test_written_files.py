@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import partreduce
+from helpers.refusals import refused
 from partreduce.__main__ import main
+from partreduce.errors import FileError
 from partreduce.topo.document import writer
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.errors import FileError
 
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = sorted(path for path in (ROOT / "partreduce").iterdir() if path.name != "runtime")
@@ -50,17 +51,14 @@ def test_no_other_place_writes_files():
             assert name in ALLOWED or not list(writes(path)), name
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["show", "SCHEDULE", "-o", "out.png"],
-        ["show", "SCHEDULE", "-o", "out.html"],
-        ["verify", "SCHEDULE", "--certificate", "out.json"],
-        ["simulate", "SCHEDULE", "-o", "out.json"],
-        ["schema", "-o", "out.json"],
-        ["simulate", "SCHEDULE", "-o", "out.svg"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    ["show", "SCHEDULE", "-o", "out.png"],
+    ["show", "SCHEDULE", "-o", "out.html"],
+    ["verify", "SCHEDULE", "--certificate", "out.json"],
+    ["simulate", "SCHEDULE", "-o", "out.json"],
+    ["schema", "-o", "out.json"],
+    ["simulate", "SCHEDULE", "-o", "out.svg"],
+])  # fmt: skip
 def test_what_stood_there_stands_until_the_new_file_is_whole(arguments, tmp_path, monkeypatch):
     schedule = tmp_path / "schedule.json"
     assert main(["design", "2x2", "--build", "prague-figure-10", "-o", str(schedule)]) == 0
@@ -86,19 +84,15 @@ def test_a_descriptor_is_written_as_it_is():
     os.close(writing)
     assert os.read(reading, 10) == b"text"
     os.close(reading)
-    with pytest.raises(FileError, match=f"/dev/fd/{reading}: cannot be written"):
-        write_file(f"/dev/fd/{reading}", b"text")
+    refused(FileError, f"/dev/fd/{reading}: cannot be written", write_file, f"/dev/fd/{reading}", b"text")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
-        (["verify", "in.json", "--certificate", "in.json"], "--certificate"),
-        (["simulate", "in.json", "-o", "./in.json"], "--output"),
-        (["design", "in.yaml", "--build", "ring", "-o", "in.yaml"], "--output"),
-        (["simulate", "in.json", "in.json", "-o", "link.png"], "--output"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "option"), [
+    (["verify", "in.json", "--certificate", "in.json"], "--certificate"),
+    (["simulate", "in.json", "-o", "./in.json"], "--output"),
+    (["design", "in.yaml", "--build", "ring", "-o", "in.yaml"], "--output"),
+    (["simulate", "in.json", "in.json", "-o", "link.png"], "--output"),
+])  # fmt: skip
 def test_a_command_does_not_write_over_a_file_that_it_reads(arguments, option, tmp_path, monkeypatch, capsys):
     """A certificate took the place of its schedule, with exit code 0."""
     monkeypatch.chdir(tmp_path)

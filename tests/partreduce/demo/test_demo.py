@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from helpers.command_runs import ran
 from helpers.warm import WARM
-from partreduce.__main__ import main
 from partreduce.commands.verify import verdict_line
 from partreduce.demo.stages import TARGET, TEST_IMAGES, TRAIN_IMAGES, Result, conclusion, make_folder, prepare, results
 from partreduce.demo.train import Plan
@@ -70,8 +70,7 @@ def test_what_was_proved_is_said_as_what_it_means(tmp_path):
 def test_a_short_demonstration(tmp_path, capsys):
     folder = tmp_path / "demo"
     capsys.readouterr()
-    assert main(["demo", "-o", str(folder), "--steps", "12", "--turns", "1", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    document = json.loads(ran(capsys, ["demo", "-o", str(folder), "--steps", "12", "--turns", "1", "--json"]).out)
     runs = {run["name"]: run for run in document["runs"]}
     assert set(runs) == {"All-Reduce", "Figure 10", "node-then-all"}
     assert {run["verdict"] for run in runs.values()} == {"proved"}

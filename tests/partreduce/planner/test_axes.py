@@ -1,44 +1,50 @@
-"""Algorithm, delay and steps of a round with every candidate: the best of them, and what stays true of it."""
-
-from __future__ import annotations
+"""Algorithm, delay, codec and steps of a round with every candidate: the best of them, and when they do not pay."""
 
 import json
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import product
 
+import numpy as np
 import pytest
 
-from partreduce import Data, Limits, Objective, PlanRequest
+from helpers.command_runs import ran
+from helpers.jobs import jobs
+from helpers.refusals import refused
+from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, load_schedule
 from partreduce.__main__ import main
+from partreduce.errors import InputError
 from partreduce.planner.axes import Axes, Setting
-from partreduce.planner.job import Delay
-from partreduce.planner.measuring import Label, measure, with_timing
+from partreduce.planner.measuring import (
+    WORTH,
+    WORTH_OVERLAPPED,
+    Label,
+    cheapest_transports,
+    measure,
+    transports_of,
+    traveling,
+    with_timing,
+)
 from partreduce.planner.option import preference
 from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import decisive_time
+from partreduce.planner.recommend import baselines, best_plain, decisive_time, recommend
+from partreduce.planner.steps_model import FITTED
+from partreduce.report.reasons import late_and_small, reasons
 from partreduce.schedulers import registry
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-
-if TYPE_CHECKING:
-    pass
+from partreduce.strategies import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
+from partreduce.topo.strategies.axes import SYNCHRONOUS
+from partreduce.types import CodecSeconds, Delay
 
 LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
 HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
 SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_bandwidth(2e9)),))
-
-
-def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
-    return PlanRequest(
-        cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options
-    )
+job = jobs("4x4", HARDWARE, effort=1.0, time_limit=3600.0)
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])
 @pytest.mark.parametrize("name", ["allreduce", "node-digits", "prague-figure-10"])
-def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: str, hardware: Hardware) -> None:
+def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name, hardware):
     schedule = registry.build(name, Cluster.parse("4x4"))
     everything = [
         measure(with_timing(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
@@ -54,7 +60,7 @@ def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: s
         assert least == pytest.approx(min(preference(option.costs, objective) for option in everything))
 
 
-def test_every_option_is_what_its_file_says() -> None:
+def test_every_option_is_what_its_file_says():
     asked = job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE)
     for option in competitors(asked):
         again = measure(option.schedule, asked, algorithm=option.schedule.strategy.transport.algorithm)
@@ -68,7 +74,7 @@ def test_every_option_is_what_its_file_says() -> None:
         assert option.waiting == pytest.approx(again.waiting, abs=1e-9)
 
 
-def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
+def test_restrictions_hold_for_every_candidate_and_baselines_stay():
     rings = competitors(job(algorithm=AllReduceAlgorithm.RING, sync=Delay.SYNCHRONOUS), until=0.0)
     assert {(option.algorithm, option.late) for option in rings} == {(AllReduceAlgorithm.RING, False)}
     asked = job(sync=Delay.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
@@ -77,7 +83,7 @@ def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
     assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
 
 
-def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
+def test_late_all_reduce_hides_the_default_jobs_communication():
     asked = job(hardware=replace(HARDWARE, model_bytes=100_000_000))
     found = plan(asked)
     late = next(o for o in found.options if o.is_plain and o.late and o.steps_per_round == 1)
@@ -87,23 +93,20 @@ def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
     assert decisive_time(found.recommendation, asked) <= min(usual.time, decisive_time(late, asked))
 
 
-def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
+def test_a_limit_on_communication_decides_the_steps_of_a_round():
     asked = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
     best = [o for o in competitors(asked, until=0.0) if o.is_plain and o.costs.keep(asked.limits)]
     assert min(o.steps_per_round for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
-def test_command_line_says_which_algorithm_and_sync_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_says_which_algorithm_and_sync_may_be(capsys):
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
-    assert main([*asked, "--algorithm", "ring", "--sync", "synchronous"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(ran(capsys, [*asked, "--algorithm", "ring", "--sync", "synchronous"]).out)
     assert {(row["algorithm"], row["sync"]) for row in answer["front"]} == {("ring", "synchronous")}
     assert set(answer["gain"]) == {"alternative", "gain", "low", "high", "distinguishable"}
     assert answer["gain"]["alternative"] in {row["name"] for row in answer["baselines"]}
-    assert main([*asked, "--sync", "delay"]) == 0
-    assert json.loads(capsys.readouterr().out)["recommendation"]["sync"] == "delay"
-    assert main([*asked, "--sync", "early"]) == 2
-    assert "'any', 'synchronous', 'delay'" in capsys.readouterr().err
+    assert json.loads(ran(capsys, [*asked, "--sync", "delay"]).out)["recommendation"]["sync"] == "delay"
+    assert "'any', 'synchronous', 'delay'" in ran(capsys, [*asked, "--sync", "early"], 2).err
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(SLOW, node_nic=())])
@@ -117,3 +120,242 @@ def test_no_setting_takes_less_than_the_bound_by_which_settings_are_ordered(hard
                 setting = Setting(delay, steps)
                 least, seconds = timing.least_step(setting), timing.seconds(setting).step
                 assert 0.9 * seconds < least <= seconds * (1 + 1e-9), "and it is close, so that few are timed"
+
+
+# Gradients that come late, and codecs: what the planner makes of them, and when it says that they do not pay
+
+
+THIN = Hardware(
+    inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.16
+)  # the lab at 40 Mbit/s
+FAST = Hardware(inside=Link.of_bandwidth(50e9), nic=Link.of_bandwidth(50e9), model_bytes=100_000_000, compute=0.05)
+
+
+def thin_job(hardware=THIN, cluster="4x4", **options):
+    return job(cluster, hardware, **options)
+
+
+def test_every_coded_option_is_what_its_file_says_and_may_run():
+    asked = thin_job(codec=None, cluster="2x2")
+    options = competitors(asked)
+    assert {option.transport.codec for option in options} >= {Codec.NONE, Codec.INT8}
+    assert {option.delay for option in options} == set(Delay)
+    for option in options:
+        option.schedule.strategy.check(option.schedule.cluster)
+        again = measure(option.schedule, asked, algorithm=option.algorithm)
+        for one, other in ((option.costs, again.costs), (option, again)):
+            for field in ("communication", "step_seconds", "steps_ratio"):
+                assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
+        assert (str(option.transport.codec) in option.name) is (option.transport.codec is not Codec.NONE)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return competitors(thin_job())
+
+
+@pytest.fixture(scope="module")
+def coded():
+    return competitors(thin_job(codec=None))
+
+
+def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_refuses(plain, coded):
+    assert {option.transport.codec for option in plain} == {Codec.NONE}
+    options = coded
+    refusing = [o for o in options if o.schedule.strategy.codec_unsupported_reason(o.schedule.cluster)]
+    assert refusing
+    assert {option.transport.codec for option in refusing} == {Codec.NONE}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(seed):
+    rng = np.random.default_rng(seed)
+    hardware = replace(
+        THIN,
+        nic=Link.of_bandwidth(10 ** rng.uniform(6, 10), 10 ** rng.uniform(-6, -3)),
+        codec=(("int8", CodecSeconds(10 ** rng.uniform(-10, -7), 10 ** rng.uniform(-10, -8))),),
+    )
+    schedule = registry.build("allreduce", Cluster.parse("4x4"))
+    for objective in (Objective.BALANCED, Objective.COMMUNICATION):
+        asked = thin_job(hardware, codec=None, objective=objective)
+        axes = Axes(schedule, asked)
+        for late, steps_per_round in product(Delay, (1, 3)):
+            if not late.suits(replace(schedule.strategy, steps_per_round=steps_per_round)):
+                continue
+            known = {}
+            for algorithm, codec in product((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL), asked.codecs):
+                for where in (
+                    CodecScope
+                    if algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
+                    else [CodecScope.ALL]
+                ):
+                    transport = Transport(algorithm=algorithm, codec=codec, where=where)
+                    option = measure(
+                        traveling(with_timing(schedule, late.sync, steps_per_round), transport),
+                        asked,
+                        algorithm=algorithm,
+                    )
+                    merit = option.time if objective is Objective.BALANCED else option.communication
+                    known[codec] = min(known.get(codec, math.inf), merit)
+            chosen = axes.option(Setting(late, steps_per_round), Label(name="x"))
+            reached = chosen.time if objective is Objective.BALANCED else chosen.communication
+            assert reached == pytest.approx(known[chosen.transport.codec])
+            best, finer = min(known.values()), asked.codecs[: asked.codecs.index(chosen.transport.codec)]
+            part = 1 - (WORTH if late is Delay.SYNCHRONOUS else WORTH_OVERLAPPED)
+            assert reached * part <= best
+            assert all(known[codec] * part > best for codec in finer)
+
+
+def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(plain, coded):
+    asked, options = thin_job(codec=None), coded
+    chosen = recommend(options, asked)
+    assert chosen.transport.codec is not Codec.NONE
+    assert chosen.time < recommend(plain, thin_job()).time
+    against = best_plain(options, asked)
+    assert against.transport.codec is not Codec.NONE
+    usual = [option for option in baselines(options) if option.is_usual]
+    assert [(option.name, option.transport) for option in usual] == [("allreduce", Transport())]
+    said = " ".join(late_and_small(chosen, options, asked))
+    assert f"its sums travel in {chosen.transport.codec}" in said
+    assert "for coding per step" in said
+
+
+def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why():
+    asked = thin_job(FAST, codec=Codec.INT8, sync=Delay.SYNCHRONOUS)
+    options = competitors(asked, until=0.0)
+    assert {option.transport.codec for option in options} == {Codec.NONE}
+    plain = next(option for option in options if option.name.startswith("allreduce "))
+    (said,) = late_and_small(plain, options, asked)
+    costed = next(
+        costed for costed in cheapest_transports(plain.schedule, asked) if costed.transport.codec is Codec.INT8
+    )
+    free = thin_job(replace(FAST, codec=(("int8", CodecSeconds()),)))
+    wire = measure(
+        traveling(plain.schedule, costed.transport), free, algorithm=costed.transport.algorithm
+    ).communication
+    coding, saved = costed.cost.per_step - wire, plain.communication - wire
+    assert coding > saved
+    assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in said
+
+
+def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that_is_much():
+    thinner = replace(THIN, nic=Link.of_bandwidth(1e6, 1e-4))
+    asked = thin_job(thinner)
+    options = competitors(asked, until=0.0)
+    chosen = recommend(options, asked)
+    said = [sentence for sentence in late_and_small(chosen, options, asked) if "--codec any" in sentence]
+    assert len(said) == 1
+    factor = float(said[0].split("at least ")[1].split(" times")[0])
+    allowed = thin_job(thinner, codec=None)
+    best = min(option.time for option in competitors(allowed, until=0.0))
+    assert 1.05 < factor <= chosen.time / best + 0.005, "what it says is there"
+    quick = thin_job(FAST)
+    fast = competitors(quick, until=0.0)
+    assert not any("--codec" in sentence for sentence in late_and_small(recommend(fast, quick), fast, quick))
+
+
+def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_left_out():
+    even = replace(THIN, nic=Link.of_bandwidth(25e6, 1e-4), compute=0.13)
+    calm = thin_job(even, curvature=0.05)
+    options = competitors(calm, until=0.0)
+    found = {
+        (o.delay, o.steps_per_round): o
+        for o in options
+        if o.is_plain and o.algorithm is AllReduceAlgorithm.HIERARCHICAL
+    }
+    pipeline, synchronous = found[Delay.PIPELINE, 1], found[Delay.SYNCHRONOUS, 1]
+    assert pipeline.step_seconds == pytest.approx(max(0.13, pipeline.communication))
+    assert synchronous.step_seconds == pytest.approx(0.13 + synchronous.communication)
+    assert pipeline.consensus_distance.value == 0
+    assert 1 < pipeline.steps_ratio < 1.01
+    assert recommend(options, calm).delay is Delay.PIPELINE
+    wild = thin_job(even, curvature=1.2)
+    left = competitors(wild, until=0.0)
+    assert not any(option.delay is Delay.PIPELINE for option in left)
+    said = " ".join(late_and_small(recommend(left, wild), left, wild))
+    assert "of 1.2 gradients that come a step late diverge, as they do from 1 on; synchronous rounds bear 2" in said
+    with pytest.raises(InputError, match=r"curvature: is 1.2; .* diverge from 1 on, .* less than 0.83 times as large"):
+        thin_job(even, curvature=1.2, sync=Delay.PIPELINE)
+    refused(InputError, r"curvature: is 2.5; .* lies between 0 and 2", thin_job, even, curvature=2.5)
+
+
+def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay():
+    asked = thin_job(FAST)
+    options = competitors(asked, until=0.0)
+    (said,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
+    assert said.endswith("it does not pay")
+    assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in said
+
+
+def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit():
+    assert FITTED.delayed(1) == FITTED.delayed(1, 0.5) == 0
+    assert FITTED.delayed(2) > 0
+    prices = [FITTED.delayed(2, h) for h in (0.01, 0.1, 0.5, 0.9, 0.99)]
+    assert prices == sorted(prices)
+    assert prices[0] < 1e-3
+    assert FITTED.delayed(2, 1.0) == FITTED.delayed(3, 0.7) == math.inf
+    assert FITTED.delayed(3, 0.3) > FITTED.delayed(2, 0.3)
+    assert FITTED.steps_ratio(0.0, 0.0, delayed=FITTED.delayed(2), gradients=True) == 1 + FITTED.delayed(2)
+
+
+def test_only_pipelines_where_only_they_are_asked_for():
+    found = plan(replace(thin_job(sync=Delay.PIPELINE), effort=0.3))
+    assert found.recommendation.schedule.strategy.sync == Pipeline()
+    assert {option.delay for option in found.front if not option.is_usual} == {Delay.PIPELINE}
+    assert "allreduce" in {option.name for option in found.baselines}
+
+
+def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plain):
+    layered = thin_job(replace(THIN, layers=4, nic=Link.of_bandwidth(25e6)), sync=Delay.SYNCHRONOUS)
+    gradient_buckets = {
+        o.transport.gradient_buckets: o
+        for o in competitors(layered, until=0.0)
+        if o.is_plain and o.steps_per_round == 1 and o.transport != Transport()
+    }
+    assert (
+        gradient_buckets[GradientBuckets.PER_LAYER].step_seconds < gradient_buckets[GradientBuckets.SINGLE].step_seconds
+    )
+    assert gradient_buckets[GradientBuckets.PER_LAYER].name.endswith("by layers")
+    assert {o.transport.gradient_buckets for o in plain} == {GradientBuckets.SINGLE}
+
+
+def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less():
+    schedule = with_timing(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
+    transports = transports_of(schedule, thin_job(codec=None))
+    assert [costed.transport.codec for costed in transports] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
+    costs = [costed.cost.per_round for costed in transports]
+    assert costs == sorted(costs, reverse=True)
+    slow = replace(THIN, codec=(("int8", CodecSeconds(1.0, 1.0)), ("float16", CodecSeconds(1.0, 1.0))))
+    assert [costed.transport.codec for costed in transports_of(schedule, thin_job(slow, codec=None))] == [Codec.NONE]
+
+
+def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys):
+    path = tmp_path / "pick.json"
+    asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "0.3", "--json"]
+    assert main([*asked, "--sync", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
+    answer = json.loads(capsys.readouterr().out)["recommendation"]
+    assert (answer["sync"], answer["codec"], answer["gradient_buckets"]) == ("pipeline", "int8", "single")
+    strategy = load_schedule(path).strategy
+    assert strategy.sync == Pipeline()
+    assert (strategy.transport.codec, strategy.transport.where) == (Codec.INT8, CodecScope(answer["where"]))
+    assert main([*asked, "--codec", "int3"]) == 2
+    assert "is not one of 'any', 'none', 'float16', 'bfloat16', 'int8'" in capsys.readouterr().err
+    assert main([*asked, "--codec", "int4"]) == 2  # its price in steps was never measured
+    assert "'int4' is not one of" in capsys.readouterr().err
+
+
+def test_reasons_name_what_comes_late_and_the_usual_all_reduce():
+    asked = thin_job(replace(THIN, nic=Link.of_bandwidth(25e6)), sync=Delay.PIPELINE, codec=None)
+    options = competitors(asked, until=0.0)
+    chosen = recommend(options, asked)
+    said = " ".join([*reasons(chosen, options, asked), *late_and_small(chosen, options, asked)])
+    assert "its gradients come one step late" in said
+    assert "averaging runs during computing" not in said
+    assert "what other schedules' steps are counted against" not in said
+
+
+def test_the_fastest_is_taken_where_it_is_asked_for(coded):
+    simple, fast = thin_job(codec=None), thin_job(codec=None, fastest=True)
+    least = min(option.time for option in coded)
+    assert recommend(coded, fast).time == pytest.approx(least)
+    assert recommend(coded, simple).time > least

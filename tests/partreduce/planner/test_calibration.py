@@ -1,61 +1,53 @@
-"""Calibration: known prices come back from noisy curves, their intervals cover them, and the planner then uses them."""
-
-from __future__ import annotations
+"""Calibration: known prices come back from noisy curves, the planner uses them, and a run-off decides."""
 
 import json
 import math
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from partreduce.planner.calibration import calibrate, drift_that_counts, fit_prices, steps_model, steps_ratio_between
-from partreduce.planner.job import Data, Delay, PlanRequest
+from helpers.jobs import jobs
+from helpers.refusals import refused
+from partreduce import Cluster, Data, Hardware, Link, PlanRequest, Schedule
+from partreduce.errors import InputError
+from partreduce.planner.calibration import (
+    calibrate,
+    drift_that_counts,
+    fit_prices,
+    steps_model,
+    steps_ratio_between,
+    trained_sha256,
+)
+from partreduce.planner.measuring import as_ran
 from partreduce.planner.options import competitors
-from partreduce.planner.plan import plan
+from partreduce.planner.plan import RunOff, finalists, plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import FITTED
 from partreduce.report.reasons import add_reasons, reasons
 from partreduce.runtime.pilot.job import Curve, probes, reference, ring_pairs
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.strategies import AllReduce, Pipeline
 from partreduce.topo.metrics import consensus_distance, contraction, late_distance
-from partreduce.topo.pilot import Pilot, Price, Prices, Probe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.pilot import Price, Prices, Probe
+from partreduce.types import Delay, Pilot
 
 CLUSTER = Cluster.parse("1x8")
 POINTS = 21
 
 
-def loss_at(steps: np.ndarray) -> np.ndarray:
+def loss_at(steps):
     """A training's loss: slow at first, then fast, then slow."""
     return 0.08 + 2.2 / (1 + (steps / 14) ** 2)
 
 
-def curve(schedule: Schedule, seed: int, steps_ratio: float, rng: np.random.Generator, noise: float) -> Curve:
+def curve(schedule, seed, steps_ratio, rng, noise):
     steps = 3.0 * np.arange(POINTS)
     losses = loss_at(steps / steps_ratio) * np.exp(noise * rng.normal(size=POINTS))
     return Curve(schedule, seed, 3, tuple(losses.tolist()))
 
 
-def simulated(
-    a: float,
-    late: float,
-    *,
-    c: float = 0.0,
-    averaging: float = 0.0,
-    later: float = 0.0,
-    data: str = "shuffled",
-    seeds: int = 4,
-    rng: int = 0,
-) -> Pilot:
+def simulated(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seeds=4, rng=0):
     """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
     draw = np.random.default_rng(rng)
     compared = [reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)]
@@ -71,7 +63,7 @@ def simulated(
 
 
 @pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
-def test_a_stretched_curve_is_recognized(steps_ratio: float) -> None:
+def test_a_stretched_curve_is_recognized(steps_ratio):
     rng, schedule = np.random.default_rng(1), reference(CLUSTER)
     base = curve(schedule, 0, 1.0, rng, 0.0).losses
     assert steps_ratio_between(curve(schedule, 0, steps_ratio, rng, 0.0).losses, base) == pytest.approx(
@@ -82,12 +74,12 @@ def test_a_stretched_curve_is_recognized(steps_ratio: float) -> None:
     assert steps_ratio_between(lowered, [loss - 1 for loss in base]) == pytest.approx(steps_ratio, rel=0.02)
 
 
-def test_a_curve_lies_on_itself() -> None:
+def test_a_curve_lies_on_itself():
     noisy = curve(reference(CLUSTER), 0, 1.0, np.random.default_rng(2), 0.1).losses
     assert steps_ratio_between(noisy, noisy) == pytest.approx(1.0, abs=0.02)
 
 
-def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
+def test_intervals_cover_the_known_prices_as_often_as_they_say():
     """Forty pilots of one job: a 90 % interval misses 4 of them on average, and 8 or more once in 25 times."""
     a, late = 0.03, 0.08
     pilots = [simulated(a, late, rng=rng).prices for rng in range(40)]
@@ -101,7 +93,7 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
     assert np.median([p.error for p in pilots]) < 0.03
 
 
-def test_the_interval_of_a_price_of_nothing_begins_at_nothing() -> None:
+def test_the_interval_of_a_price_of_nothing_begins_at_nothing():
     """It is one-sided then: 19 of 20 intervals begin at 0."""
     pilots = [simulated(0.0, 0.0, rng=rng).prices for rng in range(10)]
     assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
@@ -109,11 +101,10 @@ def test_the_interval_of_a_price_of_nothing_begins_at_nothing() -> None:
     assert all(0 <= p.consensus_distance.value <= p.consensus_distance.high < 0.01 for p in pilots)
 
 
-def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance() -> None:
+def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance():
     """As under Adam, whose second moments are of single workers' gradients then."""
     pilot = simulated(0.02, 0.0, averaging=0.6)
     prices = pilot.prices
-    assert prices.averaging is not None
     assert prices.averaging.value == pytest.approx(0.6, abs=0.1)
     assert prices.consensus_distance.value < 0.06
     model = steps_model(pilot)
@@ -121,7 +112,7 @@ def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_
     assert model.steps_ratio(0.0, 0.0, gradients=True) == 1
 
 
-def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> None:
+def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones():
     """As under momentum: at one step a round it costs nothing."""
     pilot = simulated(0.02, 0.0, later=0.1)
     model = steps_model(pilot)
@@ -131,7 +122,7 @@ def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> N
         assert model.steps_ratio(float(consensus_distance(schedule)), 0.0, late=late) == pytest.approx(true, rel=0.1)
 
 
-def test_too_few_probes_leave_prices_out_instead_of_guessing_them() -> None:
+def test_too_few_probes_leave_prices_out_instead_of_guessing_them():
     rows = [
         Probe(schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.1 * d, 1 + 0.1 * d))
         for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))
@@ -141,9 +132,8 @@ def test_too_few_probes_leave_prices_out_instead_of_guessing_them() -> None:
     assert prices.later is None
 
 
-def test_the_price_of_drift_is_found_where_data_differ() -> None:
+def test_the_price_of_drift_is_found_where_data_differ():
     pilot = simulated(0.02, 0.1, c=0.4, data="per-worker", seeds=6)
-    assert pilot.prices.drift is not None
     assert pilot.prices.drift.value == pytest.approx(0.4, rel=0.15)
     model = steps_model(pilot)
     unseen = ring_pairs(CLUSTER, 2, late=True)
@@ -153,7 +143,7 @@ def test_the_price_of_drift_is_found_where_data_differ() -> None:
     assert model.steps_ratio(*metrics, late=apart) == pytest.approx(truth, rel=0.1)
 
 
-def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
+def diverging(hard):
     """A pilot of a job whose loss stops being a number under some schedules, in the second of its two seeds."""
     draw, curves = np.random.default_rng(3), []
     for seed in range(2):
@@ -164,7 +154,7 @@ def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
     return calibrate(curves, data="shuffled", steps=60)
 
 
-def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
+def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on():
     late = diverging(lambda schedule: schedule.strategy.is_delayed and schedule.strategy.steps_per_round == 8)
     assert [probe.schedule for probe in late.unstable] == ["allreduce-every-8-late"]
     assert all(probe.schedule != "allreduce-every-8-late" for probe in late.probes)
@@ -176,21 +166,21 @@ def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
     assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
 
 
-def test_a_pilot_that_bears_no_delay_at_all_keeps_the_shipped_price_of_it() -> None:
+def test_a_pilot_that_bears_no_delay_at_all_keeps_the_shipped_price_of_it():
     pilot = diverging(lambda schedule: schedule.strategy.is_delayed)
     assert len(pilot.unstable) == 3
     assert pilot.prices.late == Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks))
     assert math.isinf(steps_model(pilot).late_more(1.0))
 
 
-def test_beyond_an_unstable_round_nothing_is_recommended() -> None:
+def test_beyond_an_unstable_round_nothing_is_recommended():
     pilot = diverging(lambda schedule: schedule.strategy.steps_per_round == 16)
     model = steps_model(pilot)
     assert model.steps_ratio(pilot.max_consensus_distance * 1.01, 0.0) == math.inf
     assert math.isfinite(model.steps_ratio(pilot.max_consensus_distance, 0.0))
 
 
-def test_what_no_price_explains_shows_in_the_error() -> None:
+def test_what_no_price_explains_shows_in_the_error():
     """One probe costs half as much again as its metrics say: left out of the fit it is missed by a third."""
     rows = [
         Probe(
@@ -203,37 +193,30 @@ def test_what_no_price_explains_shows_in_the_error() -> None:
     assert fit_prices([rows[0], odd, *rows[2:]], data="shuffled").error == pytest.approx(1 / 3, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    ("probe", "message"),
-    [
-        ([(1.0, False), (2.0, False)], "do not tell the prices apart"),
-        ([(1.0, True), (1.0, True)], "do not tell the prices apart"),
-    ],
-)
-def test_schedules_that_cannot_tell_prices_apart_are_refused(probe: list[tuple[float, bool]], message: str) -> None:
+@pytest.mark.parametrize(("probe", "message"), [
+    ([(1.0, False), (2.0, False)], "do not tell the prices apart"),
+    ([(1.0, True), (1.0, True)], "do not tell the prices apart"),
+])  # fmt: skip
+def test_schedules_that_cannot_tell_prices_apart_are_refused(probe, message):
     rows = [
         Probe(schedule=f"{d}", consensus_distance=d, drift=0.0, late=late, steps_ratios=(1.1, 1.2)) for d, late in probe
     ]
-    with pytest.raises(InputError, match=message):
-        fit_prices(rows, data="shuffled")
+    refused(InputError, message, fit_prices, rows, data="shuffled")
 
 
-def test_a_job_that_does_not_learn_is_refused() -> None:
+def test_a_job_that_does_not_learn_is_refused():
     flat = [Curve(schedule, seed, 3, (1.0,) * POINTS) for seed in (0, 1)
             for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled"))]  # fmt: skip
-    with pytest.raises(InputError, match="All-Reduce's loss did not fall in 60 steps"):
-        calibrate(flat, data="shuffled", steps=60)
-    with pytest.raises(InputError, match="at least 2"):
-        calibrate(flat[:8], data="shuffled", steps=60)
+    refused(InputError, "All-Reduce's loss did not fall in 60 steps", calibrate, flat, data="shuffled", steps=60)
+    refused(InputError, "at least 2", calibrate, flat[:8], data="shuffled", steps=60)
 
 
 @pytest.mark.parametrize("shape", ["1x2", "1x3", "2x2", "3,2", "1x7"])
 @pytest.mark.parametrize("data", ["shuffled", "per-worker", "per-node"])
-def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape: str, data: str) -> None:
+def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape, data):
     cluster = Cluster.parse(shape)
     if data == "per-node" and cluster.num_nodes == 1:
-        with pytest.raises(InputError, match="there is one node"):
-            probes(cluster, steps=24, data=data)
+        refused(InputError, "there is one node", probes, cluster, steps=24, data=data)
         return
     found = probes(cluster, steps=24, data=data)
     assert len({schedule.name for schedule in found}) == len(found) >= 4
@@ -250,8 +233,7 @@ def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape: str, dat
         for schedule in found
     ]
     fit_prices(rows, data=data)
-    with pytest.raises(InputError, match="at least 24"):
-        probes(cluster, steps=23, data=data)
+    refused(InputError, "at least 24", probes, cluster, steps=23, data=data)
 
 
 PRICED = Pilot(
@@ -266,15 +248,10 @@ PRICED = Pilot(
     ),
 )
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(1e9), model_bytes=100_000_000, compute=0.05)
+job = jobs("2x4", HARDWARE, effort=0.5, time_limit=3600.0)
 
 
-def job(**options: object) -> PlanRequest:
-    return PlanRequest(
-        cluster=replace(Cluster.parse("2x4"), hardware=HARDWARE), effort=0.5, time_limit=3600.0, **options
-    )  # type: ignore[arg-type]
-
-
-def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() -> None:
+def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors():
     model = steps_model(PRICED)
     assert model.steps_ratio(1.0, 0.0) == 1.5
     assert model.steps_ratio(1.0, 0.0, late=1.0) == 3.5
@@ -284,7 +261,7 @@ def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() 
     assert not model.extrapolates(2.0, 0.0)
 
 
-def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped() -> None:
+def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped():
     assert steps_model(PRICED).steps_ratio(10.0, 0.0) == pytest.approx(1 + 2 * 0.5 + 8 * 0.6)
     free = replace(PRICED, prices=replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.01)))
     assert steps_model(free).steps_ratio(2.0, 0.0) == 1
@@ -293,7 +270,7 @@ def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_s
     assert FITTED.steps_ratio(100.0, 0.0) - FITTED.steps_ratio(50.0, 0.0) == pytest.approx(50 * FITTED.a)
 
 
-def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
+def test_design_plans_with_the_prices_of_a_pilot_and_says_so():
     asked, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
     planned = add_reasons(plan(asked), asked)
     for option in planned.options:
@@ -308,7 +285,7 @@ def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     assert any("the pilot had 4 workers and this cluster has 8" in caution for caution in planned.cautions)
 
 
-def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
+def test_where_parameters_may_come_late_for_nothing_gradients_may_not():
     """A pilot ran no pipeline: on a perceptron under Adam averages came late for nothing and a pipeline took 2.9."""
     free = replace(PRICED, prices=replace(PRICED.prices, late=Price(0.0, 0.0, 0.0)))
     model = steps_model(free)
@@ -318,12 +295,11 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
     assert steps_model(PRICED).delayed(2) == 2.0, "no less than the delay of parameters"
 
 
-def test_a_pilot_that_says_nothing_about_the_job_is_refused() -> None:
-    with pytest.raises(InputError, match="ran on shuffled data and the job's are per-worker"):
-        job(pilot=PRICED, data=Data.PER_WORKER)
+def test_a_pilot_that_says_nothing_about_the_job_is_refused():
+    refused(InputError, "ran on shuffled data and the job's are per-worker", job, pilot=PRICED, data=Data.PER_WORKER)
 
 
-def test_the_answer_says_what_a_pilot_cost_and_what_it_changed() -> None:
+def test_the_answer_says_what_a_pilot_cost_and_what_it_changed():
     """Where consensus distance costs next to nothing, a pilot that says so makes rounds longer."""
     free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
     probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)
@@ -333,7 +309,136 @@ def test_the_answer_says_what_a_pilot_cost_and_what_it_changed() -> None:
     (said,) = (sentence for sentence in reasons(chosen, options, asked) if "the pilot took" in sentence)
     words = r"the pilot took 360 steps of your job; without it (.+) would be recommended, .* takes (.+) times as long"
     told = re.fullmatch(words, said)
-    assert told is not None
     other = next(option for option in options if option.name == told[1])
     assert float(told[2]) == pytest.approx(other.time / chosen.time, abs=0.01)
     assert other.consensus_distance.value < chosen.consensus_distance.value
+
+
+# The run-off: what a pilot would have recommended runs on the job, and what it took there decides
+
+
+SHAPE = Cluster.parse("2x4")
+SLOW = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(3e7), model_bytes=2_000_000, compute=0.05)
+JOB = PlanRequest(cluster=replace(SHAPE, hardware=SLOW), effort=0.2, time_limit=3600.0)
+STEPS = 60
+
+
+def by_distance(schedule):
+    return 1 + 0.01 * float(consensus_distance(schedule)) + 0.01 * late_distance(schedule)
+
+
+def train(schedules, steps_ratio):
+    """Runs of two seeds of a job that takes so many times All-Reduce's steps; where that is infinite it diverges."""
+    found = []
+    for schedule in schedules:
+        for seed in range(2):
+            ratio = steps_ratio(schedule) * (1 + 0.01 * seed * (not schedule.strategy.averages_gradients))
+            at = 3.0 * np.arange(21) / ratio
+            losses = [math.nan] * 21 if math.isinf(ratio) else (0.08 + 2.2 / (1 + (at / 14) ** 2)).tolist()
+            found.append(Curve(schedule, seed, 3, (2.28, *losses[1:])))
+    return found
+
+
+def run_off(steps_ratio):
+    given, curves = RunOff(JOB, steps=STEPS), list[Curve]()
+    compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
+    while compared:
+        curves += train(compared, steps_ratio)
+        compared = given.next(curves)
+    return given, curves
+
+
+def test_where_prices_hold_the_run_off_changes_nothing_and_its_winner_ran():
+    given, curves = run_off(by_distance)
+    first, last = (planned.recommendation for planned in (given.plans[0], given.plans[-1]))
+    assert trained_sha256(first.schedule) in {trained_sha256(curve.schedule) for curve in curves}
+    assert last.time == pytest.approx(first.time, rel=0.02)
+    assert last.surprise is not None
+    assert last.steps_ratio == pytest.approx(by_distance(last.schedule), rel=0.02)
+
+
+def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_ran():
+    """Probes are as cheap as their distances say; whatever else averages parameters takes eight times the steps."""
+    known = {trained_sha256(one) for one in [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]}
+
+    def steps_ratio(schedule):
+        return by_distance(schedule) * (1 if trained_sha256(schedule) in known else 8)
+
+    given, _ = run_off(steps_ratio)
+    first = given.plans[0].recommendation
+    assert steps_ratio(first.schedule) > 7, "the prices of the probes mislead"
+    last = given.plans[-1].recommendation
+    assert last.step_seconds * steps_ratio(last.schedule) < 0.5 * first.step_seconds * steps_ratio(first.schedule)
+
+
+def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended():
+    known = {trained_sha256(one) for one in [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]}
+    given, curves = run_off(lambda schedule: 1.01 if trained_sha256(schedule) in known else math.inf)
+    pilot = given.pilot(curves)
+    assert {probe.sha256 for probe in pilot.unstable} <= given.finalists
+    last = given.plans[-1].recommendation
+    assert trained_sha256(last.schedule) not in {probe.sha256 for probe in pilot.unstable}
+    assert all(math.isinf(one.time) for one in given.plans[-1].options if one.surprise == math.inf)
+
+
+def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
+    curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
+    job = replace(JOB, pilot=calibrate(curves, data="shuffled", steps=STEPS))
+    planned = plan(job)
+    chosen = planned.recommendation
+    found = finalists(chosen, planned.options, job)
+    assert len({one.delay for one in found}) == len(found)
+    for one in found:
+        assert one is chosen or one.step_seconds < chosen.time
+        longest = one.schedule.worker_steps().max()
+        assert one.schedule.strategy.averages_gradients or one.schedule.rounds_to_connect() * longest <= STEPS
+    brief = replace(job, pilot=calibrate(curves, data="shuffled", steps=2))
+    for one in finalists(chosen, planned.options, brief):
+        assert one.schedule.rounds_to_connect() * one.schedule.worker_steps().max() <= 2
+
+
+def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
+    curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
+    hardware = replace(SLOW, slowdown=((3, 4.0),))
+    pilot = calibrate(curves, data="shuffled", steps=STEPS)
+    job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot)
+    planned = plan(job)
+    found = finalists(planned.recommendation, planned.options, job)
+    assert not isinstance(planned.recommendation.steps_per_round, int), "else this shows nothing"
+    assert planned.recommendation in found
+
+
+def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
+    pipeline = Schedule("pipeline", SHAPE, AllReduce(sync=Pipeline()))
+    compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
+
+    def steps_ratio(schedule):
+        return 1.7 if schedule is pipeline else by_distance(schedule)
+
+    without = calibrate(train(compared, steps_ratio), data="shuffled", steps=STEPS)
+    curves = train([*compared, pipeline], steps_ratio)
+    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(pipeline)})
+    assert pilot.prices == without.prices
+    job = replace(JOB, pilot=pilot)
+    options = as_ran(plan(replace(job, pilot=without)).options, job)
+    (piped,) = {one.steps_ratio for one in options if one.schedule.strategy.sync.delays_gradients}
+    assert piped == pytest.approx(1.7, rel=0.02)
+
+
+def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one():
+    compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
+    curves = train(compared, by_distance)
+    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(compared[1])})
+    known = next(probe for probe in pilot.probes if probe.sha256)
+    job = replace(JOB, pilot=pilot)
+    option = next(one for one in plan(job).options if trained_sha256(one.schedule) == known.sha256)
+    before = option.steps_ratio - (option.surprise or 0.0)
+
+    def after(*steps_ratios):
+        ran = replace(known, steps_ratios=steps_ratios)
+        changed = replace(pilot, probes=(ran, *(one for one in pilot.probes if one is not known)))
+        (found,) = as_ran([replace(option, steps_ratio=before, surprise=None)], replace(job, pilot=changed))
+        return found.steps_ratio
+
+    assert after(2.0, 2.0) == pytest.approx(2.0)
+    assert before < after(0.5, 3.5) < 1.5 < after(1.99, 2.01)

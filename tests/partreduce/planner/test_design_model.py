@@ -7,18 +7,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from helpers.refusals import refused
+from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule, load_schedule, write_schedule
 from partreduce.commands import build_app
-from partreduce.planner.job import PlanRequest
+from partreduce.errors import FileError, InputError
 from partreduce.planner.tables import ModelFacts, Table, measure_touched, plan_hybrid, read_model, tables_of
 from partreduce.runtime.sharding.row_access import OtherUses
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import FileError, InputError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Payload, Placement, TablePlacement
-from partreduce.topo.timing.tables import RowAccess
+from partreduce.strategies import AllReduce, Payload, Placement, TablePlacement
+from partreduce.types import RowAccess
 from partreduce.user_function import function_of
 from partreduce.verify import prove
 from partreduce.verify.base import Status
@@ -30,7 +26,6 @@ SLOW = Hardware(inside=Link(1e-5, 1e-9), nic=Link(1e-4, 4e-8), model_bytes=1, co
 MODEL = """
 import torch
 from beside import ROWS
-
 class Words(torch.nn.Module):
     def __init__(self, sparse=False):
         super().__init__()
@@ -42,61 +37,43 @@ class Words(torch.nn.Module):
         self.decoder = torch.nn.Linear(8, 20, bias=False)
         self.decoder.weight = self.shared.weight
         self.out = torch.nn.Linear(32, 3)
-
     def forward(self, words):
         self.shared(words % 20)
         return self.out(self.words(words).mean(1) + self.bags(words % 10))
-
 def batches(number):
     for worker in range(number):
         yield torch.tensor([[7, 8, worker]]), torch.zeros(1)
-
 def build():
     return Words(), batches(9)
-
 def alone():
     return Words()
-
 def sparse():
     return Words(sparse=True)
-
 def few():
     return Words(), batches(3)
-
 def endless():
     return Words(), ((torch.tensor([[step]]),) for step in range(10**9))
-
 def outside():
     return Words(), [(torch.tensor([[ROWS]]),)] * 4
-
 def with_optimizer(name="AdamW", **settings):
     model = Words()
     return model, getattr(torch.optim, name)(model.parameters(), lr=0.1, **settings)
-
 def with_both():
     return *with_optimizer("SGD", momentum=0.9), batches(9)
-
 def with_plain():
     return with_optimizer("SGD")
-
 def with_another():
     return with_optimizer("RMSprop")
-
 def with_too_much():
     return *with_both(), 7
-
 def number():
     return 5
-
 def fails():
     raise ValueError("no data\\nhere")
-
 def exits():
     raise SystemExit(3)
-
 def no_batches():
     return Words(), 5
-
 def torn():
     return Words(), (torch.tensor([[1 // (1 - step)]]) for step in range(9))
 """
@@ -113,16 +90,10 @@ def shares(touched):
     return [touched.worker, touched.node, touched.everyone]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("with_optimizer", "adam"),
-        ("with_both", "momentum"),
-        ("with_plain", "sgd"),
-        ("with_another", None),
-        ("alone", None),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), [
+    ("with_optimizer", "adam"), ("with_both", "momentum"), ("with_plain", "sgd"), ("with_another", None),
+    ("alone", None),
+])  # fmt: skip
 def test_an_optimizer_behind_the_model_says_which_one_it_is(place, name, kind):
     facts = read_model(place + name, CLUSTER)
     assert facts.optimizer == kind
@@ -168,22 +139,19 @@ def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(pla
     assert Placement.SHARDED in tables["words.weight"].ways
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("number", "returned what is no model (int)"),
-        ("with_too_much", "returned what is no model (tuple)"),
-        ("fails", "raised ValueError: no data here"),
-        ("exits", "raised SystemExit: 3"),
-        ("no_batches", "gave batches that are no iterable (int)"),
-        ("torn", "batch 1 raised ZeroDivisionError"),
-        ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
-        ("outside", "parameter 'words.weight': an index of a sample batch is out of range; its rows are 0..19999"),
-        ("biuld", "has no function biuld; did you mean build?"),
-        ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; it is not known"),
-        ("", "write FILE.py:NAME"),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), [
+    ("number", "returned what is no model (int)"),
+    ("with_too_much", "returned what is no model (tuple)"),
+    ("fails", "raised ValueError: no data here"),
+    ("exits", "raised SystemExit: 3"),
+    ("no_batches", "gave batches that are no iterable (int)"),
+    ("torn", "batch 1 raised ZeroDivisionError"),
+    ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
+    ("outside", "parameter 'words.weight': an index of a sample batch is out of range; its rows are 0..19999"),
+    ("biuld", "has no function biuld; did you mean build?"),
+    ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; it is not known"),
+    ("", "write FILE.py:NAME"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_said_in_one_line(place, name, words):
     with pytest.raises(InputError) as refusal:
         read_model(place + name, CLUSTER)
@@ -192,8 +160,7 @@ def test_what_cannot_be_read_is_said_in_one_line(place, name, words):
 
 
 def test_files_and_tables_that_are_not_there_are_refused(place, tmp_path):
-    with pytest.raises(FileError, match="there is no such file"):
-        read_model(f"{tmp_path / 'other.py'}:build", CLUSTER)
+    refused(FileError, "there is no such file", read_model, f"{tmp_path / 'other.py'}:build", CLUSTER)
     with pytest.raises(InputError, match=r"names 'word', which no embedding of the model has; known: words\.weight"):
         read_model(place + "alone", CLUSTER, touched={"word": RowAccess(0.1, 0.1, 0.1)})
 
@@ -300,14 +267,11 @@ def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
     assert len(tags.ways) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("raise ValueError('no\\n data')", "--step {0}:step: importing {0} failed: ValueError: no data (line 1)"),
-        ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
-        ("def stop(): ...", "has no function step; did you mean stop?"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("raise ValueError('no\\n data')", "--step {0}:step: importing {0} failed: ValueError: no data (line 1)"),
+    ("import sys\nsys.exit(2)", "ended the program when it was executed; put what makes it a program under"),
+    ("def stop(): ...", "has no function step; did you mean stop?"),
+])  # fmt: skip
 def test_a_file_that_cannot_be_executed_is_named_and_no_bug_of_ours(tmp_path, text, words):
     file = tmp_path / "train.py"
     file.write_text(text)

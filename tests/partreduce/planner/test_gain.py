@@ -1,18 +1,15 @@
 """The gain over the best plain alternative, within which error, and that the simpler of equals is recommended."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Objective, PlanRequest
-from partreduce.planner.job import MOST_DRIFT, Delay
+from partreduce import Cluster, Data, Hardware, Link, Objective, PlanRequest, Schedule
+from partreduce.planner.job import MOST_DRIFT
 from partreduce.planner.measuring import measure
 from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
@@ -35,38 +32,31 @@ from partreduce.planner.recommend import (
 )
 from partreduce.planner.steps_model import LOST_RATIO, NEVER, Optimizer, Prices
 from partreduce.report.reasons import cautions, reasons
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.strategies import AllReduceAlgorithm, Block, Codec, DelayedAveraging, RulePhases, StaticGroups
 from partreduce.topo.metrics.base import Kind as MetricKind
-from partreduce.topo.metrics.base import Metric
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, Codec, DelayedAveraging
-from partreduce.topo.strategies.static import RulePhases, StaticGroups
-
-if TYPE_CHECKING:
-    from partreduce.types import CandidateSchedule
+from partreduce.topo.strategies.axes import SYNCHRONOUS
+from partreduce.types import Delay, Metric
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 JOB = PlanRequest(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), effort=1.0)
 
 
 @pytest.fixture(scope="module")
-def options() -> list[CandidateSchedule]:
+def options():
     return competitors(JOB, until=0.0)
 
 
 @pytest.fixture(scope="module")
-def bearing(options: list[CandidateSchedule]) -> list[CandidateSchedule]:
+def bearing(options):
     """The same where no calibrated task failed."""
     return [replace(option, model=replace(option.model, lost=NEVER)) for option in options]
 
 
-def named(options: list[CandidateSchedule], name: str) -> CandidateSchedule:
+def named(options, name):
     return next(option for option in options if option.name == name)
 
 
-def test_the_interval_holds_both_predictions_errors(options: list[CandidateSchedule]) -> None:
+def test_the_interval_holds_both_predictions_errors(options):
     figure_10, every_step = named(options, "prague-figure-10"), named(options, "allreduce")
     against = gain(figure_10, every_step, Data.SHUFFLED)
     assert against.ratio == pytest.approx(every_step.time / figure_10.time)
@@ -80,7 +70,7 @@ def test_the_interval_holds_both_predictions_errors(options: list[CandidateSched
 
 
 @pytest.mark.parametrize("data", [Data.PER_WORKER, Data.PER_NODE])
-def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_pilot(data: Data) -> None:
+def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_pilot(data):
     thin = replace(HARDWARE, nic=Link.of_bandwidth(0.1e9))
     job = replace(JOB, data=data, cluster=replace(JOB.cluster, hardware=thin), optimizer=Optimizer.ADAM)
     weighed = competitors(job, until=0.0)
@@ -93,23 +83,23 @@ def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_
     assert 0 < recommend(weighed, momentum).drift.value <= MOST_DRIFT[Optimizer.MOMENTUM]
 
 
-def test_nothing_is_gained_over_itself(options: list[CandidateSchedule]) -> None:
+def test_nothing_is_gained_over_itself(options):
     same = gain(options[0], options[0], Data.SHUFFLED)
     assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
     assert not same.is_certain
 
 
-def synchronous(options: list[CandidateSchedule]) -> list[CandidateSchedule]:
+def synchronous(options):
     return [option for option in options if not option.late]
 
 
-def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(bearing: list[CandidateSchedule]) -> None:
+def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(bearing):
     options = bearing
     plain = best_plain(synchronous(options), JOB)
     assert plain is not None
     known = [option for option in synchronous(options) if option.is_plain]
 
-    def made(name: str, faster: float) -> CandidateSchedule:
+    def made(name, faster):
         """As faster in every case as its steps are, and communicating more, so that neither is better in everything."""
         return replace(
             named(options, name),
@@ -134,7 +124,7 @@ def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(be
     assert least_time([*known, far, further], JOB) is further
 
 
-def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing: list[CandidateSchedule]) -> None:
+def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing):
     options = bearing
     late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
     calm = min(synchronous(options), key=lambda option: option.time)
@@ -159,9 +149,7 @@ def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing: list
     assert least_time([late, slower], JOB) is late, "it wins where even that is faster"
 
 
-def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(
-    options: list[CandidateSchedule],
-) -> None:
+def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(options):
     asked = replace(JOB, optimizer=Optimizer.MOMENTUM)
     priced = [replace(one, model=asked.steps_model) for one in synchronous(options)]
     calm = named(priced, "allreduce(every=4) hierarchical")
@@ -169,7 +157,7 @@ def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_step
     assert rare.may_fail
     assert not calm.may_fail
 
-    def faster(times: float) -> CandidateSchedule:
+    def faster(times):
         return replace(rare, step_seconds=calm.step_seconds / times)
 
     assert least_time([calm, faster(0.99 * LOST_RATIO)], asked) is calm
@@ -181,7 +169,7 @@ def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_step
     assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_fail
 
 
-def test_rare_averages_are_as_rare_when_they_come_late() -> None:
+def test_rare_averages_are_as_rare_when_they_come_late():
     """All meet every 51 steps, late by three of them: the late distance hardly grows with the rounds that rest."""
     asked = replace(JOB, cluster=replace(Cluster.parse("3x1"), hardware=HARDWARE))
     rests = RulePhases((3,), ((),) * 16 + ((Block((0,), (0,)),),))
@@ -197,7 +185,7 @@ def test_rare_averages_are_as_rare_when_they_come_late() -> None:
     assert "with averages as rare; --max consensus-distance=1.9 leaves them out" in said
 
 
-def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not() -> None:
+def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not():
     thin = replace(HARDWARE, nic=Link.of_bandwidth(0.05e9))
     place = replace(Cluster.parse("8x1"), hardware=thin)
     asked = replace(JOB, cluster=place, optimizer=Optimizer.MOMENTUM)
@@ -209,12 +197,12 @@ def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not() -> No
     assert max(one.steps_per_round for one in plain) == 6, "every 7 steps a convolution failed"
 
 
-def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options: list[CandidateSchedule]) -> None:
+def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options):
     plain = named(options, "node-then-all(node_rounds=15) hierarchical")
     transport = replace(plain.transport, codec=Codec.INT8)
     schedule = replace(plain.schedule, strategy=replace(plain.schedule.strategy, transport=transport))
 
-    def coded(part: float) -> CandidateSchedule:
+    def coded(part):
         return replace(plain, name="coded", schedule=schedule, step_seconds=part * plain.step_seconds)
 
     assert least_time([plain, coded(0.91)], JOB) is plain
@@ -225,7 +213,7 @@ def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options:
     assert "it has to save more than 10%" in said
 
 
-def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing: list[CandidateSchedule]) -> None:
+def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing):
     options = bearing
     late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
     asked = replace(JOB, sync=Delay.LATE)
@@ -235,7 +223,7 @@ def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing: li
     assert recommend(options, asked).delay is Delay.LATE
 
 
-def test_a_pilot_says_what_delay_costs_at_the_most(options: list[CandidateSchedule]) -> None:
+def test_a_pilot_says_what_delay_costs_at_the_most(options):
     late = named(options, "allreduce late hierarchical")
     tasks = (Prices(late=0.08), Prices(late=0.12))
     measured = replace(
@@ -244,7 +232,7 @@ def test_a_pilot_says_what_delay_costs_at_the_most(options: list[CandidateSchedu
     assert measured.time_at_worst == pytest.approx(late.step_seconds * (1.13 + 0.02 * 2.5))
 
 
-def test_an_older_gradient_costs_more_where_it_costs_most(options: list[CandidateSchedule]) -> None:
+def test_an_older_gradient_costs_more_where_it_costs_most(options):
     pipeline = next(option for option in options if option.delay is Delay.PIPELINE)
     assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 2.1, rel=0.01)
     flat = replace(JOB, curvature=0.2).steps_model
@@ -252,7 +240,7 @@ def test_an_older_gradient_costs_more_where_it_costs_most(options: list[Candidat
     assert known.time_at_worst < 1.02 * known.time, "a small curvature leaves little to fear"
 
 
-def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(options: list[CandidateSchedule]) -> None:
+def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(options):
     """What averages in each step would have the least regret on the dearest task, by far at the price of all others."""
     asked = replace(JOB, optimizer=Optimizer.SGD)
     plain = named(options, "allreduce")
@@ -266,7 +254,7 @@ def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(option
         assert least_time([rare, every], asked).name == chosen
 
 
-def test_more_kinds_never_make_the_decisive_time_longer(options: list[CandidateSchedule]) -> None:
+def test_more_kinds_never_make_the_decisive_time_longer(options):
     """Whatever is added to the options, the recommendation's time at its price is no longer, but for less regret."""
     kinds = sorted({option.schedule.strategy.kind for option in options} | {"late"})
     for kind in kinds:
@@ -275,7 +263,7 @@ def test_more_kinds_never_make_the_decisive_time_longer(options: list[CandidateS
         assert after <= before * (1 + WORTH), kind
 
 
-def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_the_time_without() -> None:
+def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_the_time_without():
     rows = json.loads((Path(__file__).parents[3] / "benchmarks/results/regret.json").read_text())["rows"]
     assert len(rows) >= 14
     for row in rows:
@@ -284,7 +272,7 @@ def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_t
     assert any(row["recommended"] != row["synchronous"] for row in rows), "nothing late was taken"
 
 
-def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:
+def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late():
     """4 nodes at 40 Mbit/s: All-Reduce every few steps, late, took 1.45 times as long to the loss as node-then-all."""
     thin = Hardware(
         inside=Link.of_bandwidth(1e9, 1e-4), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.06
@@ -299,7 +287,7 @@ def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:
         assert chosen.time <= min(option.time for option in known if not option.late) * (1 + TIE)
 
 
-def test_the_recommendation_is_never_beaten_in_everything(options: list[CandidateSchedule]) -> None:
+def test_the_recommendation_is_never_beaten_in_everything(options):
     plain = best_plain(options, JOB)
     equal = replace(plain, communication=plain.communication * (1 + 1e-12))
     assert unbeaten([equal, plain]) == [equal, plain], "rounding beats nobody"
@@ -311,18 +299,12 @@ def test_the_recommendation_is_never_beaten_in_everything(options: list[Candidat
         assert not any(beats(option, chosen) for option in rivals), objective
 
 
-def test_the_text_says_why_the_fastest_is_not_taken() -> None:
+def test_the_text_says_why_the_fastest_is_not_taken():
     asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), sync=Delay.SYNCHRONOUS)
     options = [replace(one, model=replace(one.model, lost=NEVER)) for one in competitors(asked, until=0.0)]
     fastest = min(options, key=lambda option: option.time)
     plain = best_plain(options, asked)
-    assert plain is not None
-    near = replace(
-        fastest,
-        schedule=plain.schedule,
-        step_seconds=1.01 * fastest.step_seconds,
-        communication=0.0,
-    )
+    near = replace(fastest, schedule=plain.schedule, step_seconds=1.01 * fastest.step_seconds, communication=0.0)
     said = " ".join(reasons(near, [*options, near], asked))
     assert f"{fastest.name} is predicted to be 1.01 times as fast as it, but within 2% it is chosen because" in said
     other = named(options, "prague-figure-10")
@@ -334,7 +316,7 @@ def test_the_text_says_why_the_fastest_is_not_taken() -> None:
     assert str(guessed) == f"{measured.low:.2f} to {measured.high:.2f} times"
 
 
-def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options: list[CandidateSchedule]) -> None:
+def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options):
     names = ["allreduce(every=4) hierarchical", "node-digits hierarchical", "pairs-pairs-all hierarchical"]
     ordered = [simplicity(named(options, name)) for name in [*names, "prague-figure-10"]]
     assert ordered == sorted(ordered)
@@ -342,7 +324,7 @@ def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options: list[
 
 
 @pytest.mark.parametrize("cluster", ["2x1", "1x2", "4x4"])
-def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(cluster: str) -> None:
+def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(cluster):
     answer = plan(replace(JOB, cluster=replace(Cluster.parse(cluster), hardware=HARDWARE)))
     assert answer.recommendation.is_plain or cluster == "4x4"
     kept = {id(option) for option in answer.front}
@@ -355,7 +337,7 @@ def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(clus
         assert any(id(option) not in kept for option in answer.baselines), "Figure 10 is beaten in everything"
 
 
-def test_baselines_are_the_best_of_their_kind(options: list[CandidateSchedule]) -> None:
+def test_baselines_are_the_best_of_their_kind(options):
     kept = baselines(options)
     plain = [option for option in options if option.is_plain]
     for kind in (
@@ -369,7 +351,7 @@ def test_baselines_are_the_best_of_their_kind(options: list[CandidateSchedule]) 
     assert len(front(options)) > len(kept)
 
 
-def test_metrics_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None:
+def test_metrics_that_are_asked_for_are_told_apart_up_to_rounding_only():
     asked = replace(JOB, objective=Objective.DRIFT)
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
@@ -378,7 +360,7 @@ def test_metrics_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None
     assert chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL, "of equal drift the one that communicates less"
 
 
-def test_the_text_says_that_the_fastest_would_be_most_wrong_on_the_task_that_suits_it_least() -> None:
+def test_the_text_says_that_the_fastest_would_be_most_wrong_on_the_task_that_suits_it_least():
     place = replace(JOB.cluster, hardware=replace(HARDWARE, nic=Link.of_bandwidth(8e9)))
     asked = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, sync=Delay.SYNCHRONOUS)
     options = [option for option in competitors(asked, until=0.0) if is_simple(option)]

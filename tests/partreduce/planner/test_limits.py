@@ -1,6 +1,4 @@
-"""What ends the planner and what it may then say: effort, time, four answers, exact limits, and random jobs."""
-
-from __future__ import annotations
+"""What ends the planner and what it may then say: effort, time, exact limits, random jobs, the quick answer."""
 
 import json
 import math
@@ -15,31 +13,29 @@ import pytest
 
 from benchmarks.planner.random_checks import all_schedules, run
 from benchmarks.planner.random_clusters import draw_job
+from helpers.jobs import jobs
+from helpers.refusals import refused
 from helpers.synthesis import synthesize
-from partreduce import Data, Limits, Objective, PlanRequest
+from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, Schedule, describe
 from partreduce.__main__ import main
-from partreduce.planner.job import Delay
+from partreduce.errors import InfeasibleError, InputError, UndecidedError
+from partreduce.planner.job import EFFORTS
+from partreduce.planner.measuring import measure
+from partreduce.planner.options import RESTS
 from partreduce.planner.plan import plan
+from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.reasons import add_reasons
 from partreduce.schedulers.synthesis import Problem, Status, clock
-from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
+from partreduce.strategies import AllReduceAlgorithm, GroupPhases, Phase, StaticGroups
 from partreduce.topo import metrics
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InfeasibleError, InputError, UndecidedError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.strategies.static import GroupPhases, StaticGroups
+from partreduce.topo.timing.quorum import sample_seconds
 from partreduce.topo.units import parse_number
+from partreduce.types import Delay, RandomDelay, RotatingDelay
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
-
-
-def job(shape: str, *, hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
-    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
-    return PlanRequest(cluster=replace(Cluster.parse(shape), hardware=hardware), limits=limits, **options)
+job = jobs(None, HARDWARE)
 
 
 @pytest.mark.parametrize("number", range(0, 200, 10))
@@ -50,17 +46,8 @@ def test_random_jobs_are_answered_truly(number):
 def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slower_machine(monkeypatch):
     """Neither load nor the seed of string hashes, which differs from process to process, changes a byte."""
     arguments = [
-        "design",
-        "3,2",
-        "--model-bytes",
-        "552MB",
-        "--set",
-        "slow=1:2x",
-        "--data",
-        "per-worker",
-        "--effort",
-        "0.5",
-    ]
+        "design", "3,2", "--model-bytes", "552MB", "--set", "slow=1:2x", "--data", "per-worker", "--effort", "0.5",
+    ]  # fmt: skip
     loaded = subprocess.run(
         [sys.executable, "-m", "partreduce", *arguments, "--time-limit", "600s", "--json"],
         env=os.environ | {"PYTHONHASHSEED": "1"},
@@ -162,18 +149,12 @@ def test_optimal_is_a_word_about_the_question():
 
 
 def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():
-    with pytest.raises(InfeasibleError, match="crossing bound"):
-        plan(job("4x4", effort=0.5, max_communication=1e-6))
+    refused(InfeasibleError, "crossing bound", plan, job("4x4", effort=0.5, max_communication=1e-6))
     with pytest.raises(UndecidedError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
         plan(
-            job(
-                "4x4",
-                algorithm=AllReduceAlgorithm.RING,
-                effort=0.5,
-                max_communication=0.1104,
-                max_consensus_distance=Fraction(3, 10),
-            )
-        )
+            job("4x4", algorithm=AllReduceAlgorithm.RING, effort=0.5, max_communication=0.1104,
+                max_consensus_distance=Fraction(3, 10)),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -214,8 +195,7 @@ def test_options_on_the_edge_of_a_limit_are_kept(limit):
 
 @pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
 def test_an_effort_is_positive_and_finite(effort):
-    with pytest.raises(InputError, match="effort"):
-        job("2x2", effort=effort)
+    refused(InputError, "effort", job, "2x2", effort=effort)
 
 
 def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
@@ -262,3 +242,83 @@ def test_brute_force_knows_the_golden_consensus_distances():
     assert np.isclose(every.consensus_distance, float(metrics.consensus_distance(schedule))).any()
     assert np.isclose(every.consensus_distance, 0.0).any()
     assert np.isinf(every.consensus_distance[every.largest == 0]).all()
+
+
+# The quick answer: what it weighs without a search, and what a thorough one says about it
+
+
+QUICK_HARDWARE = Hardware(
+    inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(25e6), model_bytes=500_000_000, compute=0.05
+)
+quick_job = jobs(None, QUICK_HARDWARE)
+
+
+def test_the_default_is_quick_needs_no_time_limit_and_answers_the_same_with_nothing_searched():
+    found = plan(quick_job("4x4"))
+    assert found.answer.effort == EFFORTS["quick"]
+    assert found.answer.time_limit == MANY_SECONDS
+    assert not found.answer.capped
+    assert found.search_status == "unknown"
+    assert {option.status for option in found.options} == {"catalogue"}
+    assert found.recommendation.name == "node-then-all(node_rounds=19) every 2 hierarchical"
+    assert plan(quick_job("4x4", effort=EFFORTS["quick"])).to_json() == found.to_json()
+
+
+def test_rests_between_averages_over_all_workers_are_weighed_within_the_limits():
+    found = plan(quick_job("3x1", objective=Objective.COMMUNICATION, limits=Limits(max_period=7)))
+    rests = [option for option in found.options if option.schedule.name.startswith(RESTS)]
+    assert {option.period for option in rests} <= set(range(2, 8))
+    assert any("(averages=5, rounds=7)" in option.name for option in rests)
+    (third,) = {
+        float(option.consensus_distance)
+        for option in rests
+        if "(rest_rounds=2)" in option.name and option.steps_per_round == 1 and not option.late
+    }
+    assert third == pytest.approx(2 / 3), "as of All-Reduce every 3 steps: (n - 1)/n times (3 - 1)/2"
+
+
+def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved():
+    assert not quick_job("4x4").searches
+    assert not quick_job("4x4").is_limited
+    limited = quick_job("4x4", limits=Limits(max_group=4))
+    assert limited.is_limited
+    assert any(option.status == "feasible" for option in plan(limited).options)
+    refused(InfeasibleError, "crossing bound", plan, quick_job("4x4", limits=Limits(max_communication=1e-6)))
+
+
+def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch):
+    monkeypatch.setitem(EFFORTS, "thorough", 0.5)
+    for limits in (Limits(), Limits(max_group=2)):
+        quick, found = (plan(quick_job("2x4", limits=limits, effort=effort)) for effort in (None, 0.5))
+        (said,) = (one for one in found.reasons if one.startswith("the quick answer"))
+        if quick.recommendation.name == found.recommendation.name:
+            assert said == "the quick answer is the same: searching found nothing better"
+        else:
+            ratio = quick.recommendation.time / found.recommendation.time
+            words = describe(quick.recommendation.schedule)
+            assert said == f"the quick answer is predicted to take {ratio:.3g} times as long: {words}"
+        assert said == found.over_quick
+        assert not quick.over_quick
+
+
+@pytest.mark.parametrize("disturbance", [None, RandomDelay(1, 0.2), RotatingDelay(0.0, 0.1)], ids=str)
+def test_step_times_that_vary_are_sampled_of_what_is_good_at_mean_speeds(disturbance):
+    asked = quick_job("2x2", disturbance=disturbance)
+    asked = replace(asked, cluster=replace(asked.cluster, hardware=replace(QUICK_HARDWARE, jitter=0.2)), gap=False)
+    even = asked.at_mean_speeds
+    assert even.compute_times().is_fixed
+    drawn = sample_seconds(asked.compute_times(), 4, seed=1)
+    assert even.compute_times().base == pytest.approx(drawn.mean(), rel=0.1)
+    found = plan(replace(asked, quorum=False))
+    assert found.recommendation.step_error > 0, "it is sampled"
+    for option in (one for one in found.options if one.facts is None):
+        once = measure(option.schedule, even, algorithm=option.algorithm).step_seconds
+        assert once <= option.step_seconds * (1 + 5 * option.step_error + 0.03), "no step is shorter than on average"
+
+
+def test_what_averages_less_than_was_measured_is_recommended_only_as_the_fastest():
+    asked = quick_job("4x4", optimizer=Optimizer.ADAM)
+    found = plan(asked)
+    assert not found.recommendation.extrapolated
+    assert any(one.extrapolated and one.time < found.recommendation.time for one in found.options)
+    assert recommend(found.options, replace(asked, fastest=True)).extrapolated

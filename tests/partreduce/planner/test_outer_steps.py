@@ -1,7 +1,5 @@
 """Outer steps as options: weighed over thin links at what measured settings needed, and at no other price."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,32 +7,21 @@ from statistics import fmean
 
 import pytest
 
-from partreduce import Limits, PlanRequest
+from helpers.jobs import jobs
+from partreduce import Data, Hardware, Link
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.job import Data
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import contenders, decisive_time, recommend, regrets, simplest, times_by_case
 from partreduce.planner.steps_model import OUTER_FRAGMENTS, OUTER_SETTINGS, TASKS, Optimizer
 from partreduce.report.kinds import WORDS, not_weighed
 from partreduce.report.reasons import add_reasons, cautions, reasons
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.types import ComputeTimes
 
 ROOT = Path(__file__).parents[3]
 THIN = Hardware(nic=Link.of_bandwidth(5e6, 1e-3), inside=Link.of_bandwidth(1e9), model_bytes=10**7, compute=0.1)
-
-
-def job(cluster="4x2", hardware=THIN, **options):
-    given = {
-        "optimizer": Optimizer.ADAM,
-        "effort": 3.0,
-        "time_limit": 3600.0,
-        "limits": Limits(max_period=30),
-    } | options
-    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), **given)
+job = jobs("4x2", THIN, optimizer=Optimizer.ADAM, effort=3.0, time_limit=3600.0, max_period=30)
 
 
 @pytest.fixture(scope="module")
@@ -183,13 +170,10 @@ def test_what_is_recommended_is_proved_and_said(planned, outer):
     assert any("tune the outer learning rate" in sentence for sentence in planned.cautions)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"optimizer": None}, "they were measured under sgd, momentum, adam"),
-        ({"data": Data.PER_WORKER}, "on shuffled data"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"optimizer": None}, "they were measured under sgd, momentum, adam"),
+    ({"data": Data.PER_WORKER}, "on shuffled data"),
+])  # fmt: skip
 def test_outer_steps_without_a_price_are_named_and_not_weighed(changes, why):
     asked = job(**changes)
     assert not KINDS["outer"].weighs(asked)

@@ -9,24 +9,18 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.refusals import refused
 from helpers.thread_ranks import ThreadRanks
-from partreduce.planner.predict import predict
-from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce import Cluster, DistributedOptimizer, Hardware, Link, Schedule, predict, simulate
+from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
 from partreduce.schedulers.simulator.network import Network
-from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.staleness import IndirectAge
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, DynamicGroups, Pairwise, Pipeline, Server
-from partreduce.topo.strategies.dynamic_groups import GroupSplit
-from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.strategies import DelayedAveraging, DynamicGroups, GroupSplit, Pairwise, Phase, Pipeline, Round, Server
+from partreduce.topo.strategies import AllReduce
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.topo.timing.loads import of_phase
+from partreduce.types import ComputeTimes, Switch
 
 CLUSTER = Cluster.regular(4, 4)
 MODEL = 2_000_000
@@ -199,15 +193,12 @@ def test_a_worker_alone_with_its_host_needs_nobody():
     assert alone.step_seconds == pytest.approx(0.08 + 2 * (MODEL / 2 * 1e-8 + 1e-4))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "age", "arrays"),
-    [
-        (AllReduce(), 0, 1),
-        (AllReduce(steps_per_round=4), 0, 1),
-        (AllReduce(steps_per_round=4, sync=DelayedAveraging()), 4, 2),
-        (AllReduce(sync=Pipeline(width=3)), 2, None),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "age", "arrays"), [
+    (AllReduce(), 0, 1),
+    (AllReduce(steps_per_round=4), 0, 1),
+    (AllReduce(steps_per_round=4, sync=DelayedAveraging()), 4, 2),
+    (AllReduce(sync=Pipeline(width=3)), 2, None),
+])  # fmt: skip
 def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
     found = of(strategy)
     assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")
@@ -254,17 +245,13 @@ def test_the_bytes_of_a_group_are_counted_once_and_not_for_each_member():
 
 
 def test_what_has_no_size_is_refused():
-    with pytest.raises(InputError, match="model_bytes"):
-        of(Server(), Hardware(nic=Link(1e-4, 1e-8)))
+    refused(InputError, "model_bytes", of, Server(), Hardware(nic=Link(1e-4, 1e-8)))
 
 
 KINDS = [
-    Server(),
-    Server(hosts=(1, 2)),
-    Server(synchronous=False),
-    Server(hosts=(0, 3), synchronous=False, sync=DelayedAveraging()),
-    Pairwise(active=(0, 1)),
-]
+    Server(), Server(hosts=(1, 2)), Server(synchronous=False),
+    Server(hosts=(0, 3), synchronous=False, sync=DelayedAveraging()), Pairwise(active=(0, 1)),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Pictures: one palette, one style for a group wherever it is drawn, axes with units, and scales that can be read."""
 
+import re
 from itertools import combinations, pairwise
 from pathlib import Path
 from textwrap import fill
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 
 import partreduce
+from partreduce import PlanRequest, describe
 from partreduce.demo.report import draw_curves, draw_operations
-from partreduce.planner.job import PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.report import palette
 from partreduce.report.front import NAME, draw_front
@@ -19,7 +20,6 @@ from partreduce.report.palette import logarithmic
 from partreduce.report.picture import draw_rounds, draw_schedule, new_figure
 from partreduce.report.table import terminal_tables
 from partreduce.report.timeline import draw_timeline
-from partreduce.topo.describe import describe
 
 ROOT = Path(partreduce.__file__).parent.parent
 
@@ -58,8 +58,6 @@ def test_styles_differ_by_more_than_color():
 
 
 def test_colors_are_named_in_the_palette_alone():
-    import re
-
     for path in [*(ROOT / "partreduce").glob("*.py"), *(ROOT / "partreduce" / "report").glob("*.py")]:
         if path.name in {"palette.py", "page.py"}:  # a page's style sheet is no picture
             continue
@@ -67,13 +65,10 @@ def test_colors_are_named_in_the_palette_alone():
         assert not codes, path
 
 
-def schedules():
-    return [partreduce.design("2x4", build=name) for name in ("allreduce", "prague-figure-10", "node-then-all")]
-
-
 def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
     known: dict[bytes, int] = {}
-    grids = [grid_of(schedule, known=known) for schedule in schedules()]
+    names = ("allreduce", "prague-figure-10", "node-then-all")
+    grids = [grid_of(partreduce.design("2x4", build=name), known=known) for name in names]
     everybody = tuple(range(8))
     looks = [grid.styles[grid.index_of(everybody)] for grid in grids if grid.index_of(everybody) is not None]
     assert len(looks) == 2

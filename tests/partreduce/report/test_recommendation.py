@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.command_runs import ran
 from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe
 from partreduce.__main__ import main
-from partreduce.planner.job import EFFORTS, Delay
+from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure, reprice
 from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
@@ -16,7 +17,8 @@ from partreduce.planner.recommend import allowed_options, family, gain, recommen
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.recommendation import compare, recommendation, three_reasons, times, variants
 from partreduce.schedulers import registry
-from partreduce.topo.strategies import PartialAllReduce
+from partreduce.strategies import PartialAllReduce
+from partreduce.types import Delay
 
 LABELS = ("time per step", "speedup", "divergence", "memory", "tuning", "guarantee")
 ROWS = ("recommended", "best simple", "fastest", "no delay", "All-Reduce")
@@ -59,8 +61,7 @@ QUICK = ("slow links", "many", "slow worker", "codecs", "random steps")
 @pytest.mark.parametrize(("job", "effort"), [*((job, FAST) for job in JOBS), *((job, []) for job in QUICK)])
 @pytest.mark.usefixtures("folder")
 def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys):
-    assert main(["design", *JOBS[job], *effort]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = ran(capsys, ["design", *JOBS[job], *effort]).out.splitlines()
     assert len(lines) <= 40, "\n".join(lines)
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
     starts = [*LABELS, *ROWS, "• ", "• ", "• "]
@@ -75,18 +76,15 @@ def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
     asked = ["design", *JOBS["slow links"], "--effort", "thorough"]
     assert main([*asked, "--json"]) == 0
     (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("the quick answer"))
-    assert main(asked) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = ran(capsys, asked).out.splitlines()
     assert len(lines) <= 40
     assert f"searched {told}" in " ".join(" ".join(lines).split())
 
 
 def test_all_and_explain_print_the_rest(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
-    assert main([*asked, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert main([*asked, "--all", "--explain"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    document = json.loads(ran(capsys, [*asked, "--json"]).out)
+    said = " ".join(ran(capsys, [*asked, "--all", "--explain"]).out.split())
     for sentence in [*document["reasons"], *document["cautions"]]:
         assert " ".join(sentence.split()) in said
     for option in document["baselines"]:
@@ -195,12 +193,10 @@ def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(
     asked = ["design", *JOBS["slow links"], *FAST]
     assert main([*asked, "--json"]) == 0
     (told,) = (one for one in json.loads(capsys.readouterr().out)["reasons"] if one.startswith("--codec any"))
-    assert main(asked) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(ran(capsys, asked).out.split())
     (ratio,) = re.findall(r"would change at least (\S+)x faster with --codec int8", said)
     assert f"at least {ratio} times as fast" in told
-    assert main([*asked, "--codec", "any"]) == 0
-    assert "--codec" not in capsys.readouterr().out
+    assert "--codec" not in ran(capsys, [*asked, "--codec", "any"]).out
 
 
 @pytest.mark.parametrize("asked", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])

@@ -5,14 +5,12 @@ import json
 import pytest
 import torch
 
+from helpers.command_runs import ran
 from helpers.thread_ranks import ThreadRanks
-from partreduce import DistributedOptimizer
+from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.__main__ import main
 from partreduce.report.traces import read_run, verdict
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
+from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
 
 def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
@@ -66,14 +64,12 @@ def test_a_loss_that_some_runs_miss_is_told_as_that(tmp_path):
 
 def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys):
     folders = [write(tmp_path / n, n[0], step=s, losses=[2.0, 1.0]) for n, s in (("A1", 1.0), ("A2", 1.2), ("B1", 0.6))]
-    assert main(["report", *map(str, folders), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(ran(capsys, ["report", *map(str, folders), "--json"]).out)
     assert [run["schedule"] for run in said["runs"]] == ["A", "A", "B"]
     assert said["loss"] == pytest.approx(1.5)
     (line,) = said["verdicts"]
     assert line.startswith("B takes 0.50 to 0.60 of A's seconds a step")
-    assert main(["report", *map(str, folders)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = ran(capsys, ["report", *map(str, folders)]).out.splitlines()
     assert [lines.count(f"{name}: what {name} does") for name in "AB"] == [1, 1]
     assert main(["report", str(folders[0]), "--loss", "1.5"]) == 0
     assert "name a run of another one, too, for a verdict" in capsys.readouterr().out
@@ -83,8 +79,7 @@ def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys)
 def test_a_folder_without_traces_is_one_line(tmp_path, capsys, text, words):
     if text is not None:
         (tmp_path / "trace-00000.json").write_text(text)
-    assert main(["report", str(tmp_path)]) == 74
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = ran(capsys, ["report", str(tmp_path)], 74).err.splitlines()
     assert words in line
 
 

@@ -1,6 +1,4 @@
-"""Other tools' files: what is read, how it is weighed, and how bad ones are refused."""
-
-from __future__ import annotations
+"""Other tools' files: what is read, how it is weighed, what is noted, and how bad ones are refused."""
 
 import contextlib
 import json
@@ -11,11 +9,13 @@ import numpy as np
 import pytest
 
 from helpers.graphs import theirs
+from helpers.refusals import refused
+from partreduce import Cluster, import_schedule
+from partreduce.errors import FileError, InputError, ScheduleError
 from partreduce.schedulers import registry
-from partreduce.schedulers.imports import formats, from_networkx, import_schedule
-from partreduce.schedulers.imports.exact import balance_weights
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileError, InputError, ScheduleError
+from partreduce.schedulers.imports import formats, from_networkx
+from partreduce.schedulers.imports.exact import balance_weights, exact
+from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.graphs.named import exponential, ring
 from partreduce.topo.graphs.weights import weigh
 
@@ -92,12 +92,10 @@ def test_networkx_graphs_of_any_names():
     schedule = from_networkx(nx.petersen_graph(), name="petersen")
     assert schedule.strategy.rounds[0].weights == (Fraction(1, 4),)
     assert from_networkx(nx.relabel_nodes(nx.path_graph(3), {0: "a", 1: "b", 2: "c"})).num_workers == 3
-    with pytest.raises(ScheduleError, match="multigraph"):
-        from_networkx(nx.MultiGraph([(0, 1), (0, 1)]))
+    refused(ScheduleError, "multigraph", from_networkx, nx.MultiGraph([(0, 1), (0, 1)]))
     graph = nx.Graph([(0, 1), (1, 2)])
     graph[0][1]["weight"] = 0.5
-    with pytest.raises(ScheduleError, match="edge 1→2: has no weight"):
-        from_networkx(graph)
+    refused(ScheduleError, "edge 1→2: has no weight", from_networkx, graph)
 
 
 def bluefog_exponential(n):
@@ -114,8 +112,6 @@ def test_bluefog_weighted_digraph_is_the_static_exponential_graph(n):
 
 
 def test_our_own_schedules_pass_through(tmp_path):
-    from partreduce.topo.document.writer import write_schedule
-
     schedule = registry.build("prague-figure-10", Cluster.parse("4x4"))
     write_schedule(tmp_path / "s.json", schedule)
     assert import_schedule(tmp_path / "s.json") == schedule
@@ -166,9 +162,7 @@ MATRICES = [
 @pytest.mark.parametrize(("rows", "problem"), MATRICES)
 def test_bad_matrices_are_refused_in_one_line(tmp_path, rows, problem):
     np.save(tmp_path / "a.npy", np.array(rows, dtype=float))
-    with pytest.raises(InputError, match=problem) as caught:
-        import_schedule(tmp_path / "a.npy")
-    assert "\n" not in str(caught.value)
+    refused(InputError, problem, import_schedule, tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize(("name", "text", "problem"), BAD, ids=[case[0] for case in BAD])
@@ -200,10 +194,8 @@ def test_missing_files_and_unknown_formats(tmp_path):
     with pytest.raises(ScheduleError, match=r"format 'graphmll': is not one of .*did you mean graphml"):
         import_schedule(path, format="graphmll")
     path.write_text("0 1 0.5\n1 0 0.5\n")  # weights of its own
-    with pytest.raises(ScheduleError, match="weights: 'nope' is not one of"):
-        import_schedule(path, weights="nope")
-    with pytest.raises(ScheduleError, match="it takes directed"):
-        import_schedule(path, k=3)
+    refused(ScheduleError, "weights: 'nope' is not one of", import_schedule, path, weights="nope")
+    refused(ScheduleError, "it takes directed", import_schedule, path, k=3)
 
 
 def test_edge_lists_as_networkx_writes_them(tmp_path):
@@ -213,3 +205,119 @@ def test_edge_lists_as_networkx_writes_them(tmp_path):
     nx.set_edge_attributes(graph, 0.25, "weight")
     nx.write_edgelist(graph, tmp_path / "weighted.edgelist")
     assert import_schedule(tmp_path / "weighted.edgelist").strategy.rounds[0].weights == (Fraction(1, 4),)
+
+
+# Imports take what the file says, as it stands; what they change or recognize they note. References are NumPy's
+
+
+def base_2_of_6(dtype=np.float32):
+    """The figure of the Base-(k+1) paper for 6 workers and one partner: 4 + 2, then pairs with shares 2/3."""
+    rounds = [
+        [(0, 1, 1 / 2), (2, 3, 1 / 2), (4, 5, 1 / 2)],
+        [(0, 2, 1 / 2), (1, 3, 1 / 2)],
+        [(0, 4, 2 / 3), (2, 5, 2 / 3)],
+        [(0, 1, 1 / 2), (2, 3, 1 / 2)],
+        [(0, 2, 1 / 2), (1, 3, 1 / 2)],
+    ]
+    stack = np.zeros((len(rounds), 6, 6), dtype=dtype)
+    for matrix, pairs in zip(stack, rounds, strict=True):
+        np.fill_diagonal(matrix, 1)
+        for a, b, share in pairs:
+            matrix[a, b] = matrix[b, a] = share
+            matrix[a, a] = matrix[b, b] = 1 - share
+    return stack
+
+
+def product(matrices):
+    result = np.eye(len(matrices[0]))
+    for matrix in matrices:
+        result = matrix @ result
+    return result
+
+
+@pytest.mark.parametrize("form", ["npy", "json", "npy by name"])
+def test_a_stack_of_matrices_is_taken_round_by_round(tmp_path, form):
+    stack = base_2_of_6()
+    path = tmp_path / ("w.json" if form == "json" else "w.npy")
+    if form == "json":
+        path.write_text(json.dumps({"n_nodes": 6, "w_list": stack.tolist()}))
+    else:
+        np.save(path, stack)
+    schedule = import_schedule(path, format="npy" if form == "npy by name" else None)
+    rounds = [dense(round_) for round_ in schedule.strategy.rounds]
+    assert schedule.name == "w"
+    assert len(rounds) == len(stack)
+    assert max(np.abs(ours - theirs).max() for ours, theirs in zip(rounds, stack, strict=True)) < 1e-7
+    # The 32-bit matrices agree only up to their rounding; the fractions that they stand for do so exactly.
+    assert np.abs(product(stack.astype(np.float64)) - 1 / 6).max() > 1e-9
+    assert np.abs(product(rounds) - 1 / 6).max() < 1e-15
+    assert {w for round_ in schedule.strategy.rounds for w in round_.weights} == {Fraction(1, 2), Fraction(2, 3)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_stack_of_doubly_stochastic_matrices_comes_through(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(3, 9))
+    stack = np.stack(
+        [sum(c * np.eye(n)[rng.permutation(n)] for c in rng.dirichlet(np.ones(4))) for _ in range(4)]
+    ).astype(rng.choice([np.float32, np.float64]))
+    np.save(tmp_path / "w.npy", stack)
+    notes = []
+    rounds = [dense(r) for r in import_schedule(tmp_path / "w.npy", notes=notes).strategy.rounds]
+    assert max(np.abs(a - b).max() for a, b in zip(rounds, stack, strict=True)) < 3e-7
+    assert all(np.abs(matrix.sum(axis=0) - 1).max() < 1e-12 for matrix in rounds)
+    assert any("sends as much as it hears" in note for note in notes)
+
+
+def test_bad_stacks_are_refused_with_the_round(tmp_path):
+    path = tmp_path / "w.npy"
+    stack = base_2_of_6(np.float64)
+    stack[3, 2] *= 2
+    np.save(path, stack)
+    refused(ScheduleError, "round 3: row 2: sums to 2", import_schedule, path)
+    np.save(path, np.ones((2, 3, 4)))
+    refused(InputError, "is 3x4; a matrix over workers is square", import_schedule, path)
+    np.save(path, np.ones((2, 3, 3)))
+    refused(ScheduleError, "a stack holds mixing weights", import_schedule, path)
+    other = tmp_path / "w.json"
+    other.write_text('{"w_list": [[[1, 0], [0]]]}')
+    refused(InputError, "w_list: is not a list of matrices of one size", import_schedule, other)
+    other.write_text('{"w_list": [[1, 0], [0, 1]]}')
+    refused(InputError, "is 2x2; a stack is", import_schedule, other)
+
+
+@pytest.mark.parametrize("denominator", [3, 5, 6, 7, 12, 48, 100, 997, 1000])
+def test_simple_fractions_survive_32_bits_and_their_shortest_decimals(denominator):
+    for numerator in range(1, denominator):
+        fraction = Fraction(numerator, denominator)
+        single = np.float32(float(fraction))
+        assert exact(float(single), "here") == fraction
+        assert exact(str(single), "here") == fraction
+        assert exact(float(fraction), "here") == fraction
+
+
+def test_other_numbers_are_not_taken_for_fractions_of_32_bits():
+    """64-bit numbers stay within 1e-8 of what they are; of random 32-bit ones few are near a simple fraction."""
+    rng = np.random.default_rng(0)
+    numbers = rng.random(2000)
+    assert max(abs(exact(x, "here") - Fraction(x)) for x in numbers) < Fraction(1, 10**8)
+    moved = [x for x in numbers.astype(np.float32).astype(float) if abs(exact(x, "here") - Fraction(x)) > 1e-8]
+    assert len(moved) < 60
+
+
+def test_what_is_recognized_and_repaired_is_noted(tmp_path):
+    notes, path = [], tmp_path / "w.npy"
+    np.save(path, base_2_of_6())
+    import_schedule(path, notes=notes)
+    assert any(note.startswith("8 weights are 32-bit numbers and were read as the fraction") for note in notes)
+    assert any("such as 1/3 for 0.3333333432674408 (entry [0, 0])" in note for note in notes)
+    notes.clear()
+    np.save(path, base_2_of_6(np.float64))
+    import_schedule(path, notes=notes)
+    assert notes == []
+    ring = np.roll(np.eye(5), 1, axis=1) / 2 + np.eye(5) / 2
+    ring[0] = [0.5 + 4e-8, 0.5 - 4e-8, 0, 0, 0]
+    np.save(path, ring)
+    round_ = import_schedule(path, notes=notes).strategy.rounds[0]
+    changes = np.abs(dense(round_) - ring)
+    assert [note.split(",")[0] for note in notes] == [f"the weights of 1 edge changed by up to {changes.max():.2g}"]

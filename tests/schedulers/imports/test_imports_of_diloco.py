@@ -1,7 +1,5 @@
 """DiLoCo settings of torchft and MaxText: both known faults are refuted with a witness, true ones become schedules."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
@@ -10,12 +8,12 @@ from itertools import pairwise
 
 import pytest
 
-from partreduce.__main__ import main
-from partreduce.schedulers.imports import import_schedule
+from helpers.command_runs import ran
+from helpers.refusals import refused
+from partreduce import Cluster, import_schedule
+from partreduce.errors import InputError, MissingDependencyError, RefutedError
 from partreduce.schedulers.imports.diloco import torchft_buckets
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingDependencyError, RefutedError
-from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload
+from partreduce.strategies import AllReduce, DelayedMerge, OuterStep, Payload
 from partreduce.topo.strategies.payload import round_ends
 from partreduce.verify import prove
 
@@ -54,8 +52,7 @@ def findings(path):
 
 def test_maxtexts_19_fragments_of_36_steps_come_round_after_38(maxtext):
     path = maxtext(enable_streaming_diloco=True, diloco_sync_period=36, num_diloco_fragments=19)
-    with pytest.raises(RefutedError, match="every 19 · 2 = 38 steps, not 36: fragment 0 in steps 38 and 76"):
-        import_schedule(path)
+    refused(RefutedError, "every 19 · 2 = 38 steps, not 36: fragment 0 in steps 38 and 76", import_schedule, path)
 
 
 def test_torchfts_tensor_that_straddles_two_buckets_is_never_averaged(torchft):
@@ -71,8 +68,7 @@ def test_one_command_tells_what_settings_do_and_refutes_them(which, maxtext, tor
         "maxtext": lambda: maxtext(enable_streaming_diloco=True, num_diloco_fragments=19),
         "torchft": lambda: torchft(**SIX_AND_SIX),
     }
-    assert main(["import", str(made[which]()), "-o", str(tmp_path / "s.json")]) == 1
-    told = capsys.readouterr().err
+    told = ran(capsys, ["import", str(made[which]()), "-o", str(tmp_path / "s.json")], 1).err
     assert "outer step" in told
     assert "refuted" in told
     assert told.count("partreduce: ") == 1
@@ -181,26 +177,22 @@ def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_i
     late = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 35}
     assert import_schedule(maxtext(**late)).strategy.sync == DelayedMerge(steps=35)
     late["num_communication_overlapping_steps"] = 36
-    with pytest.raises(RefutedError, match="merged 36 steps after it is sent, and sent again after 36"):
-        import_schedule(maxtext(**late))
+    refused(RefutedError, "merged 36 steps after it is sent, and sent again after 36", import_schedule, maxtext(**late))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"sync_every": 10, "model_fragments": 3}, "sync_every: is 10; torchft asks for a multiple of the 3 fragments"),
-        ({"fragment_sync_delay": 20}, "fragment_sync_delay: is 20; torchft asks for less than 20 / 1 steps"),
-        ({"fragment_update_alpha": 2}, "fragment_update_alpha: is 2; it must be a number from 0 to 1"),
-        ({"sync_evry": 3}, 'has the unknown key "sync_evry"; did you mean "sync_every"?'),
-        ({"outer_optimizer": None}, "outer_optimizer: is null; it must be such as"),
-        ({"outer_optimizer": {"lr": 0.7, "nesterov": True}}, "no momentum that it could look ahead with"),
-        ({"outer_optimizer": {"lr": [1]}}, "payload.outer.lr: is [1]; it is a number such as 0.7"),
-        ({"model_fragments": [[6, 0]]}, "it must list the numbers of elements of the fragment's tensors"),
-        ({"model_fragments": []}, "model_fragments: is []; there must be at least 1 fragment"),
-        ({"num_replicas": None}, "does not say how many replicas there are; give a cluster"),
-        (SIX_AND_SIX | {"bucket_cap_mb": 1e-9}, "a bucket must hold at least 1 number"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"sync_every": 10, "model_fragments": 3}, "sync_every: is 10; torchft asks for a multiple of the 3 fragments"),
+    ({"fragment_sync_delay": 20}, "fragment_sync_delay: is 20; torchft asks for less than 20 / 1 steps"),
+    ({"fragment_update_alpha": 2}, "fragment_update_alpha: is 2; it must be a number from 0 to 1"),
+    ({"sync_evry": 3}, 'has the unknown key "sync_evry"; did you mean "sync_every"?'),
+    ({"outer_optimizer": None}, "outer_optimizer: is null; it must be such as"),
+    ({"outer_optimizer": {"lr": 0.7, "nesterov": True}}, "no momentum that it could look ahead with"),
+    ({"outer_optimizer": {"lr": [1]}}, "payload.outer.lr: is [1]; it is a number such as 0.7"),
+    ({"model_fragments": [[6, 0]]}, "it must list the numbers of elements of the fragment's tensors"),
+    ({"model_fragments": []}, "model_fragments: is []; there must be at least 1 fragment"),
+    ({"num_replicas": None}, "does not say how many replicas there are; give a cluster"),
+    (SIX_AND_SIX | {"bucket_cap_mb": 1e-9}, "a bucket must hold at least 1 number"),
+])  # fmt: skip
 def test_what_torchft_refuses_is_refused_in_one_line(torchft, settings, words):
     with pytest.raises(InputError) as caught:
         import_schedule(torchft(**settings))
@@ -257,16 +249,13 @@ def test_torchtitans_modules_of_each_fragment_become_patterns(tmp_path):
     assert titan(tmp_path, method="local_sgd").strategy == AllReduce(steps_per_round=20)
 
 
-@pytest.mark.parametrize(
-    ("more", "method", "words"),
-    [
-        ("num_fragments = 3", "diloco", "sync_steps: is 20; torchft asks for a multiple of the 3 fragments"),
-        ("", "hivemind", 'semi_sync_method: is "hivemind"; it must be "diloco" or "local_sgd", with enable = true'),
-        ("module_fqns_per_model_fragment = [[]]", "diloco", "it must list the modules of each fragment"),
-        ("num_fragments = ", "diloco", "document: is no TOML"),
-        ("num_fragments = 20", "diloco", "fragment_sync_delay: is 1; torchft asks for less than 20 / 20 steps"),
-    ],
-)
+@pytest.mark.parametrize(("more", "method", "words"), [
+    ("num_fragments = 3", "diloco", "sync_steps: is 20; torchft asks for a multiple of the 3 fragments"),
+    ("", "hivemind", 'semi_sync_method: is "hivemind"; it must be "diloco" or "local_sgd", with enable = true'),
+    ("module_fqns_per_model_fragment = [[]]", "diloco", "it must list the modules of each fragment"),
+    ("num_fragments = ", "diloco", "document: is no TOML"),
+    ("num_fragments = 20", "diloco", "fragment_sync_delay: is 1; torchft asks for less than 20 / 20 steps"),
+])  # fmt: skip
 def test_what_torchtitan_refuses_is_refused_in_one_line(tmp_path, more, method, words):
     with pytest.raises(InputError) as caught:
         titan(tmp_path, more, method)

@@ -1,11 +1,8 @@
 """The group generator, message by message: what it answers to whom, in which order, in which generation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-import pytest
-
+from helpers.refusals import refused
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
@@ -23,7 +20,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Later,
     Void,
 )
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 
 class Service:
@@ -381,14 +378,9 @@ def test_meetings_of_all_are_counted_and_begin_anew_when_all_met():
 def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_whatever_it_was_told():
     service = Service(4, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=4)
     service.state = replace(
-        service.state,
-        status=(ACTIVE, LEFT, ACTIVE, ACTIVE),
-        answers=(Later(0, 0), None, Later(0, 0), None),
-        counts=(3, 1, 4, 1),
-        alone=(2, 0, 0, 0),
-        costs=(1, 1, 1, 2),
-        known=((0, 1),),
-    )
+        service.state, status=(ACTIVE, LEFT, ACTIVE, ACTIVE), answers=(Later(0, 0), None, Later(0, 0), None),
+        counts=(3, 1, 4, 1), alone=(2, 0, 0, 0), costs=(1, 1, 1, 2), known=((0, 1),),
+    )  # fmt: skip
     service.state = replace(service.state, buffers=service.machine.locking.pushed(service.state.buffers, (2, 3)))
     now = service.machine.situation(service.state, 0, 77)
     assert (now.initiator, now.alive, now.idle) == (0, {0, 3}, {0})
@@ -418,8 +410,7 @@ def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes
 
 
 def test_what_is_no_message_is_an_error():
-    with pytest.raises(AssertionError, match="not a message"):
-        Service(2).tell(0, "hello")
+    refused(AssertionError, "not a message", Service(2).tell, 0, "hello")
 
 
 def test_a_plain_request_asks_for_a_group_of_an_ordinary_round():

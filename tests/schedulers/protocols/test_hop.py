@@ -1,28 +1,18 @@
 """Hop's worker against a second one written from the paper with sets of absolute step numbers instead of bit queues."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.explore.reductions import Hop
 from helpers.machine_laws import Walk, check_renaming
+from helpers.refusals import refused
 from helpers.second_hop import SecondHop
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import (
-    ENTERING,
-    REDUCING,
-    SENDING,
-    Ack,
-    Advance,
-    Reduce,
-    Token,
-    Update,
-)
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
+from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, SENDING, Ack, Advance, Reduce, Token, Update
+from partreduce.strategies import IterationGap, SkipPolicy
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
 BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
@@ -208,9 +198,8 @@ def test_what_has_come_counts_once():
 
 
 def test_a_setting_that_does_not_fit_its_graph_is_refused():
-    """Every rule has its row in tests/topo/document/test_gap_document.py."""
-    with pytest.raises(InputError, match="skip: tokens say where"):
-        Hop(RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
+    """Every rule has its row in tests/topo/document/test_kinds.py."""
+    refused(InputError, "skip: tokens say where", Hop, RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
     with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbors"):
         Hop(RING, IterationGap(backup=(0, 2, 0)))
 
@@ -224,6 +213,5 @@ def test_backups_are_one_number_for_all_or_one_for_each():
 
 def test_what_is_no_event_is_an_error():
     machine = Hop(RING, IterationGap())
-    with pytest.raises(AssertionError, match="not an event"):
-        machine.step(0, machine.start(0)[0], "hello")
+    refused(AssertionError, "not an event", machine.step, 0, machine.start(0)[0], "hello")
     assert Advance().by == 1

@@ -1,13 +1,12 @@
 """What each event does to a worker and to the authority, step by step; then the smallest systems explored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from benchmarks.explore.membership import SMALLEST, everybody, pairs_then_all
+from helpers.refusals import refused
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
 from partreduce.schedulers.protocols.membership.messages import (
@@ -43,6 +42,9 @@ FIRST = View(0, (0, 1, 2))
 ALL = (0, 1, 2)
 
 
+AUTHORITY, _ = MACHINE.start(3)
+
+
 def after(state, *events, process=0, machine=MACHINE):
     """The state after some events, and what the last of them did."""
     actions = ()
@@ -52,8 +54,7 @@ def after(state, *events, process=0, machine=MACHINE):
 
 
 def test_a_worker_commits_what_another_one_has_and_resumes_where_that_one_stands():
-    authority, _ = MACHINE.start(3)
-    authority, asked = after(authority, Received(2, Crashed()), process=3)
+    authority, asked = after(AUTHORITY, Received(2, Crashed()), process=3)
     assert asked == (Send(0, Open(1)), Send(1, Open(1)))
     authority, nothing = after(authority, Received(0, Vote(1, (5, 0))), process=3)
     assert nothing == ()
@@ -98,8 +99,7 @@ def test_who_votes_for_what_did_not_happen_hears_that_nobody_goes_on():
 
 
 def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, *(Received(worker, Vote(1, (0, 0))) for worker in (0, 2)), process=3)
+    authority, _ = after(AUTHORITY, *(Received(worker, Vote(1, (0, 0))) for worker in (0, 2)), process=3)
     authority, actions = after(replace(authority, leases=1), Expire(), process=3)
     assert actions[0] == Note(("fenced", 1))
     assert authority.view == View(1, (0, 2))
@@ -113,12 +113,12 @@ def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_
     assert after(leaving, Received(3, Released()))[0].phase is Phase.LEFT
     assert after(leaving, Received(3, View(1, (1, 2))))[0].phase is Phase.FENCED
     assert after(leaving, Received(3, Crashed()))[0].phase is Phase.ENDED
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, Received(0, Crashed()), process=3)
+    authority, _ = after(AUTHORITY, Received(0, Crashed()), process=3)
     assert after(authority, Received(0, Left()), process=3) == (authority, ()), "it cannot leave any more"
 
 
 JOINING = Membership(3, 2, outside=1)
+OF_JOINING, OUTSIDE = JOINING.start(3)[0], JOINING.start(2)[0]
 
 
 def joining(state, *events, process=3):
@@ -131,8 +131,7 @@ def joining(state, *events, process=3):
 
 def asked(*votes):
     """The authority after worker 2 has asked to join, and workers 0 and 1 have voted so."""
-    authority, _ = JOINING.start(3)
-    authority, actions = joining(authority, Received(2, Join()))
+    authority, actions = joining(OF_JOINING, Received(2, Join()))
     assert actions == (Send(0, Open(1)), Send(1, Open(1)))
     return joining(authority, *(Received(worker, vote) for worker, vote in enumerate(votes)))
 
@@ -144,8 +143,7 @@ def test_who_asks_joins_where_the_furthest_stand_in_an_operation_and_has_the_sta
     authority, told = joining(authority, Publish())
     assert told == (Send(0, view), Send(1, view), Send(2, view))
     assert authority.lost == authority.joining == frozenset()
-    outside, _ = JOINING.start(2)
-    outside, question = joining(outside, Knock(), process=2)
+    outside, question = joining(OUTSIDE, Knock(), process=2)
     assert question == (Send(3, Join()),)
     blank, actions = joining(outside, Received(3, view), process=2)
     assert (blank.phase, blank.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
@@ -222,18 +220,16 @@ def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_jo
 
 
 def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
-    authority, _ = MACHINE.start(3)
-    stopped, _ = after(authority, Stop(), process=3)
+    stopped, _ = after(AUTHORITY, Stop(), process=3)
     assert stopped.view == View(1, ())
     assert after(stopped, Stop(), process=3) == (stopped, ())
-    few, _ = Membership(3, 1).step(3, authority, Received(0, Crashed()))
+    few, _ = Membership(3, 1).step(3, AUTHORITY, Received(0, Crashed()))
     few, _ = Membership(3, 1).step(3, few, Received(1, Crashed()))
     assert few.view == View(1, ())
 
 
 def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
-    authority, _ = MACHINE.start(3)
-    authority, actions = after(authority, Received(0, Left()), process=3)
+    authority, actions = after(AUTHORITY, Received(0, Left()), process=3)
     assert actions == (Send(0, Released()),)
     authority, actions = after(authority, Received(0, Crashed()), process=3)
     assert (authority.lost, actions) == (frozenset(), ())
@@ -242,23 +238,19 @@ def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
 
 
 def test_unknown_events_are_errors_of_the_driver():
-    with pytest.raises(AssertionError, match="not an event of a member"):
-        after(Member(FIRST), "hello")
-    with pytest.raises(AssertionError, match="not an event of the authority"):
-        after(Authority((FIRST,)), "hello", process=3)
+    refused(AssertionError, "not an event of a member", after, Member(FIRST), "hello")
+    refused(AssertionError, "not an event of the authority", after, Authority((FIRST,)), "hello", process=3)
 
 
 def test_a_vote_of_another_epoch_or_of_who_is_lost_counts_for_nothing():
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, Received(2, Crashed()), process=3)
+    authority, _ = after(AUTHORITY, Received(2, Crashed()), process=3)
     assert after(authority, Received(0, Vote(0, (5, 0))), process=3) == (authority, ())
     assert after(authority, Received(0, Vote(2, (5, 0))), process=3) == (authority, ())
     assert after(authority, Received(2, Vote(1, (5, 0))), process=3) == (authority, ())
 
 
 def test_who_leaves_in_a_vote_is_waited_for_no_more_and_the_view_is_decided():
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, Received(2, Crashed()), Received(1, Vote(1, (4, 0), ALL)), process=3)
+    authority, _ = after(AUTHORITY, Received(2, Crashed()), Received(1, Vote(1, (4, 0), ALL)), process=3)
     authority, actions = after(authority, Received(0, Left()), process=3)
     assert actions == (Send(0, Released()), Note(("write", View(1, (1,), (4, 0), (1,)))))
 

@@ -1,7 +1,5 @@
 """Partial averaging as a machine: a late worker, who starts a round, and random runs to their end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -22,7 +20,7 @@ from partreduce.schedulers.protocols.partial import (
     Share,
     Take,
 )
-from partreduce.topo.strategies import PartialAllReduce
+from partreduce.strategies import PartialAllReduce
 
 
 def test_a_late_worker_brings_what_it_has_and_its_gradient_joins_the_next_round():
@@ -109,13 +107,11 @@ def test_where_all_have_ended_any_other_worker_may_hold_up_a_round():
 
 
 SETTINGS = (
-    PartialAllReduce(quorum="solo", staleness=2),
-    PartialAllReduce(quorum="majority", count="call", seed=3),
-    PartialAllReduce(quorum=3, staleness=1),
-    PartialAllReduce(quorum=4, count="call", staleness=3),
+    PartialAllReduce(quorum="solo", staleness=2), PartialAllReduce(quorum="majority", count="call", seed=3),
+    PartialAllReduce(quorum=3, staleness=1), PartialAllReduce(quorum=4, count="call", staleness=3),
     PartialAllReduce(quorum="majority", missed="latest", synchronize_every=3),
     PartialAllReduce(quorum="solo", count="call", missed="latest"),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=repr)

@@ -1,12 +1,11 @@
 """The asynchronous server through every interleaving: all properties hold, and bugs seeded in it are all killed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.explore.shards import LARGE, SMALL
+from helpers.seeded import Bugs, sends
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     Answer,
@@ -23,7 +22,7 @@ from partreduce.schedulers.protocols.shards import (
     WorkerState,
     shards_of,
 )
-from partreduce.topo.strategies import DelayedAveraging, Server
+from partreduce.strategies import DelayedAveraging, Server
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 FREE, FREE_LATE = "free, 2 workers, 2 shards", "free, overlapped, 2 workers, 2 shards"
@@ -39,172 +38,92 @@ def test_every_property_holds_in_every_interleaving(configuration):
     assert found.holds, found
 
 
-class AnswersAtOnce(Shards):
-    """A shard answers a worker that pushes, however far ahead of the others."""
-
-    def _answered(self, state):
-        return Shards(self.num_workers, self.hosts)._answered(state)
+BUGS = bug = Bugs(Shards, ShardState | WorkerState)
 
 
-class AllowsOneRoundMore(Shards):
-    """A shard lets a worker be one round further ahead than the staleness says."""
-
-    def _answered(self, state):
-        return Shards(self.num_workers, self.hosts, self.staleness + 1)._answered(state)
-
-
-class AllowsOneRoundLess(Shards):
-    """A shard keeps back the answer to a worker that is just as far ahead as it may be."""
-
-    def _answered(self, state):
-        return Shards(self.num_workers, self.hosts, self.staleness - 1)._answered(state)
+def those_that_wait(_, original, state, source, request):
+    after, actions = original(state, source, request)
+    others = [one for one in actions if isinstance(one, Send) and one.to != source]
+    answered = {one.to for one in others}
+    waiting = tuple(state.waiting[w] if w in answered else number for w, number in enumerate(after.waiting))
+    return replace(after, waiting=waiting), tuple(one for one in actions if one not in others)
 
 
-class ForgetsWhoWaits(Shards):
-    """Only the worker whose push has come may be answered, not those that waited for it."""
-
-    def _requested(self, state, source, request):
-        after, actions = super()._requested(state, source, request)
-        others = [one for one in actions if isinstance(one, Send) and one.to != source]
-        waiting = tuple(
-            state.waiting[worker] if any(one.to == worker for one in others) else number
-            for worker, number in enumerate(after.waiting)
-        )
-        return replace(after, waiting=waiting), tuple(one for one in actions if one not in others)
+def before_adding(_, original, state, source, request):
+    after, actions = original(state, source, request)
+    if after.heard and isinstance(request, Progress) and Note(("added", source, request.number)) in actions:
+        after = replace(after, heard=state.heard)
+    return after, actions
 
 
-class AddsWhatComesTwice(Shards):
-    """A push that comes twice is added twice."""
-
-    def _requested(self, state, source, request):
-        if state.heard and request.generation == state.generation:
-            state = replace(state, heard=(0,) * self.num_workers)
-        return super()._requested(state, source, request)
+def under_way(machine, original, process, state):
+    if isinstance(state, WorkerState) and state.missing and machine.plan.drains[:1] == (state.round,):
+        return (Drain(),) if state.generation == 0 else ()
+    return original(process, state)
 
 
-class DropsWhatComesEarly(Shards):
-    """A push that comes before the shard's own worker has opened it is lost."""
-
-    def _requested(self, state, source, request):
-        return (state, ()) if request.generation > state.generation else super()._requested(state, source, request)
+def to_the_first(machine, original, process, state, event):
+    after, actions = original(process, state, event)
+    return after, tuple(a for a in actions if not (sends(a, Opened) and a.to != machine.num_workers))
 
 
-class OpensTwice(Shards):
-    """Word that a generation begins starts it again when it comes twice."""
-
-    def _opened(self, state, generation, round_):
-        return super()._opened(replace(state, generation=-1), generation, round_)
-
-
-class IgnoresTheGenerationBefore(Shards):
-    """A push of a generation that is over here is dropped without a word to the worker that waits for the answer."""
-
-    def _requested(self, state, source, request):
-        return (state, ()) if request.generation < state.generation else super()._requested(state, source, request)
-
-
-class AddsTheGenerationBefore(Shards):
-    """A push of a generation that is over is added to the new one."""
-
-    def _requested(self, state, source, request):
-        if request.generation < state.generation:
-            request = replace(request, generation=state.generation)
-        return super()._requested(state, source, request)
-
-
-class CountsFromZero(Shards):
-    """A generation that begins in a later round counts rounds from 0."""
-
-    def _opened(self, state, generation, round_):
-        after, actions = super()._opened(state, generation, round_)
-        return (after if after is state else replace(after, rounds=(0,) * self.num_workers)), actions
-
-
-class TakesAnyAnswer(Shards):
-    """An answer to an older request counts for the last one."""
-
-    def step(self, process, state, event):
-        if isinstance(state, WorkerState) and isinstance(event, Received):
-            event = Received(event.source, Answer(state.number))
-        return super().step(process, state, event)
-
-
-class TakesTheFirstAnswer(Shards):
-    """A worker continues when one shard has answered."""
-
-    def ready(self, process, state):
-        if isinstance(state, WorkerState) and len(state.missing) < len(self.hosts):
-            state = replace(state, missing=frozenset())
-        return super().ready(process, state)
-
-
-class DoesNotWait(Shards):
-    """A worker computes on without its answers."""
-
-    def ready(self, process, state):
-        if isinstance(state, WorkerState):
-            state = replace(state, missing=frozenset())
-        return super().ready(process, state)
+# fmt: off
+# Each with the configuration and the properties of which one has to kill it.
+bug("_answered", "A shard answers a worker that pushes, however far ahead of the others.",
+    BOUND_0, "nobody waits who may go on", "nobody is too far ahead", "what is taken is new enough",
+    instead=lambda m, _, s: Shards(m.num_workers, m.hosts)._answered(s))
+bug("_answered", "A shard lets a worker be one round further ahead than the staleness says.",
+    BOUND_1, "nobody is too far ahead", "what is taken is new enough",
+    instead=lambda m, _, s: Shards(m.num_workers, m.hosts, m.staleness + 1)._answered(s))
+bug("_answered", "A shard keeps back the answer to a worker that is just as far ahead as it may be.",
+    BOUND_1, "nobody waits who may go on",
+    instead=lambda m, _, s: Shards(m.num_workers, m.hosts, m.staleness - 1)._answered(s))
+bug("_requested", "Only the worker whose push has come may be answered, not those that waited for it.",
+    BOUND_0, "nobody waits who may go on", instead=those_that_wait)
+bug("_requested", "A push that comes twice is added twice.", WILD, "progress is added once",
+    seen=lambda s, _, request:
+        replace(s, heard=(0,) * len(s.heard)) if s.heard and request.generation == s.generation else s)
+bug("_requested", "A push that comes before the shard's own worker has opened it is lost.",
+    FREE, "progress is added once", "a request is answered once",
+    instead=lambda _, original, s, source, request:
+        (s, ()) if request.generation > s.generation else original(s, source, request))
+bug("_opened", "Word that a generation begins starts it again when it comes twice.", WILD, "progress is added once",
+    seen=lambda s, *_: replace(s, generation=-1))
+bug("_requested",
+    "A push of a generation that is over here is dropped without a word to the worker that waits for the answer.",
+    DRAIN_LATE, "no deadlock", "a request is answered once",
+    instead=lambda _, original, s, source, request:
+        (s, ()) if request.generation < s.generation else original(s, source, request))
+bug("_requested", "A push of a generation that is over is added to the new one.", DRAIN_LATE, "progress is added once",
+    instead=lambda _, original, s, source, request:
+        original(s, source, replace(request, generation=max(request.generation, s.generation))))
+bug("_opened", "A generation that begins in a later round counts rounds from 0.", DRAIN, "progress is added once",
+    left=lambda now, was, *_: now if now is was else replace(now, rounds=(0,) * len(now.rounds)))
+bug("step", "An answer to an older request counts for the last one.",
+    WILD, "a worker finds its own progress", "a request is answered once",
+    instead=lambda _, original, p, s, event: original(p, s, Received(event.source, Answer(s.number))
+        if isinstance(s, WorkerState) and isinstance(event, Received) else event))
+bug("ready", "A worker continues when one shard has answered.", FREE, "does what it may",
+    instead=lambda m, original, p, s: original(p, replace(s, missing=frozenset())
+        if isinstance(s, WorkerState) and len(s.missing) < len(m.hosts) else s))
+bug("ready", "A worker computes on without its answers.", FREE_LATE, "does what it may",
+    seen=lambda s: replace(s, missing=frozenset()) if isinstance(s, WorkerState) else s)
+bug("ready", "A worker starts again before the answer to its last push has come.",
+    DRAIN_LATE_2, "does what it may", instead=under_way)
+bug("_requested", "A shard answers with what it had before the push.",
+    FREE, "a worker finds its own progress", "progress is added once", instead=before_adding)
+bug("step", "Only the first shard is ever opened.", FREE, "no deadlock", instead=to_the_first)
+# fmt: on
 
 
-class DrainsWithAnAnswerUnderWay(Shards):
-    """A worker starts again before the answer to its last push has come."""
-
-    def ready(self, process, state):
-        if isinstance(state, WorkerState) and state.missing and self.plan.drains[:1] == (state.round,):
-            return (Drain(),) if state.generation == 0 else ()
-        return super().ready(process, state)
-
-
-class AnswersBeforeAdding(Shards):
-    """A shard answers with what it had before the push."""
-
-    def _requested(self, state, source, request):
-        after, actions = super()._requested(state, source, request)
-        if after.heard and isinstance(request, Progress) and Note(("added", source, request.number)) in actions:
-            after = replace(after, heard=state.heard)
-        return after, actions
-
-
-class OpensOneShard(Shards):
-    """Only the first shard is ever opened."""
-
-    def step(self, process, state, event):
-        after, actions = super().step(process, state, event)
-        return after, tuple(
-            one
-            for one in actions
-            if not (isinstance(one, Send) and isinstance(one.message, Opened) and one.to != self.num_workers)
-        )
-
-
-KILLS = {
-    AnswersAtOnce: (BOUND_0, "nobody waits who may go on", "nobody is too far ahead", "what is taken is new enough"),
-    AllowsOneRoundMore: (BOUND_1, "nobody is too far ahead", "what is taken is new enough"),
-    AllowsOneRoundLess: (BOUND_1, "nobody waits who may go on"),
-    ForgetsWhoWaits: (BOUND_0, "nobody waits who may go on"),
-    AddsWhatComesTwice: (WILD, "progress is added once"),
-    DropsWhatComesEarly: (FREE, "progress is added once", "a request is answered once"),
-    OpensTwice: (WILD, "progress is added once"),
-    IgnoresTheGenerationBefore: (DRAIN_LATE, "no deadlock", "a request is answered once"),
-    AddsTheGenerationBefore: (DRAIN_LATE, "progress is added once"),
-    CountsFromZero: (DRAIN, "progress is added once"),
-    TakesAnyAnswer: (WILD, "a worker finds its own progress", "a request is answered once"),
-    TakesTheFirstAnswer: (FREE, "does what it may"),
-    DoesNotWait: (FREE_LATE, "does what it may"),
-    DrainsWithAnAnswerUnderWay: (DRAIN_LATE_2, "does what it may"),
-    AnswersBeforeAdding: (FREE, "a worker finds its own progress", "progress is added once"),
-    OpensOneShard: (FREE, "no deadlock"),
-}
-
-
-@pytest.mark.parametrize("bug", KILLS, ids=lambda one: one.__name__)
-def test_a_seeded_bug_is_killed_by_a_property_that_names_it(bug):
-    name, *killers = KILLS[bug]
+@pytest.mark.parametrize("says", BUGS)
+def test_a_seeded_bug_is_killed_by_a_property_that_names_it(says):
+    kind, (name, *killers) = BUGS[says]
     configuration = BY_NAME[name]
-    found = configuration.run(configuration.of(bug))
+    found = configuration.run(configuration.of(kind))
     failed = [finding.name for finding in found.findings if finding.verdict == "fails"]
     assert set(failed) & set(killers), (failed, str(found))
+    assert len(BUGS) == 16
 
 
 def test_a_worker_without_a_plan_may_do_whatever_the_protocol_allows():

@@ -1,19 +1,13 @@
 """Quorums in virtual time: runs by hand, the published limits, what slow workers cost."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from partreduce.planner.predict import predict
+from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.schedulers.simulator.machine import VirtualMachine
 from partreduce.schedulers.simulator.quorum import QuorumTiming, Waiting
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, PartialAllReduce
-from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.strategies import AllReduce, PartialAllReduce
+from partreduce.types import ComputeTimes
 
 
 def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):

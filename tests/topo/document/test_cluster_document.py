@@ -1,19 +1,27 @@
-"""Cluster files in YAML and JSON: round trips, units, strictness."""
+"""Cluster and pilot files: round trips, units, strictness."""
+
+from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
+from helpers.refusals import refused
+from partreduce import Cluster, Hardware, Link, load_cluster
+from partreduce.errors import DocumentError, FileError, InputError
+from partreduce.files import load_pilot, write_cluster
 from partreduce.topo import units
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
+from partreduce.topo.document.cluster import cluster_of, dump_cluster
+from partreduce.topo.document.pilot import dump_pilot, pilot_of, write_pilot
+from partreduce.topo.document.schema import FOLDER
 from partreduce.topo.document.yaml_reader import parse_yaml
-from partreduce.topo.errors import DocumentError, FileError, InputError
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
+from partreduce.topo.pilot import Price, Prices, Probe
+from partreduce.types import CodecSeconds, Pilot, Switch
 
 EXAMPLE = """\
 # two nodes with a thin link between them
@@ -41,18 +49,10 @@ hardware:
 VALUE = Cluster.regular(
     2,
     4,
-    hardware=Hardware(
-        inside=Link.of_bandwidth(10e9, 5e-6),
-        nic=Link.of_bandwidth(5e9, 20e-6),
-        num_nics=2,
-        node_nic=((1, Link.of_bandwidth(1e9)),),
-        switches=(Switch((1,), Link.of_bandwidth(2e9, 2e-6)), Switch((0,))),
-        slowdown=((3, 5.0), (4, 1.25)),
-        jitter=0.1,
-        model_bytes=552_000_000,
-        compute=0.05,
-    ),
-)
+    hardware=Hardware(inside=Link.of_bandwidth(10e9, 5e-6), nic=Link.of_bandwidth(5e9, 20e-6), num_nics=2,
+        node_nic=((1, Link.of_bandwidth(1e9)),), switches=(Switch((1,), Link.of_bandwidth(2e9, 2e-6)), Switch((0,))),
+        slowdown=((3, 5.0), (4, 1.25)), jitter=0.1, model_bytes=552_000_000, compute=0.05),
+)  # fmt: skip
 
 
 def equal(one, other):
@@ -76,11 +76,9 @@ def test_shorthand_or_path(tmp_path, monkeypatch):
     assert load_cluster("3,3,2") == Cluster.parse("3,3,2")
     (tmp_path / "machines").write_text(EXAMPLE)
     assert equal(load_cluster("machines"), VALUE)
-    with pytest.raises(InputError, match="not understood"):
-        load_cluster("no-such-thing")
+    refused(InputError, "not understood", load_cluster, "no-such-thing")
     for absent in ("absent.yaml", "absent.json", "folder/absent"):
-        with pytest.raises(FileError, match="cannot be opened"):
-            load_cluster(absent)
+        refused(FileError, "cannot be opened", load_cluster, absent)
 
 
 seconds = st.one_of(st.sampled_from([0.0, 5e-6, 0.05, 1.0, 90.0]), st.floats(0, 1e3))
@@ -141,8 +139,7 @@ def test_written_files_use_units(tmp_path):
     text = (tmp_path / "c.yaml").read_text()
     for words in ("bandwidth: 10GB/s", "latency: 5us", "model_bytes: 552MB", "compute: 50ms", "5x"):
         assert words in text
-    with pytest.raises(FileError, match=r"ends in \.yaml"):
-        write_cluster(tmp_path / "c.txt", VALUE)
+    refused(FileError, r"ends in \.yaml", write_cluster, tmp_path / "c.txt", VALUE)
 
 
 BASE = "num_nodes: 2\nworkers_per_node: 2\n"
@@ -273,21 +270,17 @@ def test_a_number_without_its_unit_is_refused_in_the_words_of_the_command_line(t
 def test_a_factor_and_what_names_its_unit_need_none():
     raw = parse_yaml((BASE + "hardware: {slowdown: {1: 2}, nic: {seconds_per_byte: 1.0e-9}, jitter: 0.1}").encode())
     hardware = cluster_of(raw).hardware
-    assert hardware is not None
     assert (hardware.slowdown, hardware.nic.seconds_per_byte) == (((1, 2.0),), 1e-9)
 
 
 def test_limits_of_yaml_files(tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_bytes(b"#" * (2**20 + 1))
-    with pytest.raises(DocumentError, match="the limit is 1048576 bytes"):
-        load_cluster(path)
+    refused(DocumentError, "the limit is 1048576 bytes", load_cluster, path)
     path.write_bytes(b"a: \xff")
-    with pytest.raises(DocumentError, match="1:4: is not UTF-8"):
-        load_cluster(path)
+    refused(DocumentError, "1:4: is not UTF-8", load_cluster, path)
     os.mkfifo(tmp_path / "fifo.yaml")
-    with pytest.raises(DocumentError, match="is a FIFO"):
-        load_cluster(tmp_path / "fifo.yaml")
+    refused(DocumentError, "is a FIFO", load_cluster, tmp_path / "fifo.yaml")
 
 
 def test_truncated_example_loads_or_is_refused_in_one_line(tmp_path):
@@ -320,3 +313,81 @@ texts = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S", "Zs
 def test_yaml_reader_reads_json_as_json(value):
     """JSON is YAML: quoted texts, numbers and words mean the same to both readers."""
     assert parse_yaml(json.dumps(value, ensure_ascii=False).encode()) == value
+
+
+# Pilot files: what is written is read back, and nothing else is read
+
+
+def pilot(*, sorted_data=False):
+    return Pilot(
+        num_workers=4,
+        data="per-worker" if sorted_data else "shuffled",
+        steps=60,
+        seeds=(0, 1, 5),
+        prices=Prices(consensus_distance=Price(0.02, 0.0, 0.05), late=Price(0.0, 0.0, 0.1), drift=Price(0.5, 0.25, 1.0)
+            if sorted_data else None, error=0.125, averaging=Price(0.3, 0.2, 0.4)),
+        probes=(Probe(schedule="every 4", consensus_distance=1.5, drift=3.0, late=0.0, steps_ratios=(1.0, 1.25, 1.5)),
+            Probe(schedule="late", consensus_distance=0.75, drift=0.0, late=0.9, steps_ratios=(1.0, 0.9, 1.1)),
+            Probe(schedule="ran", consensus_distance=0.0, drift=0.0, late=0.0, steps_ratios=(1.0, 1.0, 2.0),
+            sha256="a5" * 32)),
+    )  # fmt: skip
+
+
+def test_the_example_in_the_documentation_is_a_pilot():
+    page = (FOLDER.parent / "docs" / "pilot.md").read_text()
+    block = page.split("```json\n")[1].split("```")[0]
+    assert dump_pilot(pilot_of(json.loads(block))) == json.loads(block)
+
+
+@pytest.mark.parametrize("sorted_data", [False, True])
+def test_a_pilot_that_is_written_is_read_back(tmp_path, sorted_data):
+    written, path = pilot(sorted_data=sorted_data), tmp_path / "pilot.json"
+    write_pilot(path, written)
+    assert load_pilot(path) == written
+    document = json.loads(path.read_text())
+    assert document == dump_pilot(written)
+    assert max(map(len, path.read_text().splitlines())) < 250
+
+
+def changed(*path, value):
+    document: Any = json.loads(json.dumps(dump_pilot(pilot())))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize(("document", "message"), [
+    ([], "must be an object"),
+    ({"format": "partreduce.pilot"}, "is missing"),
+    (changed("format", value="partreduce.cluster"), 'must be "partreduce.pilot"'),
+    (changed("version", value=2), "install a newer partreduce"),
+    (changed("version", value=True), "reads version 1"),
+    (changed("workers", value=4), 'unknown key "workers"; did you mean "num_workers"'),
+    (changed("num_workers", value=4.0), "num_workers: is 4.0; it must be an integer"),
+    (changed("num_workers", value=True), "num_workers: is true; it must be an integer"),
+    (changed("data", value="sorted"), "data: is"),
+    (changed("seeds", value=[0]), "seeds: is"),
+    (changed("probes", value=[]), "probes: is"),
+    (changed("prices", "late", value={"value": 1, "low": 0}), 'the key "high" is missing'),
+    (changed("prices", "late", value={"value": 3, "low": 0, "high": 1}), "prices.late: is 3"),
+    (changed("prices", "late", "low", value=-0.1), "prices.late.low: is -0.1; it must be >= 0"),
+    (changed("prices", "error", value="5%"), "prices.error: is"),
+    (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
+    (changed("data", value="per-node"), "prices.drift: is for data that differ"),
+    (changed("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be a number"),
+    (changed("probes", 0, "steps_ratios", value=[1.0, 2.0]), r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds"),
+    (changed("probes", 0, "steps_ratios", value=[1.0, 0.0, 2.0]), "must be > 0"),
+    (changed("probes", 2, "sha256", value="A5" * 32), r"probes\[2\].sha256"),
+    (changed("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
+])  # fmt: skip
+def test_every_other_document_is_refused_in_one_line_with_its_place(document, message):
+    refused(DocumentError, message, pilot_of, document)
+
+
+def test_a_file_that_is_no_document_is_refused_by_name(tmp_path):
+    path = tmp_path / "pilot.json"
+    refused(FileError, r"pilot\.json", load_pilot, path)
+    path.write_text('{"format": "partreduce.pilot", "format": "partreduce.pilot"}')
+    refused(DocumentError, r"pilot\.json", load_pilot, path)

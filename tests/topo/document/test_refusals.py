@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partreduce import load_schedule
+from partreduce.errors import DocumentError, FileError, InputError, ScheduleError
+from partreduce.files import parse_schedule
 from partreduce.topo.document.reader import parse_json, read_json
-from partreduce.topo.document.schedule import load_schedule, parse_schedule
-from partreduce.topo.errors import DocumentError, FileError, InputError, ScheduleError
 
 RULE = {
     "format": "partreduce.schedule",
@@ -28,24 +29,18 @@ GROUPS = {
     "version": 1,
     "name": "größer \U0001f600",
     "cluster": {"nodes": [[0, 2], [1, 3]]},
-    "strategy": {
-        "kind": "static",
-        "steps_per_round": [1, 2, 1, 1],
-        "phases": [[{"group": [3, 1], "relaxation": "4/3"}, {"group": [2, 0]}], []],
-    },
+    "strategy": {"kind": "static", "steps_per_round": [1, 2, 1, 1],
+        "phases": [[{"group": [3, 1], "relaxation": "4/3"}, {"group": [2, 0]}], []]},
     "certificate": {"note": 'a "quoted" [bracket'},
-}
+}  # fmt: skip
 NEIGHBOR = {
     "format": "partreduce.schedule",
     "version": 1,
     "name": "ring",
     "cluster": {"num_nodes": 3, "workers_per_node": 1},
-    "strategy": {
-        "kind": "neighbor",
-        "sync": {"delay": 1},
-        "rounds": [{"edges": [[0, 1], [1, 2], [2, 0]], "weights": ["1/2", "1/2", "1/3"]}],
-    },
-}
+    "strategy": {"kind": "neighbor", "sync": {"delay": 1},
+        "rounds": [{"edges": [[0, 1], [1, 2], [2, 0]], "weights": ["1/2", "1/2", "1/3"]}]},
+}  # fmt: skip
 KEEP = {"rule": "keep_groups", "failures": 1}
 UNEVEN = GROUPS | {
     "cluster": {"nodes": [[1], [2], [0, 3], [4]]},
@@ -474,27 +469,23 @@ def test_overlapping_and_unconnected_schedules_load_because_verify_refutes_them(
     parse_schedule(changed(GROUPS, ["strategy", "phases"], [[]]))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"[" + b"[]," * (5 * 10**5) + b"1]",
-        b"[" + b'{"a":1,"a":1},' * 10**5 + b"1]",
-        b"[" + b"1e400," * 3 * 10**5 + b"1]",
-        b"[" + b"NaN," * 3 * 10**5 + b"1]",
-        b"[" + b"9" * 10**6 + b"]",
-        b"[0." + b"9" * 10**6 + b"e999]",
-        b'"' + b'\\"' * 10**6,
-        b'["' + b"\\ud800" * 10**5 + b'"]',
-        b'{"' + b"\\\\" * 10**6 + b'": 1}',
-        b"\\" * 10**6,
-        changed(GROUPS, [*P0], [{"group": [0]}] * 10**5),
-        changed(GROUPS, [*P0], [{"group": [0, 1], f"k{i}": 1} for i in range(10**4)]),
-        changed(RULE, [*P0], [{"local": [9], "across": [0]}] * 10**4),
-        changed(RULE, ["strategy"], {f"key{i}": i for i in range(10**4)} | {"kind": "static"}),
-        changed(RULE, ["strategy", "node_radices"], [2**50] * 10**5),
-    ],
-    ids=range(15),
-)
+@pytest.mark.parametrize("data", [
+    b"[" + b"[]," * (5 * 10**5) + b"1]",
+    b"[" + b'{"a":1,"a":1},' * 10**5 + b"1]",
+    b"[" + b"1e400," * 3 * 10**5 + b"1]",
+    b"[" + b"NaN," * 3 * 10**5 + b"1]",
+    b"[" + b"9" * 10**6 + b"]",
+    b"[0." + b"9" * 10**6 + b"e999]",
+    b'"' + b'\\"' * 10**6,
+    b'["' + b"\\ud800" * 10**5 + b'"]',
+    b'{"' + b"\\\\" * 10**6 + b'": 1}',
+    b"\\" * 10**6,
+    changed(GROUPS, [*P0], [{"group": [0]}] * 10**5),
+    changed(GROUPS, [*P0], [{"group": [0, 1], f"k{i}": 1} for i in range(10**4)]),
+    changed(RULE, [*P0], [{"local": [9], "across": [0]}] * 10**4),
+    changed(RULE, ["strategy"], {f"key{i}": i for i in range(10**4)} | {"kind": "static"}),
+    changed(RULE, ["strategy", "node_radices"], [2**50] * 10**5),
+], ids=range(15))  # fmt: skip
 def test_hostile_documents_are_refused(data):
     refused(data)
 

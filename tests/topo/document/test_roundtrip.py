@@ -12,16 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.readings import ordered
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
+from helpers.refusals import refused
+from helpers.small import of_groups, of_phases, of_rule
+from partreduce import Cluster, Schedule, load_schedule, write_schedule
+from partreduce.errors import DocumentError, FileError, ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Block, FailurePlan, Group, Phase, SurvivorRule
+from partreduce.topo.document.canonical import canonical_bytes
 from partreduce.topo.document.phases import GroupModel, is_clean, phase_text, plain_phase
-from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
-from partreduce.topo.document.writer import schedule_text, write_schedule
-from partreduce.topo.errors import DocumentError, FileError, ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.strategies import (
     AllReduce,
     AllReduceAlgorithm,
@@ -237,9 +236,7 @@ def test_hash_does_not_depend_on_the_order_or_layout_of_the_file(schedule, seed)
 
 
 def test_hash_sees_every_change():
-    base = Schedule(
-        "s", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),)))
-    )
+    base = of_groups("s", Cluster.regular(2, 2), [[0, 1], [2, 3]])
     variants = [
         base,
         Schedule("t", base.cluster, base.strategy),
@@ -249,19 +246,15 @@ def test_hash_sees_every_change():
         Schedule("s", base.cluster, AllReduce(sync=DelayedAveraging())),
         Schedule("s", base.cluster, AllReduce(averaging=Averaging.STEP_NORMALIZED)),
         Schedule("s", base.cluster, StaticGroups(phases=base.strategy.phases, prologue=1)),
-        Schedule("s", base.cluster, StaticGroups(phases=GroupPhases(base.strategy.phases.phases * 2))),
-        Schedule("s", base.cluster, StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 2], [1, 3]]),)))),
-        Schedule(
-            "s",
-            base.cluster,
-            StaticGroups(phases=GroupPhases((Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),))),
-        ),
-        Schedule("s", base.cluster, StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1]]),)))),
-        Schedule("s", base.cluster, StaticGroups(phases=RulePhases((2,), ((Block((0, 1)),),)))),
+        of_phases("s", base.cluster, base.strategy.phases.phases * 2),
+        of_groups("s", base.cluster, [[0, 2], [1, 3]]),
+        of_groups("s", base.cluster, [Group((0, 1), Fraction(1, 2))]),
+        of_groups("s", base.cluster, [[0, 1]]),
+        of_rule("s", base.cluster, (2,), ((Block((0, 1)),),)),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1)),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 2)),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)),
-    ]
+    ]  # fmt: skip
     assert len({schedule_sha256(schedule) for schedule in variants}) == len(variants)
 
 
@@ -272,7 +265,7 @@ def test_hash_of_a_known_schedule_never_changes():
     )
     expected += b'{"kind":"static","phases":[[{"group":[0,2]},{"group":[1,3],"relaxation":"4/3"}]]},"version":1}'
     phase = Phase.from_groups(4, [Group((3, 1), Fraction(4, 3)), Group((0, 2))])
-    schedule = Schedule("pairs", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases((phase,))))
+    schedule = of_phases("pairs", Cluster.regular(2, 2), (phase,))
     assert canonical_bytes(schedule) == expected
     assert schedule_sha256(schedule) == "4d76cffcc59f14cdeddd581ca2d97a6ec8c02a1324a01ba85649e75a1ad6dfca"
 
@@ -301,27 +294,23 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     good = Schedule("good", Cluster.regular(2, 2), AllReduce())
     write_schedule(path, good)
     for bad in (Schedule("two\nlines", good.cluster, AllReduce()), Schedule("", good.cluster, AllReduce())):
-        with pytest.raises(ScheduleError, match="cannot be written"):
-            write_schedule(path, bad)
+        refused(ScheduleError, "cannot be written", write_schedule, path, bad)
     with pytest.raises(ScheduleError, match=r"certificate\.x\[0\]: is 90071992547409920, an integer beyond"):
         write_schedule(path, good.with_certificate({"x": [90071992547409920]}))
-    with pytest.raises(ScheduleError, match=r"certificate\.x: is NaN"):
-        write_schedule(path, good.with_certificate({"x": float("nan")}))
+    refused(ScheduleError, r"certificate\.x: is NaN", write_schedule, path, good.with_certificate({"x": float("nan")}))
     too_fine = Fraction(1, 10**70)
     phase = Phase.from_groups(4, [Group((0, 1), too_fine)])
     with pytest.raises(ScheduleError, match="more than 64 digits"):
-        write_schedule(path, Schedule("s", good.cluster, StaticGroups(phases=GroupPhases((phase,)))))
-    with pytest.raises(FileError, match="cannot be written"):
-        write_schedule(tmp_path / "absent" / "schedule.json", good)
-    with pytest.raises(FileError, match="cannot be written"):
-        write_schedule(tmp_path, good)
+        write_schedule(path, of_phases("s", good.cluster, (phase,)))
+    refused(FileError, "cannot be written", write_schedule, tmp_path / "absent" / "schedule.json", good)
+    refused(FileError, "cannot be written", write_schedule, tmp_path, good)
     assert load_schedule(path) == good
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_one_phase_a_line():
     phases = tuple(Phase.from_groups(4, [[0, 1 + t], [2 - t % 2, 3]]) for t in range(2))
-    text = schedule_text(Schedule("s", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases(phases))))
+    text = schedule_text(of_phases("s", Cluster.regular(2, 2), phases))
     assert '      [{"group": [0, 1]}, {"group": [2, 3]}],\n' in text
     assert len(text.splitlines()) == 13
 
@@ -382,7 +371,7 @@ def test_large_explicit_schedule_round_trips():
     n = 200_000
     labels = rng.integers(0, n // 4, n)
     phase = Phase.from_labels(labels)
-    schedule = Schedule("large", Cluster.regular(n // 4, 4), StaticGroups(phases=GroupPhases((phase, phase))))
+    schedule = of_phases("large", Cluster.regular(n // 4, 4), (phase, phase))
     document = dump_schedule(schedule)
     for listed in document["strategy"]["phases"]:
         rng.shuffle(listed)
@@ -393,7 +382,7 @@ def test_large_explicit_schedule_round_trips():
 
 def test_million_worker_rule_is_a_small_file():
     block = (Block((0,), (0, 1)), Block((2, 3)))
-    schedule = Schedule("rule", Cluster.regular(250_000, 4), StaticGroups(phases=RulePhases((2, 125_000), (block,))))
+    schedule = of_rule("rule", Cluster.regular(250_000, 4), (2, 125_000), (block,))
     assert len(canonical_bytes(schedule)) < 300
     assert parse_schedule(canonical_bytes(schedule)) == schedule
 
@@ -402,8 +391,7 @@ def test_certificate_is_kept_and_bounded_like_the_rest():
     schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(), {"claims": [], "numbers": ["1" * 500]})
     assert parse_schedule(schedule_text(schedule).encode()).certificate == schedule.certificate
     text = schedule_text(schedule).replace('"1', "1").replace('1"', "1")
-    with pytest.raises(DocumentError, match=r"certificate\.numbers\[0\]: is 1+\.\.\., an integer beyond"):
-        parse_schedule(text.encode())
+    refused(DocumentError, r"certificate\.numbers\[0\]: is 1+\.\.\., an integer beyond", parse_schedule, text.encode())
 
 
 def test_write_that_breaks_off_halfway_leaves_the_old_file_and_no_litter(tmp_path):
@@ -414,8 +402,7 @@ def test_write_that_breaks_off_halfway_leaves_the_old_file_and_no_litter(tmp_pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(FileError, match="cannot be written"):
-            write_schedule(path, good.with_certificate({"long": "x" * 5000}))
+        refused(FileError, "cannot be written", write_schedule, path, good.with_certificate({"long": "x" * 5000}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert load_schedule(path) == good

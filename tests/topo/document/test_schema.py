@@ -1,10 +1,29 @@
-"""The committed JSON Schemas are current, closed, and say what the models say."""
+"""Schemas, the examples of docs/file-format.md, old names, and phases that repeat."""
 
 import json
+import random
+import re
 import subprocess
 import sys
+from copy import deepcopy
+from pathlib import Path
 
-from partreduce.topo.document.schema import FOLDER, main, stale, texts
+import pytest
+
+from helpers.readings import agree
+from helpers.refusals import refused
+from partreduce import load_cluster
+from partreduce.errors import DocumentError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.topo import units
+from partreduce.topo.document.cluster import dump_cluster
+from partreduce.topo.document.phases import MAX_PERIOD, MAX_UNROLLED
+from partreduce.topo.document.schema import FOLDER, main, schedule_schema, stale, texts
+from partreduce.topo.document.strategies import KINDS
+from partreduce.topo.document.writer import schedule_text
+from partreduce.topo.renamed import KEYS, VALUES
+from partreduce.verify.checker.refusal import Refusal
+from partreduce.verify.checker.schedule import read_schedule
 
 
 def test_schemas_are_current():
@@ -41,8 +60,6 @@ def test_every_object_is_closed():
 
 
 def test_schedule_schema_knows_every_kind():
-    from partreduce.topo.document.strategies import KINDS
-
     schema = json.loads((FOLDER / "schedule.schema.json").read_text())
     kinds = {s["properties"]["kind"]["const"] for s in objects_of(schema) if "kind" in s["properties"]}
     assert kinds == set(KINDS)
@@ -54,3 +71,232 @@ def test_import_of_the_package_stays_cheap():
     code = f"import sys, partreduce.topo.document; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=FOLDER.parent)
     assert done.stdout.strip() == "[]"
+
+
+# The examples of docs/file-format.md are what the page says they are
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "file-format.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r'^```(\w+) title="(schedule|cluster)"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
+SCHEDULES = [text for _, what, text in EXAMPLES if what == "schedule"]
+
+
+def test_the_page_has_examples_of_every_kind():
+    assert {json.loads(text)["strategy"]["kind"] for text in SCHEDULES} == set(KINDS)
+    assert [language for language, what, _ in EXAMPLES if what == "cluster"] == ["yaml", "json"]
+
+
+@pytest.mark.parametrize("text", SCHEDULES, ids=range(len(SCHEDULES)))
+def test_schedule_examples_load_and_are_their_own_dump(text):
+    schedule = parse_schedule(text.encode())
+    assert dump_schedule(schedule) == json.loads(text)
+    assert parse_schedule(schedule_text(schedule).encode()) == schedule
+
+
+def test_the_rule_example_is_written_as_the_page_shows_it():
+    schedule = parse_schedule(SCHEDULES[0].encode())
+    assert schedule_text(schedule) == SCHEDULES[0]
+
+
+@pytest.mark.parametrize(("language", "what", "text"), [b for b in EXAMPLES if b[1] == "cluster"], ids=["yaml", "json"])
+def test_cluster_examples_load(tmp_path, language, what, text):
+    path = tmp_path / f"cluster.{language}"
+    path.write_text(text, encoding="utf-8")
+    cluster = load_cluster(path)
+    assert cluster.hardware is not None
+    assert (
+        set(dump_cluster(cluster)["hardware"])
+        == {
+            "yaml": {
+                "inside",
+                "nic",
+                "bus",
+                "node_nic",
+                "switches",
+                "slowdown",
+                "jitter",
+                "codec",
+                "model_bytes",
+                "compute",
+                "layers",
+                "backward",
+            },
+            "json": {"nic", "slowdown"},
+        }[language]
+    )
+
+
+def test_every_member_is_on_the_page():
+    def keys(schema):
+        if isinstance(schema, dict):
+            yield from schema.get("properties", {})
+            for value in schema.values():
+                yield from keys(value)
+        elif isinstance(schema, list):
+            for value in schema:
+                yield from keys(value)
+
+    for key in set(keys(schedule_schema())):
+        assert f'"{key}"' in PAGE or f"`{key}`" in PAGE
+
+
+def test_every_unit_prefix_is_on_the_page():
+    for unit in ("kB", "MB", "GB", "TB", "KiB", "TiB", "Tbps", "Tbit/s"):
+        assert unit in PAGE
+        assert unit in units.SIZES or unit in units.BANDWIDTHS
+
+
+# An older file is refused with what its keys and words are called now
+
+
+GROUP = {"group": [0, 1, 2, 3]}
+PARAMS = {"lr": "1/2", "momentum": "1/2"}
+RING = {"edges": [[0, 1], [1, 2], [2, 3], [3, 0], [1, 0], [2, 1], [3, 2], [0, 3]], "weights": "1/3"}
+STRATEGIES = [
+    {"kind": "static", "phases": [[{"group": [0, 1], "relaxation": "1/2"}, {"group": [2, 3]}]], "sync": {"delay": 1}},
+    {"kind": "static", "node_radices": [2], "phases": [[{"local": [0, 1], "across": [], "relaxation": "1/2"}]]},
+    {"kind": "static", "phases": [[GROUP]], "sync": "synchronous", "averaging": "step-normalized"},
+    {"kind": "static", "phases": [[GROUP]], "payload": {"outer": PARAMS | {"outer_params": "per_worker"}}},
+    {"kind": "static", "phases": [[GROUP]], "payload": {"outer": PARAMS | {"outer_params": "shared"}}},
+    {"kind": "allreduce", "steps_per_round": 2, "transport": {"algorithm": "ring", "gradient_buckets": "single"}},
+    {"kind": "allreduce", "transport": {"gradient_buckets": "per_layer"}},
+    {"kind": "allreduce", "sync": {"partial": {"quorum": 2, "missed": "latest", "synchronize_every": 9}}},
+    *({"kind": "neighbor", "rounds": [RING], "sync": {"iteration_gap": {"max_ig": 2, "update_order": order}}}
+        for order in ("adapt_then_combine", "dpsgd")),
+    *({"kind": "dynamic_groups", "slow_worker_policy": policy} for policy in ("pair_locally", "defer")),
+]  # fmt: skip
+
+
+def document_of(strategy):
+    cluster = {"num_nodes": 2, "workers_per_node": 2}
+    plan = {"failure_plan": {"rule": "keep_groups", "failures": 1}} if strategy == STRATEGIES[0] else {}
+    return {
+        "format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy, **plan,
+    }  # fmt: skip
+
+
+DOCUMENTS = [document_of(strategy) for strategy in STRATEGIES]
+
+
+def places(value, *path):
+    """Every object of a document, as the keys that lead to it."""
+    if isinstance(value, dict):
+        yield path
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(item, *path, key)
+
+
+def changed(raw, path, edit):
+    """A copy in which one object is edited."""
+    copied = deepcopy(raw)
+    inner = copied
+    for key in path:
+        inner = inner[key]
+    edit(inner)
+    return json.dumps(copied).encode()
+
+
+def refusals(applies, edit):
+    """What the loader says of every document with one object of it, to which the edit applies, made old."""
+    for raw in DOCUMENTS:
+        for path in places(raw):
+            inner = raw
+            for key in path:
+                inner = inner[key]
+            if applies(inner):
+                with pytest.raises(DocumentError) as caught:
+                    parse_schedule(changed(raw, path, edit))
+                yield caught.value.problem
+
+
+@pytest.mark.parametrize("raw", DOCUMENTS)
+def test_the_documents_are_of_today(raw):
+    parse_schedule(json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize(("old", "new"), KEYS.items())
+def test_an_old_key_is_answered_with_the_new_one(old, new):
+    said = list(refusals(lambda inner: new in inner, lambda inner: inner.update({old: inner.pop(new)})))
+    assert said
+    assert set(said) == {f'"{old}" is called "{new}" now; rename it'}
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new"), [(key, *pair) for key, words in VALUES.items() for pair in words.items()]
+)
+def test_an_old_word_is_answered_with_the_new_one(key, old, new):
+    said = list(refusals(lambda inner: inner.get(key) == new, lambda inner: inner.update({key: old})))
+    assert said
+    assert set(said) == {f'"{old}" is called "{new}" now; rename it'}
+
+
+def test_an_old_key_is_unknown_where_its_new_name_may_not_stand():
+    raw = document_of({"kind": "allreduce", "order": "serial"})
+    refused(DocumentError, 'strategy: has the unknown key "order"', parse_schedule, json.dumps(raw).encode())
+
+
+# A phase that repeats is written once with its count; schedule and hash are those of the phases one by one
+
+
+BLOCKS = ([{"local": [0, 1], "across": []}], [{"local": [0], "across": [0]}], [])
+GROUPS = ([{"group": [0, 1]}, {"group": [2, 3], "relaxation": "1/2"}], [{"group": [3, 0]}], [])
+
+
+def document(phases, **strategy):
+    """A schedule file of 2 nodes with 2 workers each."""
+    cluster = {"num_nodes": 2, "workers_per_node": 2}
+    strategy = {"kind": "static", "phases": phases, **strategy}
+    return {"format": "partreduce.schedule", "version": 1, "name": "r", "cluster": cluster, "strategy": strategy}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_repeated_phases_are_those_that_are_listed_for_the_loader_the_writer_and_the_checker(seed):
+    draw = random.Random(seed)
+    phases, more = (BLOCKS, {"node_radices": [2]}) if seed % 2 else (GROUPS, {})
+    entries = [(draw.choice(phases), draw.choice((1, 1, 2, 5))) for _ in range(draw.randrange(1, 6))]
+    listed = [phase for phase, count in entries for _ in range(count)]
+    short = [{"phase": phase, "repeat": count} if count > 1 else phase for phase, count in entries]
+    whole = parse_schedule(json.dumps(document(listed, **more)))
+    repeated = parse_schedule(json.dumps(document(short, **more)))
+    assert repeated == whole
+    assert parse_schedule(schedule_text(whole)) == whole
+    written = json.loads(schedule_text(whole))["strategy"]["phases"]
+    assert len(written) <= len(short)
+    assert all(isinstance(entry, list) or entry["repeat"] > 1 for entry in written)
+    assert dump_schedule(repeated) == dump_schedule(whole)
+    assert all(agree(document(form, **more)) for form in (short, listed, written))
+    unrolled = dump_schedule(whole)["strategy"]["phases"]
+    read = [read_schedule(document(form, **more)) for form in (unrolled, written)]
+    assert {one.sha256 for one in read} == {schedule_sha256(whole)}
+    assert read[0].phases == read[1].phases
+
+
+def test_equal_phases_in_a_row_are_written_once():
+    schedule = parse_schedule(json.dumps(document([BLOCKS[0]] * 19 + [BLOCKS[1]], node_radices=[2])))
+    assert json.loads(schedule_text(schedule))["strategy"]["phases"] == [{"repeat": 19, "phase": BLOCKS[0]}, BLOCKS[1]]
+
+
+def test_no_repetition_stands_for_more_phases_or_ranks_than_the_limits():
+    def both(phases, num_workers=4, **strategy):
+        raw = document(phases, **strategy) | {"cluster": {"num_nodes": 1, "workers_per_node": num_workers}}
+        readings = []
+        for read in (lambda: parse_schedule(json.dumps(raw)), lambda: read_schedule(json.loads(json.dumps(raw)))):
+            try:
+                read()
+                readings.append(True)
+            except (DocumentError, Refusal):
+                readings.append(False)
+        assert readings[0] == readings[1]
+        return readings[0]
+
+    blocks = {"node_radices": []}
+    assert both([{"phase": BLOCKS[0], "repeat": MAX_PERIOD}], **blocks)
+    assert not both([{"phase": BLOCKS[0], "repeat": MAX_PERIOD}, []], **blocks)
+    size = 2**12
+    phase = [{"group": list(range(size))}]
+    assert both([{"phase": phase, "repeat": MAX_UNROLLED // size}], num_workers=size)
+    assert not both([{"phase": phase, "repeat": MAX_UNROLLED // size + 1}], num_workers=size)
+    assert not both([{"phase": BLOCKS[0], "repeat": 1}], **blocks)
+    assert not both([{"phase": BLOCKS[0]}], **blocks)
+    assert not both([{"phase": {}, "repeat": 2}], **blocks)
+    assert not both([{"phase": BLOCKS[0], "repeat": 2, "more": 1}], **blocks)

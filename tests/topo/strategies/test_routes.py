@@ -10,25 +10,14 @@ from hypothesis import strategies as st
 
 from helpers.readings import agree
 from helpers.readings import refusal as elastic_blocker
-from partreduce.topo.cluster import Cluster
+from partreduce import Cluster, Schedule
+from partreduce.errors import DocumentError, ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Pairwise, PartialAllReduce, Payload, Pipeline, Placement, Server, TablePlacement
 from partreduce.topo.codec_numbers import row_bytes
-from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
+from partreduce.topo.document.canonical import canonical_bytes
 from partreduce.topo.document.writer import schedule_text
-from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DynamicGroups,
-    Gradient,
-    Pairwise,
-    PartialAllReduce,
-    Payload,
-    Placement,
-    Server,
-    TablePlacement,
-)
-from partreduce.topo.strategies.axes import Codec, DelayedAveraging, Pipeline
+from partreduce.topo.strategies import AllReduce, Codec, DelayedAveraging, DynamicGroups, Gradient
 from partreduce.verify import checker
 
 CLUSTER = Cluster.regular(2, 2)
@@ -73,18 +62,12 @@ def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(p
     assert loaded == schedule
     assert parse_schedule(canonical_bytes(schedule)) == schedule
     full = document(
-        {
-            "local_aggregation": payload.local_aggregation,
-            "average": payload.average,
+        {"local_aggregation": payload.local_aggregation, "average": payload.average,
             "average_dense": payload.average_dense,
-            "tables": [
-                {"parameter": route.parameter, "rows": route.rows, "columns": route.columns}
-                | {"way": route.way.value, "gradient": route.gradient.value}
-                | {"hosts": list(route.hosts), "partitions": route.partitions, "codec": route.codec.value}
-                for route in payload.tables
-            ],
-        }
-    )
+            "tables": [{"parameter": route.parameter, "rows": route.rows, "columns": route.columns}
+            | {"way": route.way.value, "gradient": route.gradient.value} | {"hosts": list(route.hosts),
+            "partitions": route.partitions, "codec": route.codec.value} for route in payload.tables]},
+    )  # fmt: skip
     assert schedule_sha256(parse_schedule(full)) == schedule_sha256(schedule)
     assert agree(json.loads(full))
     read = checker.read_schedule(dump_schedule(schedule))
@@ -113,46 +96,33 @@ def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
     assert schedule.routes.apart == (words, tags)
 
 
-@pytest.mark.parametrize(
-    ("payload", "words"),
-    [
-        (5, "strategy.payload: is 5; it must be an object"),
-        ({"table": []}, 'strategy.payload: has the unknown key "table"; did you mean "tables"?'),
-        ({"tables": 5}, "strategy.payload.tables: is 5; it must be a list"),
-        ({"tables": [5]}, "strategy.payload.tables[0]: is 5; it must be an object"),
-        ({"tables": [{}]}, 'strategy.payload.tables[0]: the key "parameter" is missing'),
-        (
-            {"tables": [WORDS | {"row": 1}]},
-            'strategy.payload.tables[0]: has the unknown key "row"; did you mean "rows"?',
-        ),
-        ({"tables": [WORDS | {"rows": 0}]}, "strategy.payload.tables[0].rows: is 0; it must be >= 1"),
-        ({"tables": [WORDS | {"rows": True}]}, "strategy.payload.tables[0].rows: is true"),
-        ({"tables": [WORDS | {"parameter": ""}]}, "strategy.payload.tables[0].parameter: is"),
-        ({"tables": [WORDS | {"way": "server"}]}, 'strategy.payload.tables[0].way: is "server"; it must be'),
-        ({"tables": [WORDS, WORDS]}, "strategy.payload.tables[1].parameter: is 'words.weight', as in tables[0]"),
-        ({"tables": [WORDS | {"hosts": [4]}]}, "strategy.payload.tables[0].hosts: has 4; workers are 0..3"),
-        ({"tables": [WORDS | {"hosts": [-1]}]}, "strategy.payload.tables[0].hosts[0]: is -1"),
-        ({"tables": [WORDS | {"hosts": [1, 1]}]}, "strategy.payload.tables[0].hosts: has a worker twice"),
-        ({"tables": [WORDS | {"partitions": 3}]}, "partitions: is 3; at least one for each of 4 hosts"),
-        ({"tables": [WORDS | {"partitions": 11}]}, "and at most one for each of 10 rows"),
-        ({"tables": [WORDS | {"way": "gather", "hosts": [1]}]}, "way gather has no hosts and no partitions"),
-        ({"tables": [WORDS | {"way": "gather", "partitions": 5}]}, "way gather has no hosts and no partitions"),
-        (
-            {"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]},
-            "strategy.payload.tables[0].gradient: is sparse",
-        ),
-        ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.payload.tables[0].codec: is "float8"; it must be'),
-        (
-            {"tables": [WORDS | {"way": "dense", "codec": "int8"}]},
-            "strategy.payload.tables[0].codec: is int8; way dense",
-        ),
-        ({"tables": [WORDS], "average": 1}, "strategy.payload.average: is 1; it must be true or false"),
-        ({"average": False}, "strategy.payload.average: is false; there is no table that it could be for"),
-        ({"tables": [WORDS | {"codec": "int4"}]}, "strategy.payload.tables[0].codec: is int4, which is for sums"),
-        ({"average_dense": False}, "strategy.payload.average_dense: is false; there is no table that it could be for"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("payload", "words"), [
+    (5, "strategy.payload: is 5; it must be an object"),
+    ({"table": []}, 'strategy.payload: has the unknown key "table"; did you mean "tables"?'),
+    ({"tables": 5}, "strategy.payload.tables: is 5; it must be a list"),
+    ({"tables": [5]}, "strategy.payload.tables[0]: is 5; it must be an object"),
+    ({"tables": [{}]}, 'strategy.payload.tables[0]: the key "parameter" is missing'),
+    ({"tables": [WORDS | {"row": 1}]}, 'strategy.payload.tables[0]: has the unknown key "row"; did you mean "rows"?'),
+    ({"tables": [WORDS | {"rows": 0}]}, "strategy.payload.tables[0].rows: is 0; it must be >= 1"),
+    ({"tables": [WORDS | {"rows": True}]}, "strategy.payload.tables[0].rows: is true"),
+    ({"tables": [WORDS | {"parameter": ""}]}, "strategy.payload.tables[0].parameter: is"),
+    ({"tables": [WORDS | {"way": "server"}]}, 'strategy.payload.tables[0].way: is "server"; it must be'),
+    ({"tables": [WORDS, WORDS]}, "strategy.payload.tables[1].parameter: is 'words.weight', as in tables[0]"),
+    ({"tables": [WORDS | {"hosts": [4]}]}, "strategy.payload.tables[0].hosts: has 4; workers are 0..3"),
+    ({"tables": [WORDS | {"hosts": [-1]}]}, "strategy.payload.tables[0].hosts[0]: is -1"),
+    ({"tables": [WORDS | {"hosts": [1, 1]}]}, "strategy.payload.tables[0].hosts: has a worker twice"),
+    ({"tables": [WORDS | {"partitions": 3}]}, "partitions: is 3; at least one for each of 4 hosts"),
+    ({"tables": [WORDS | {"partitions": 11}]}, "and at most one for each of 10 rows"),
+    ({"tables": [WORDS | {"way": "gather", "hosts": [1]}]}, "way gather has no hosts and no partitions"),
+    ({"tables": [WORDS | {"way": "gather", "partitions": 5}]}, "way gather has no hosts and no partitions"),
+    ({"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]}, "strategy.payload.tables[0].gradient: is sparse"),
+    ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.payload.tables[0].codec: is "float8"; it must be'),
+    ({"tables": [WORDS | {"way": "dense", "codec": "int8"}]}, "strategy.payload.tables[0].codec: is int8; way dense"),
+    ({"tables": [WORDS], "average": 1}, "strategy.payload.average: is 1; it must be true or false"),
+    ({"average": False}, "strategy.payload.average: is false; there is no table that it could be for"),
+    ({"tables": [WORDS | {"codec": "int4"}]}, "strategy.payload.tables[0].codec: is int4, which is for sums"),
+    ({"average_dense": False}, "strategy.payload.average_dense: is false; there is no table that it could be for"),
+], ids=str)  # fmt: skip
 def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(payload, words):
     with pytest.raises(DocumentError) as refusal:
         parse_schedule(document(payload))
@@ -184,21 +154,15 @@ def test_the_checker_takes_the_very_documents_that_there_are():
     assert taken > 50
 
 
-@pytest.mark.parametrize(
-    ("strategy", "reason"),
-    [
-        (DynamicGroups(group_size=2), "workers of strategy 'dynamic_groups' have no common steps"),
-        (Pairwise(active=(0,)), "workers of strategy 'pairwise' have no common steps"),
-        (Server(synchronous=False), "only where it is synchronous, with steps_per_round 1"),
-        (Server(steps_per_round=2), "only where it is synchronous, with steps_per_round 1"),
-        (AllReduce(sync=PartialAllReduce(quorum=2)), "workers with sync.partial have no common steps"),
-        (
-            AllReduce(steps_per_round=(1, 1, 1, 2)),
-            "workers with unequal steps_per_round have no common steps; give one number for all",
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("strategy", "reason"), [
+    (DynamicGroups(group_size=2), "workers of strategy 'dynamic_groups' have no common steps"),
+    (Pairwise(active=(0,)), "workers of strategy 'pairwise' have no common steps"),
+    (Server(synchronous=False), "only where it is synchronous, with steps_per_round 1"),
+    (Server(steps_per_round=2), "only where it is synchronous, with steps_per_round 1"),
+    (AllReduce(sync=PartialAllReduce(quorum=2)), "workers with sync.partial have no common steps"),
+    (AllReduce(steps_per_round=(1, 1, 1, 2)),
+        "workers with unequal steps_per_round have no common steps; give one number for all"),
+], ids=str)  # fmt: skip
 def test_without_common_steps_there_are_no_tables(strategy, reason):
     with pytest.raises(ScheduleError, match=reason) as refusal:
         Schedule("s", CLUSTER, replace(strategy, payload=Payload(tables=(TablePlacement(**WORDS),))))
@@ -207,28 +171,19 @@ def test_without_common_steps_there_are_no_tables(strategy, reason):
     )
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [AllReduce(steps_per_round=2), AllReduce(sync=Pipeline()), AllReduce(sync=DelayedAveraging(), steps_per_round=2)],
-    ids=str,
-)
+@pytest.mark.parametrize("strategy", [
+    AllReduce(steps_per_round=2), AllReduce(sync=Pipeline()), AllReduce(sync=DelayedAveraging(), steps_per_round=2),
+], ids=str)  # fmt: skip
 def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
     payload = Payload(tables=(TablePlacement(**WORDS),), average_dense=False)
     with pytest.raises(ScheduleError, match=r"payload\.average_dense: is false; only gradients of all workers"):
         Schedule("s", CLUSTER, replace(strategy, payload=payload))
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        AllReduce(),
-        AllReduce(steps_per_round=(3, 3, 3, 3)),
-        AllReduce(sync=DelayedAveraging()),
-        AllReduce(sync=Pipeline()),
-        Server(),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("strategy", [
+    AllReduce(), AllReduce(steps_per_round=(3, 3, 3, 3)), AllReduce(sync=DelayedAveraging()),
+    AllReduce(sync=Pipeline()), Server(),
+], ids=str)  # fmt: skip
 def test_with_common_steps_tables_go_beside_anything(strategy):
     payload = Payload(tables=(TablePlacement(**WORDS),))
     schedule = Schedule("s", CLUSTER, replace(strategy, payload=payload))

@@ -8,28 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import pipe_sgd_model
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
-from partreduce.topo.strategies.axes import (
-    AllReduceAlgorithm,
-    Codec,
-    CodecScope,
-    DrainPolicy,
-    GradientBuckets,
-    Pipeline,
-    Transport,
-)
+from helpers.refusals import refused
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
+from partreduce.errors import InputError, ScheduleError
+from partreduce.strategies import DrainPolicy, GradientBuckets, GroupPhases, Phase, Pipeline, StaticGroups, Transport
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Codec, CodecScope
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication, group_seconds
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.stages import of_period, sample
+from partreduce.types import CodecSeconds, ComputeTimes, Switch
 
 HIERARCHICAL = {"algorithm": AllReduceAlgorithm.HIERARCHICAL}
 NONE = CodecSeconds()
@@ -283,7 +272,5 @@ def test_group_seconds_of_a_codec():
 
 @pytest.mark.parametrize("fields", [{"backward": 1.5}, *({"layers": listed} for listed in (0, (), (0, 0), (3, -1)))])
 def test_impossible_jobs_are_refused(fields):
-    with pytest.raises(InputError, match=r"hardware(: |\.)(backward|layers)"):
-        Hardware(**fields)
-    with pytest.raises(InputError, match=r"codec\.encode"):
-        CodecSeconds(-1.0, 0.0)
+    refused(InputError, r"hardware(: |\.)(backward|layers)", Hardware, **fields)
+    refused(InputError, r"codec\.encode", CodecSeconds, -1.0, 0.0)

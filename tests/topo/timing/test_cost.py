@@ -1,29 +1,25 @@
 """The α–β cost of phases: the worked example, contention, forms, and rules against their expansion."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.drawn_schedules import drawn, random_rule
 from helpers.random_switches import switches_over
+from helpers.refusals import refused
+from helpers.small import listed, of_groups, of_rule
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce import Cluster, Hardware, Link, Schedule
+from partreduce.errors import InputError
+from partreduce.strategies import GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
 from partreduce.topo.timing.event_graph import cycle_time
 
 
 def static(*phases, cluster=CLUSTER, radices=(2, 2), steps_per_round=1):
-    return Schedule(
-        "s", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)), steps_per_round=steps_per_round)
-    )
+    return of_rule("s", cluster, radices, tuple(phases), steps_per_round=steps_per_round)
 
 
 def test_worked_example_of_16_workers():
@@ -73,17 +69,11 @@ def test_latency_counts_the_hops_of_each_form():
 def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
     """Two pairs of one node send 4 messages of 1 byte in 2 hops each over a bus of 1 byte/s and 10 s per message."""
     hardware = Hardware(bus=Link(10.0, 1.0), model_bytes=1)
-    one = Schedule(
-        "one pair", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),)))
-    )
-    two = Schedule(
-        "two pairs", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
-    )
+    one = of_groups("one pair", Cluster.regular(1, 4), [(0, 1)])
+    two = of_groups("two pairs", Cluster.regular(1, 4), [(0, 1), (2, 3)])
     assert communication(one, hardware).per_step == pytest.approx(2 * (2 * 10 + 1))
     assert communication(two, hardware).per_step == pytest.approx(4 * (2 * 10 + 1))
-    apart = Schedule(
-        "apart", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
-    )
+    apart = of_groups("apart", Cluster.regular(2, 2), [(0, 1), (2, 3)])
     assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
 
 
@@ -124,8 +114,7 @@ def test_a_million_workers_cost_no_expansion():
 
 
 def test_model_size_is_asked_for():
-    with pytest.raises(InputError, match="model_bytes"):
-        communication(static(*FIGURE_10), Hardware())
+    refused(InputError, "model_bytes", communication, static(*FIGURE_10), Hardware())
 
 
 def test_neighbor_rounds_share_the_nic_of_their_node():
@@ -139,21 +128,8 @@ def test_neighbor_rounds_share_the_nic_of_their_node():
 
 @st.composite
 def rules(draw):
-    radices = tuple(draw(st.lists(st.integers(2, 3), min_size=1, max_size=3)))
-    size = draw(st.integers(1, 4))
-    cluster = Cluster.regular(int(np.prod(radices)), size)
-    phases = []
-    for _ in range(draw(st.integers(1, 3))):
-        labels = draw(st.lists(st.integers(-1, 2), min_size=size, max_size=size))
-        phase = []
-        for label in range(3):
-            local = tuple(i for i, value in enumerate(labels) if value == label)
-            if local:
-                across = tuple(d for d in range(len(radices)) if draw(st.booleans()))
-                phase.append(Block(local, across))
-        phases.append(tuple(phase))
-    if cluster.num_workers < 2:
-        cluster = Cluster.regular(cluster.num_nodes, 2)
+    schedule = draw(drawn(random_rule))
+    cluster = schedule.cluster
     own = draw(st.lists(st.integers(0, cluster.num_nodes - 1), max_size=3, unique=True))
     links = st.builds(Link, st.floats(0, 2), st.floats(0.1, 3))
     hardware = Hardware(
@@ -166,18 +142,14 @@ def rules(draw):
         num_nics=draw(st.integers(1, 3)),
         model_bytes=3,
     )
-    return Schedule("r", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)))), hardware
+    return schedule, hardware
 
 
 @settings(max_examples=80)
 @given(rules(), st.sampled_from(list(AllReduceAlgorithm)))
 def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, algorithm):
     schedule, hardware = case
-    explicit = Schedule(
-        "e",
-        schedule.cluster,
-        StaticGroups(phases=GroupPhases(tuple(schedule.phase(t) for t in range(schedule.period)))),
-    )
+    explicit = listed(schedule)
     rule_cost = communication(schedule, hardware, algorithm=algorithm)
     explicit_cost = communication(explicit, hardware, algorithm=algorithm)
     assert rule_cost.phases == pytest.approx(explicit_cost.phases)

@@ -8,34 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
+from helpers.small import listed, of_groups, of_phases, of_rule
+from partreduce import Cluster, Hardware, Link, Schedule, simulate
+from partreduce.strategies import Block, Phase
 from partreduce.topo.strategies import (
     AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    CodecScope,
     DelayedAveraging,
-    GroupPhases,
+    GradientBuckets,
     NeighborAveraging,
+    Pipeline,
     Round,
-    RulePhases,
-    StaticGroups,
     Synchronous,
+    Transport,
 )
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
 from partreduce.topo.timing import event_graph
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.stages import Stage
+from partreduce.types import CodecSeconds, ComputeTimes, Switch
 
 FIGURE_10 = (
-    (Block((0,), (0, 1)), Block((2, 3))),
+    (Block((0,), (0, 1)), Block((2, 3))), (Block((0, 1, 2, 3)),), (Block((0, 3)), Block((1,), (0,))),
     (Block((0, 1, 2, 3)),),
-    (Block((0, 3)), Block((1,), (0,))),
-    (Block((0, 1, 2, 3)),),
-)
+)  # fmt: skip
 
 
 @st.composite
@@ -49,15 +46,12 @@ def cases(draw):
     steps_per_round = draw(
         st.one_of(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=count, max_size=count).map(tuple))
     )
-    is_delayed = draw(st.booleans())
-    schedule = Schedule(
+    schedule = of_phases(
         "s",
         cluster,
-        StaticGroups(
-            phases=GroupPhases(tuple(phases)),
-            steps_per_round=steps_per_round,
-            sync=DelayedAveraging() if is_delayed else Synchronous(),
-        ),
+        phases,
+        steps_per_round=steps_per_round,
+        sync=draw(st.sampled_from([Synchronous(), DelayedAveraging()])),
     )
     compute = ComputeTimes(
         base=draw(st.integers(0, 8)),
@@ -143,7 +137,7 @@ def test_allreduce_takes_the_slowest_worker_and_the_operation():
 
 def test_unconnected_workers_keep_their_own_speed():
     phases = (Phase.from_groups(5, [(0, 1), (2, 3)]),)
-    schedule = Schedule("s", Cluster.regular(1, 5), StaticGroups(phases=GroupPhases(phases)))
+    schedule = of_phases("s", Cluster.regular(1, 5), phases)
     compute = ComputeTimes(base=1.0, slowdown=((1, 2.0), (3, 3.0)))
     result = cycle_time(schedule, Hardware(), compute)
     assert result.workers.tolist() == [2.0, 2.0, 3.0, 3.0, 1.0]
@@ -157,77 +151,41 @@ def test_a_directed_chain_slows_only_downstream():
     assert result.workers.tolist() == [1.0, 4.0, 4.0]
 
 
-@pytest.mark.parametrize("is_delayed", [False, True])
+@pytest.mark.parametrize("sync", [Synchronous(), DelayedAveraging()], ids=str)
 @pytest.mark.parametrize("nodes", [2, 4, 6])
-def test_one_node_stands_for_all_when_they_are_alike(nodes, is_delayed):
-    cluster = Cluster.regular(nodes, 4)
+def test_one_node_stands_for_all_when_they_are_alike(nodes, sync):
     radices = (2, nodes // 2) if nodes > 2 else (2,)
     phases = tuple(
         tuple(Block(b.local, tuple(d for d in b.across if d < len(radices))) for b in phase) for phase in FIGURE_10
     )
-    rule = Schedule(
-        "r",
-        cluster,
-        StaticGroups(phases=RulePhases(radices, phases), sync=DelayedAveraging() if is_delayed else Synchronous()),
-    )
-    explicit = Schedule(
-        "e",
-        cluster,
-        StaticGroups(
-            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))),
-            sync=DelayedAveraging() if is_delayed else Synchronous(),
-        ),
-    )
+    rule = of_rule("r", Cluster.regular(nodes, 4), radices, phases, sync=sync)
     hardware = Hardware(inside=Link.of_bandwidth(1e10, 1e-5), nic=Link.of_bandwidth(5e9, 5e-5), model_bytes=552_000_000)
-    compute = ComputeTimes(base=0.05)
-    assert cycle_time(rule, hardware, compute).per_round == pytest.approx(
-        cycle_time(explicit, hardware, compute).per_round, rel=1e-12
-    )
+    one, all_ = (cycle_time(each, hardware, ComputeTimes(base=0.05)).per_round for each in (rule, listed(rule)))
+    assert one == pytest.approx(all_, rel=1e-12)
 
 
-@pytest.mark.parametrize("is_delayed", [False, True])
+@pytest.mark.parametrize("sync", [Synchronous(), DelayedAveraging()], ids=str)
 @pytest.mark.parametrize("radices", [(2, 2, 3), (4, 3), (3, 4), (12,), (2, 6)])
 @pytest.mark.parametrize("racks", [(3,), (3, 6), (4,), (6,)])
-def test_one_node_stands_for_all_below_regular_switches(radices, racks, is_delayed):
+def test_one_node_stands_for_all_below_regular_switches(radices, racks, sync):
     """Racks that the radices count are solved on one node, others on all; both are right."""
     cluster, last = Cluster.regular(12, 2), len(radices) - 1
     phases = ((Block((0,), (0,)),), (Block((0, 1), (last,)),), (Block((0,), tuple(range(last + 1))), Block((1,), (0,))))
-    rule = Schedule(
-        "r",
-        cluster,
-        StaticGroups(phases=RulePhases(radices, phases), sync=DelayedAveraging() if is_delayed else Synchronous()),
-    )
-    explicit = Schedule(
-        "e",
-        cluster,
-        StaticGroups(
-            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))),
-            sync=DelayedAveraging() if is_delayed else Synchronous(),
-        ),
-    )
+    rule = of_rule("r", cluster, radices, phases, sync=sync)
     switches = tuple(
         Switch(tuple(range(a, a + size)), Link(2.0, 1.0 / size)) for size in racks for a in range(0, 12, size)
     )
     hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
-    for schedule in (rule, Schedule("a", cluster, AllReduce(sync=DelayedAveraging() if is_delayed else Synchronous()))):
-        whole = explicit if schedule is rule else everyone(cluster, is_delayed)
+    everyone = of_groups("everyone", cluster, [range(24)], sync=sync)
+    for schedule, whole in ((rule, listed(rule)), (Schedule("a", cluster, AllReduce(sync=sync)), everyone)):
         exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
         found = cycle_time(schedule, hardware, ComputeTimes(base=1.0))
         assert found.workers.tolist() == pytest.approx(exact.workers[: len(found.workers)].tolist())
 
 
-def everyone(cluster, is_delayed):
-    phase = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
-    return Schedule(
-        "everyone",
-        cluster,
-        StaticGroups(phases=GroupPhases((phase,)), sync=DelayedAveraging() if is_delayed else Synchronous()),
-    )
-
-
 def test_a_million_workers_take_the_time_of_one_node():
     cluster = Cluster.regular(250_000, 4)
-    rule = Schedule("r", cluster, StaticGroups(phases=RulePhases((2, 125_000), FIGURE_10)))
+    rule = of_rule("r", cluster, (2, 125_000), FIGURE_10)
     hardware = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
     result = cycle_time(rule, hardware, ComputeTimes(base=0.05))
     phases = (2 * 249_999 / 250_000 * 0.1104, 0.0828, 0.1104, 0.0828)
@@ -237,11 +195,7 @@ def test_a_million_workers_take_the_time_of_one_node():
 
 def test_ties_between_cycles_of_equal_mean_settle():
     """Workers 1 and 4 each trace back to themselves at 0.2708 s per period; together they make a cycle of 0.2734 s."""
-    groups = (
-        [((0, 1), 0.1104)],
-        [((0, 2, 5), 0.0552), ((3, 4), 0.1104)],
-        [((1, 3), 0.1104), ((2, 4, 5), 0.1104)],
-    )
+    groups = ([((0, 1), 0.1104)], [((0, 2, 5), 0.0552), ((3, 4), 0.1104)], [((1, 3), 0.1104), ((2, 4, 5), 0.1104)])
     stages = []
     for phase in groups:
         cell_of = np.full(6, -1)
@@ -267,7 +221,7 @@ def test_merging_workers_changes_no_speed(case):
 def test_workers_that_arrive_together_are_timed_as_one(slowdown, kinds):
     """The slow ones, those of their nodes, and all others."""
     phases = ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),))
-    schedule = Schedule("s", Cluster.regular(4, 4), StaticGroups(phases=RulePhases((4,), phases)))
+    schedule = of_rule("s", Cluster.regular(4, 4), (4,), phases)
     hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=10**6)
     period = event_graph.TimedPeriod.of(schedule, hardware, ComputeTimes(base=0.01, slowdown=slowdown))
     merged = period.merged()

@@ -1,7 +1,5 @@
 """Corrupted certificates and schedules, hashes recomputed: no false claim is accepted, and the refusal says where."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -9,6 +7,7 @@ import random
 import pytest
 
 from benchmarks.forgery.campaign import (
+    WAYS,
     certified,
     donors,
     entries_by_kind,
@@ -16,17 +15,18 @@ from benchmarks.forgery.campaign import (
     mutate_entry,
     mutate_schedule,
     objection,
+    pool,
     refusal,
     reread,
+    run,
     single_claims,
 )
 from benchmarks.forgery.mutations import fresh, mutate
 from benchmarks.forgery.oracle import Truth, is_true
 from benchmarks.forgery.schedules import SCHEDULES
 from helpers.readings import agree
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import InputError
+from partreduce.errors import InputError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.verify import checker
 
 COUNT = int(os.environ.get("PARTREDUCE_TEST_FORGERIES", "120"))
@@ -110,20 +110,17 @@ def test_the_checker_computes_the_hash_that_the_documents_compute(name):
 
 
 AXES = [
-    *(
-        {"sync": sync}
-        for sync in ("synchronous", {"delay": 1}, {"delay": 2}, {"delay": 0}, {"delay": "1"}, {}, "free", None, 1)
-    ),
+    *({"sync": sync} for sync in ("synchronous", {"delay": 1}, {"delay": 2}, {"delay": 0}, {"delay": "1"}, {}, "free",
+        None, 1)),
     *({"sync": sync} for sync in ({"iteration_gap": {"staleness": 1}}, {"delay": 1, "iteration_gap": 1}, "delay")),
-    *(
-        {"transport": transport}
-        for transport in ({}, {"algorithm": "ring"}, {"algorithm": "hierarchical"}, {"algorithm": "tree"}, "ring", None)
-    ),
+    *({"transport": transport}
+        for transport in ({}, {"algorithm": "ring"}, {"algorithm": "hierarchical"}, {"algorithm": "tree"}, "ring",
+        None)),
     *({"transport": transport} for transport in ({"algorithm": "ring", "codec": "none"}, {"codec": "none"})),
     {"sync": {"delay": 1}, "transport": {"algorithm": "hierarchical"}},
     {"sync": "synchronous", "transport": {}},
     {"overlap": True},
-]
+]  # fmt: skip
 
 
 LAGS = [
@@ -207,3 +204,23 @@ def load(raw):
         return parse_schedule(json.dumps(raw).encode())
     except InputError:
         return None
+
+
+# A short slice of the forgery campaign; `python -m benchmarks.forgery --attempts 100000` is the whole
+
+
+@pytest.mark.parametrize("attempts", [1200, pytest.param(4000, marks=pytest.mark.slow)])
+def test_no_false_claim_is_confirmed_and_every_honest_one_is(attempts):
+    tally = run(attempts, seed=7)
+    assert not tally.false
+    assert not tally.refused_honest
+    assert {kind for way, kind in tally.attempts if way == WAYS[0]} >= set(checker.CLAIMS)
+    assert sum(tally.accepted.values()) > attempts / 20, "true claims are accepted all the same"
+
+
+def test_the_campaign_forges_what_only_a_false_claim_could_gain():
+    """The oracle says no as well: of claims moved to other schedules most are false."""
+    tally = run(600, seed=8)
+    assert not tally.false
+    assert sum(tally.accepted.values()) < sum(tally.attempts.values()) / 2
+    assert len(pool(8)) > 60

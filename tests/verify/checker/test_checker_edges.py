@@ -1,7 +1,5 @@
 """Every inequality and premise of the checker's claims, with data that is just true and data that is just false."""
 
-from __future__ import annotations
-
 import pytest
 
 from docs.make_guards import PAGE, page

@@ -3,8 +3,6 @@
 The program runs in this process; `test_checker_attacks.py` starts it as strangers do.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -127,19 +125,10 @@ def test_a_file_may_just_be_as_large_as_the_limit(tmp_path, capsys):
     assert (UNREADABLE, REFUTED) == (65, 1)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["one"],
-        ["one", "two", "three"],
-        ["--max-bytes", "1"],
-        ["--max-bytes", "x", "one", "two"],
-        ["--max-bytes", "1" * 16, "one", "two"],
-        ["--more", "1", "one", "two"],
-        ["--one", "two"],
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    [], ["one"], ["one", "two", "three"], ["--max-bytes", "1"], ["--max-bytes", "x", "one", "two"],
+    ["--max-bytes", "1" * 16, "one", "two"], ["--more", "1", "one", "two"], ["--one", "two"],
+])  # fmt: skip
 def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
     assert checker.main(arguments) == 65
     usage = "usage: python -I checker [--max-bytes N] certificate.json schedule.json"

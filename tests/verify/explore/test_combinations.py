@@ -1,24 +1,25 @@
-"""The configurations of covering arrays: every property holds, and bugs that all hand-made ones let pass die in them.
+"""Configurations of covering arrays: every property holds, bugs die in them, and folding keeps one of each orbit."""
 
-benchmarks/results/seeded_bugs.md lists each of these bugs with what kills it.
-"""
-
-from __future__ import annotations
-
-import functools
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from benchmarks.explore import generator, hop, pairing
+from benchmarks.explore.explorer import FailStop, Network
 from benchmarks.explore.generator import OVERTAKING
-from benchmarks.explore.reductions import Pairing
+from benchmarks.explore.hop import both_ways
+from benchmarks.explore.reductions import Hop, Pairing, automorphisms
+from helpers.orbits import fold_problem, renamings
+from helpers.seeded import PartBugs, put, sends
 from partreduce.schedulers.protocols.adpsgd import Choose
 from partreduce.schedulers.protocols.base import Send
-from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Evicted, Grant, Void
-from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
+from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Evicted, GeneratorState, Grant, Void
+from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker, WorkerState
+from partreduce.strategies import GroupSplit, IterationGap, SlowWorkerPolicy
 
 
 @pytest.mark.parametrize("configuration", generator.FACTORS.pairs(), ids=lambda c: c.name)
@@ -38,22 +39,18 @@ def test_the_pairing_survives_every_triple_of_circumstances(configuration):
     assert configuration.run().require().holds
 
 
-BUGS = {}
+BUGS = bug = PartBugs(GroupBuffers, GeneratorState, WorkerState)
 
 
-def bug(part, method, prop, **values):
-    """Register a bug of the generator's system, the property that it breaks, and the row in which it does."""
-
-    def register(change):
-        BUGS[change.__name__.replace("_", " ")] = (part, method, prop, values, change)
-        return change
-
-    return register
+def freeing_all(original, state, ended):
+    after, ended = original(state, ended)
+    freed = {member for group in ended for member in group.members}
+    return replace(after, locks=tuple(bit and w not in freed for w, bit in enumerate(after.locks))), ended
 
 
-def _in_generation(state, outcome):
+def in_its_generation(original, state, *arguments):
     """The same outcome in the generation of the state before."""
-    after, actions = outcome
+    after, actions = original(state, *arguments)
     sent = (
         replace(a, message=replace(a.message, generation=state.generation)) if isinstance(a, Send) else a
         for a in actions
@@ -61,78 +58,54 @@ def _in_generation(state, outcome):
     return replace(after, generation=state.generation), tuple(sent)
 
 
-@bug("locking", "dissolved", "no worker in two running groups", nodes=(0, 0, 0), rounds=2, breakers=(1,))
-def a_dissolved_group_frees_all_its_members(original, state, ended):
-    after, ended = original(state, ended)
-    freed = {member for group in ended for member in group.members}
-    return replace(after, locks=tuple(bit and w not in freed for w, bit in enumerate(after.locks))), ended
-
-
-@bug("generator", "failed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
-     slow=SlowWorkerPolicy.DEFER, breakers=(1,), wire=OVERTAKING)  # fmt: skip
-def the_generation_stays_after_a_failed_group(original, state, worker, ask):
-    return _in_generation(state, original(state, worker, ask))
-
-
-@bug("generator", "crashed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
-     slow=SlowWorkerPolicy.DEFER, crashes=1, wire=OVERTAKING)  # fmt: skip
-def the_generation_stays_after_a_crash(original, state, worker):
-    return _in_generation(state, original(state, worker))
-
-
-@bug("generator", "crashed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
-     slow=SlowWorkerPolicy.DEFER, suspicions=1, wire=OVERTAKING)  # fmt: skip
-def the_generation_stays_after_a_false_suspicion(original, state, worker):
-    return _in_generation(state, original(state, worker))
-
-
-@bug("worker", "next_ask", "costs are known", division=GroupSplit.GLOBAL, slow=SlowWorkerPolicy.DEFER)
-def costs_are_reported_once(original, state, done, salt, **facts):
+def without_cost(original, state, done, salt, **facts):
     after, actions = original(replace(state, cost=0), done, salt, **facts)
     return replace(after, cost=state.cost), actions
 
 
-@bug("generator", "crashed", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
-def a_worker_that_is_given_up_is_not_told(original, state, worker):
-    after, actions = original(state, worker)
-    return after, tuple(a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Evicted)))
-
-
-@bug("worker", "received", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
-def a_worker_does_not_hear_that_it_was_given_up(original, worker, state, source, message):
-    return (state, ()) if isinstance(message, Evicted) else original(worker, state, source, message)
-
-
-@bug("generator", "takes_part", "groups have two members or more, all taking part", nodes=(0, 0, 0), suspicions=1)
-def draws_count_on_a_worker_that_was_given_up(original, state, worker):
-    return original(state, worker) or state.status[worker] == DEAD
-
-
-@bug("generator", "handle", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
-def a_worker_that_was_given_up_is_heard_again(original, state, source, message):
+def back(original, state, source, message):
     if isinstance(message, Ask) and state.status[source] == DEAD:
-        state = replace(state, status=tuple("active" if w == source else s for w, s in enumerate(state.status)))
+        state = replace(state, status=put(state.status, source, "active"))
     return original(state, source, message)
 
 
-def seeded(system, name):
-    """A copy of a system with one bug."""
-    part, method, _, _, change = BUGS[name]
-    copy = replace(system)
-    target = {"generator": copy.generator, "locking": copy.generator.locking, "worker": copy.worker}[part]
-    setattr(target, method, functools.partial(change, getattr(target, method)))
-    return copy
+# fmt: off
+# Each with the property that it breaks, and the row in which it does.
+RUNNING = "groups that workers are in are running"
+LATE = {"division": GroupSplit.INTER_INTRA, "max_known": 1, "slow": SlowWorkerPolicy.DEFER, "wire": OVERTAKING}
+SUSPECTED = {"division": GroupSplit.GLOBAL, "suspicions": 1}
+bug("locking", "dissolved", "a dissolved group frees all its members", "no worker in two running groups",
+    {"nodes": (0, 0, 0), "rounds": 2, "breakers": (1,)}, instead=freeing_all)
+bug("generator", "failed", "the generation stays after a failed group", RUNNING, LATE | {"breakers": (1,)},
+    instead=in_its_generation)
+bug("generator", "crashed", "the generation stays after a crash", RUNNING, LATE | {"crashes": 1},
+    instead=in_its_generation)
+bug("generator", "crashed", "the generation stays after a false suspicion", RUNNING, LATE | {"suspicions": 1},
+    instead=in_its_generation)
+bug("worker", "next_ask", "costs are reported once", "costs are known",
+    {"division": GroupSplit.GLOBAL, "slow": SlowWorkerPolicy.DEFER}, instead=without_cost)
+bug("generator", "crashed", "a worker that is given up is not told", "no deadlock", SUSPECTED,
+    told=lambda actions: tuple(a for a in actions if not sends(a, Evicted)))
+bug("worker", "received", "a worker does not hear that it was given up", "no deadlock", SUSPECTED,
+    instead=lambda original, w, s, source, message:
+        (s, ()) if isinstance(message, Evicted) else original(w, s, source, message))
+bug("generator", "takes_part", "draws count on a worker that was given up",
+    "groups have two members or more, all taking part", {"nodes": (0, 0, 0), "suspicions": 1},
+    instead=lambda original, s, w: original(s, w) or s.status[w] == DEAD)
+bug("generator", "handle", "a worker that was given up is heard again", "no deadlock", SUSPECTED, instead=back)
+# fmt: on
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_bug_is_killed_in_its_row_and_the_system_survives_it(name):
-    *_, prop, values, _ = BUGS[name]
+    _, _, _, (prop, values) = BUGS[name]
     row = generator.FACTORS.row(**values)
     assert row in {*generator.FACTORS.rows(2), *generator.FACTORS.rows(3)}
     configuration = generator.FACTORS.configuration(row)
     assert configuration.run().require().holds
-    found = configuration.run(seeded(configuration.machine, name))
+    found = configuration.run(BUGS.seeded(configuration.machine, name))
     assert prop in {finding.name for finding in found.findings if finding.verdict == "fails"}
+    assert len(BUGS) == 9
 
 
 def test_word_that_a_group_is_void_is_never_out_of_date():
@@ -173,3 +146,61 @@ def test_an_active_worker_that_asks_an_active_one_is_noticed():
 def test_the_page_lists_every_bug():
     page = (Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md").read_text(encoding="utf-8")
     assert [name for name in BUGS if f"| {name} |" not in page] == []
+
+
+# Folding symmetric states keeps one of each orbit, neither more nor fewer: against orbits computed independently
+
+
+HOP = [hop.FACTORS.configuration(row) for row in hop.FACTORS.rows(2) if hop.FACTORS.growth(row) <= 2000]
+PAIRING = [pairing.FACTORS.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]
+UNEVEN = IterationGap(backup=(1, 0, 1), max_ig=1)
+
+
+def problem_of_hop(configuration, kind=Hop):
+    machine = configuration.of(kind)
+    graph, setting = machine.graph, machine.setting
+    wrapped = FailStop(machine) if configuration.network.suspicions else machine
+    return fold_problem(wrapped, graph, setting.backups(graph.num_workers), configuration.network)
+
+
+@pytest.mark.parametrize("configuration", [c for c in HOP if c.symmetry], ids=lambda c: c.name)
+def test_folded_states_of_hop_are_the_orbits(configuration):
+    assert problem_of_hop(configuration) is None
+
+
+@pytest.mark.parametrize("configuration", [c for c in PAIRING if c.symmetry], ids=lambda c: c.name)
+def test_folded_states_of_the_pairing_are_the_orbits(configuration):
+    machine = configuration.machine
+    assert fold_problem(configuration.explored().machine, machine.graph, machine.roles, configuration.network) is None
+
+
+def test_backup_workers_break_the_symmetry():
+    """Folded by all automorphisms of the graph the 2,955 states were 1,498, and some of those cannot be reached."""
+
+    class Blind(Hop):
+        def symmetries(self):
+            return automorphisms(self.graph, (0,) * self.graph.num_workers)
+
+    graph = both_ways(3)
+    assert fold_problem(Hop(graph, UNEVEN), graph, UNEVEN.backups(3), Network()) is None
+    assert fold_problem(Blind(graph, UNEVEN), graph, UNEVEN.backups(3), Network()) is not None
+
+
+def test_a_renaming_that_forgets_acknowledgements_is_noticed():
+    class Forgetful(Hop):
+        def renamed(self, process, state, permutation):
+            return replace(super().renamed(process, state, permutation), acked=state.acked)
+
+    problems = [problem_of_hop(c, Forgetful) for c in HOP if c.symmetry and c.machine.setting.notify_ack]
+    assert any(problems)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_automorphisms_are_those_that_trying_all_permutations_finds(num_workers):
+    """Over every directed graph of two and of three workers, with even and uneven labels."""
+    pairs = [(u, v) for u in range(num_workers) for v in range(num_workers) if u != v]
+    for size in range(len(pairs) + 1):
+        for edges in combinations(pairs, size):
+            graph = Digraph.of(num_workers, edges)
+            for labels in ((0,) * num_workers, (0, 1, 0)[:num_workers]):
+                assert set(automorphisms(graph, labels)) == set(renamings(graph, labels))

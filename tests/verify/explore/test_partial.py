@@ -1,7 +1,5 @@
 """Partial collectives through every interleaving: all properties hold, and bugs seeded in them are all killed."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest
@@ -21,7 +19,7 @@ from partreduce.schedulers.protocols.partial import (
     PartialState,
     Share,
 )
-from partreduce.topo.strategies.partial import QuorumStart
+from partreduce.strategies import QuorumStart
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL + LARGE}
 SOLO, SOLO_2 = "solo, C 1, 2 workers", "solo, C 2, 2 workers, at once"

@@ -1,34 +1,135 @@
-"""What is priced by a run in virtual time is an option only if its consensus distance is steady there."""
+"""Kinds that are priced by a run in virtual time: weighed where steps differ, options only if their runs are steady."""
 
-from __future__ import annotations
-
+import itertools
+import json
 import random
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from partreduce import PlanRequest
+from helpers.jobs import jobs
+from partreduce import Cluster, Hardware, Link, PlanRequest, simulate
+from partreduce.errors import UndecidedError
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.measuring import measure
-from partreduce.planner.option import CandidateSchedule
+from partreduce.planner.measuring import measure, payer
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import decisive_time
+from partreduce.planner.recommend import WORTH, allowed_options, decisive_time, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.trials import SteadyCheck, is_steady, try_all
+from partreduce.planner.trials import PAIRS_AT_WORST, SteadyCheck, is_steady, try_all
+from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
 from partreduce.schedulers.simulator.replay import Replay
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import UndecidedError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.strategies import AllReduceAlgorithm, GroupSplit, IterationGap, Server, UpdateOrder
 from partreduce.topo.metrics.base import Kind
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
-from partreduce.topo.timing.compute import RandomSlowdown, RotatingDelay
+from partreduce.types import RandomSlowdown, RotatingDelay
+from partreduce.verify import prove
+
+JITTERED = Hardware(
+    inside=Link.of_bandwidth(1e9, 1e-4), nic=Link.of_bandwidth(25e6, 1e-4), model_bytes=2_192_296, compute=0.06,
+    slowdown=((1, 4.0),), jitter=0.8,
+)  # fmt: skip
+job = jobs("2x3", JITTERED, effort=3.0, time_limit=3600.0)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(job())
+
+
+def kind_of(option):
+    return option.facts.kind if option.facts else option.schedule.strategy.kind
+
+
+def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(planned):
+    pay = payer(Clock(seconds=3600.0, effort=50.0), 50.0)
+    tried = [KINDS[word].candidates(job(), pay) for word in ("dynamic_groups", "pairwise", "server")]
+    found = [option for each in tried for option in try_all(each, job(), pay, in_any_case=False).options]
+    assert {kind_of(option) for option in found} == {"dynamic_groups", "pairwise", "server"}
+    for option in found:
+        timeline = simulate(
+            option.schedule, JITTERED, compute=job().compute_times(), num_rounds=80, seed=0, algorithm=option.algorithm
+        )
+        assert option.step_seconds == timeline.per_step(warm_up=20), "the objects that run, on links that all share"
+        assert prove(option.schedule).verdict != "refuted"
+        assert json.dumps(option.to_json(), allow_nan=False)
+        assert decisive_time(option, job()) >= option.time
+        if isinstance(option.schedule.strategy, Server) and option.schedule.strategy.synchronous:
+            assert option.steps_ratio == 1.0
+        else:
+            assert option.steps_ratio > 1.0, "what does not average over all in every step pays for it"
+    shown = {kind_of(option) for option in planned.options}
+    (left_out,) = (said for said in planned.cautions if said.startswith("left out, because a longer run"))
+    for word, kind in KINDS.items():
+        assert not kind.weighs(job()) or word in shown or f"{word}: " in left_out
+
+
+def test_what_is_not_calibrated_decides_by_a_pessimistic_price(planned):
+    pairs = [option for option in planned.options if kind_of(option) == "pairwise"]
+    for option in pairs:
+        assert decisive_time(option, job()) >= (1 + PAIRS_AT_WORST) * option.step_seconds * (1 - 1e-12) or (
+            option.steps_ratio > 1 + PAIRS_AT_WORST
+        )
+
+
+def test_with_one_more_kind_allowed_the_recommendations_time_rises_by_no_more_than_less_regret_is_worth(planned):
+    kinds = sorted({kind_of(option) for option in planned.options})
+    for size in range(1, len(kinds)):
+        for few in itertools.combinations(kinds, size):
+            fewer = [option for option in planned.options if kind_of(option) in few]
+            if not allowed_options(fewer, job()):
+                continue
+            before = decisive_time(recommend(fewer, job()), job())
+            for more in set(kinds) - set(few):
+                wider = [option for option in planned.options if kind_of(option) in (*few, more)]
+                assert decisive_time(recommend(wider, job()), job()) <= before * (1 + WORTH), (few, more)
+
+
+def test_what_is_not_weighed_is_named_with_the_reason():
+    def said(asked):
+        return [line for line in not_weighed(asked) if line.startswith("groups on request")]
+
+    (line,) = said(job("65x1"))
+    assert line == "groups on request, pairs and servers are weighed for at most 64 workers, not 65"
+    (line,) = said(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
+    assert line.startswith("groups on request, pairs and servers are not weighed: no worker is slow")
+    assert not said(job()), "they are"
+    assert not said(job(quorum=True)), "nothing but quorums was asked for"
+
+
+def test_nodes_of_one_worker_and_a_slow_one_are_planned_for():
+    """Rounds inside nodes need two workers on each, which ended the plan with the division's refusal."""
+    alone = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=1_000_000, compute=0.05)
+    cluster = replace(Cluster.parse("4x1"), hardware=replace(alone, slowdown=((1, 2.0),)))
+    planned = plan(PlanRequest(cluster=cluster, effort=1.0))
+    assert any(option.name.startswith("generated: ") for option in planned.options)
+    assert not any(GroupSplit.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
+
+
+def test_unequal_steps_that_suit_the_workers_are_measured_before_rarer_averaging():
+    """At a small effort All-Reduce's sampled rounds took all of it, and a worker twice as slow held up all."""
+    thin = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(4e8), model_bytes=2_000_000, compute=0.05)
+    cluster = replace(Cluster.parse("2x4"), hardware=replace(thin, slowdown=((4, 2.0),), jitter=0.1))
+    planned = plan(PlanRequest(cluster=cluster, effort=1.0, gap=False, quorum=False))
+    assert planned.recommendation.name.startswith("paced"), planned.recommendation.name
+
+
+def test_at_a_small_effort_unequal_steps_of_groups_are_measured_too_where_step_times_are_sampled():
+    """Sampled settings were charged ten times what they take, and pairs were recommended at 2.5 times the time."""
+    thin = Hardware(
+        inside=Link.of_bandwidth(6e8, 1e-5), nic=Link.of_bandwidth(2.3e6, 1e-4), model_bytes=2_000_000, compute=0.05
+    )
+    cluster = replace(Cluster.parse("3x3"), hardware=replace(thin, slowdown=((6, 4.0),), jitter=0.3))
+    asked = {"optimizer": Optimizer.SGD, "gap": False, "quorum": False, "effort": 3.0, "time_limit": 3600.0}
+    planned = plan(PlanRequest(cluster=cluster, **asked))
+    assert planned.recommendation.name.startswith("paced node-then-all"), planned.recommendation.name
+
+
+# What is priced by a run in virtual time is an option only if its consensus distance is steady there
+
 
 THIN = Hardware(
     inside=Link.of_bandwidth(442.9e6, 1e-4),
@@ -37,13 +138,10 @@ THIN = Hardware(
     compute=0.03875,
     jitter=0.1,
 )
+steady_job = jobs(None, None, time_limit=3600.0)
 
 
-def job(cluster: str, hardware: Hardware, **options: object) -> PlanRequest:
-    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=3600.0, **options)  # type: ignore[arg-type]
-
-
-def distance_after(schedule: Schedule, asked: PlanRequest, num_rounds: int) -> float:
+def distance_after(schedule, asked, num_rounds):
     """The consensus distance of neighbors that keep a gap in a run of so many rounds, from their reduces alone."""
     replay = Replay(schedule.strategy.graphs[0], schedule.strategy.sync, seed=asked.seed)
     times = asked.compute_times()
@@ -55,15 +153,13 @@ def distance_after(schedule: Schedule, asked: PlanRequest, num_rounds: int) -> f
 
 
 @cache
-def gaps_at(bandwidth: float) -> dict[str, CandidateSchedule]:
+def gaps_at(bandwidth):
     asked, kind = nearly(bandwidth), KINDS["iteration_gap"]
     tried = try_all(kind.candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
     return {option.name: option for option in tried.options}
 
 
-def checked(
-    asked: PlanRequest, options: list[CandidateSchedule], effort: float = 1e3
-) -> tuple[list[CandidateSchedule], SteadyCheck]:
+def checked(asked, options, effort=1e3):
     check = SteadyCheck(asked, Clock(seconds=1e4, effort=effort), effort)
     return check.settled(options), check
 
@@ -80,7 +176,7 @@ def test_distances_are_steady_within_10_percent_and_no_further():
 @pytest.mark.timeout(900)
 def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
     """Over these links updates of other nodes never come in time: each node trains alone, and nothing waits for it."""
-    asked = job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
+    asked = steady_job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
     planned = plan(asked)
     graph = registry.build("clustered", asked.cluster)
     gap = IterationGap(max_ig=2, backup=1, update_order=UpdateOrder.DPSGD)
@@ -97,11 +193,11 @@ def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
     assert planned.to_json()["recommendation"]["consensus"] == planned.consensus
 
 
-def nearly(bandwidth: float) -> PlanRequest:
+def nearly(bandwidth):
     """A node of two workers sends 2 MB across in a step of 51.5 ms, which 38.8 MB/s would just do."""
     nic = Link.of_bandwidth(bandwidth)
     hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=nic, model_bytes=1_000_000, compute=0.05, jitter=0.3)
-    return job("4x2", hardware, effort=20.0)
+    return steady_job("4x2", hardware, effort=20.0)
 
 
 @pytest.mark.parametrize(("bandwidth", "steady"), [(37e6, False), (40e6, True)])
@@ -144,14 +240,10 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
     rng = random.Random(seed)
     disturbance = rng.choice([None, RandomSlowdown(4.0), RotatingDelay(0.0, 0.1)])
     hardware = Hardware(
-        inside=Link.of_bandwidth(1e9),
-        nic=Link.of_bandwidth(rng.choice([5e6, 2e7, 4e7, 1e9])),
-        model_bytes=1_000_000,
-        compute=0.05,
-        jitter=rng.choice([0.1, 0.4]),
-        slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
-    )
-    asked = job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=1.5, disturbance=disturbance)
+        inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(rng.choice([5e6, 2e7, 4e7, 1e9])), model_bytes=1_000_000,
+        compute=0.05, jitter=rng.choice([0.1, 0.4]), slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
+    )  # fmt: skip
+    asked = steady_job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=1.5, disturbance=disturbance)
     planned = plan(asked)
     assert all(option.longer is None for option in planned.options), "each that comes from a run was run for longer"
     assert planned.proof.guarantees_consensus == (planned.consensus == "guaranteed")
@@ -169,7 +261,7 @@ def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
         inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e9), model_bytes=1_000_000, compute=0.05,
         slowdown=((5, 4.0),),
     )  # fmt: skip
-    asked = job("2x4", fast, effort=20.0)
+    asked = steady_job("2x4", fast, effort=20.0)
     tried = try_all(KINDS["iteration_gap"].candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
     chosen = next(option for option in tried.options if "skip" in option.name)
     plain = measure(registry.build("allreduce", asked.cluster), asked)

@@ -1,0 +1,11 @@
+"""What is refused, and that it is said in one line."""
+
+import pytest
+
+
+def refused(error, words, function, *arguments, **named):
+    """The error of a call: one printable line that matches the words."""
+    with pytest.raises(error, match=words) as caught:
+        function(*arguments, **named)
+    assert str(caught.value).isprintable()
+    return caught.value

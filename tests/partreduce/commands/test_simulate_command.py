@@ -1,0 +1,74 @@
+"""`partreduce simulate`: what it says of a gap and of a quorum, and the pictures."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from helpers.command_runs import runner
+from partreduce import Cluster, Schedule
+from partreduce.commands.simulate import command
+from partreduce.files import dump_schedule
+from partreduce.schedulers.registry import build
+from partreduce.strategies import AllReduce, IterationGap, PartialAllReduce, SkipPolicy
+
+
+@pytest.fixture
+def gap_file(tmp_path):
+    built = build("ring-based", Cluster.regular(2, 4))
+    gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=3))
+    path = tmp_path / "gap.json"
+    path.write_text(json.dumps(dump_schedule(replace(built, strategy=replace(built.strategy, sync=gap)))))
+    return path
+
+
+def run(*arguments):
+    return runner(command)(*arguments).stdout
+
+
+def test_a_gap_is_said_beside_its_bound_and_the_run_is_drawn(gap_file, tmp_path):
+    options = (gap_file, "--set", "compute=1s", "--set", "slow=3:5", "--rounds", "40")
+    picture = tmp_path / "gaps.svg"
+    text = run(*options, "-o", picture)
+    facts = json.loads(run(*options, "--json"))["gaps"]
+    assert facts["largest_over_edges"] == facts["proved_over_edges"] == 4, "a slow worker lets tokens run out"
+    assert facts["largest_over_pairs"] <= facts["proved_over_pairs"]
+    assert 0 < facts["share_skipped"] < 1 / 8
+    assert facts["longest_queue"] <= 5
+    assert f"{facts['mean_over_edges']:.2f} steps on average, 4 of at most 4" in " ".join(text.split())
+    assert "timeline written to" in text
+    assert "<svg" in picture.read_text()
+
+
+def test_bytes_are_those_that_were_sent(gap_file):
+    facts = json.loads(run(gap_file, "--model-bytes", "1MB", "--rounds", "20", "--json"))
+    edges_out = 2 + 4  # the ring's two, and each of 4 workers has its most distant one on the other node
+    assert facts["nic_bytes_per_step"] <= edges_out * 1e6
+    assert facts["nic_bytes_per_step"] == pytest.approx(edges_out * 1e6, rel=0.1)
+
+
+# `partreduce simulate` of a schedule under a quorum: what it says of the rounds, and the picture
+
+
+@pytest.fixture
+def quorum_file(tmp_path):
+    schedule = Schedule("half", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum=4, staleness=8)))
+    path = tmp_path / "quorum.json"
+    path.write_text(json.dumps(dump_schedule(schedule)))
+    return path
+
+
+def test_rounds_are_told_and_the_run_is_drawn(quorum_file, tmp_path):
+    options = (quorum_file, "--set", "compute=1s", "--set", "slow=7:5", "--set", "jitter=0.02", "--rounds", "100")
+    picture = tmp_path / "rounds.svg"
+    text = " ".join(run(*options, "-o", picture).split())
+    facts = json.loads(run(*options, "--json"))["quorum"]
+    assert facts["needed"] == 4
+    assert 4 <= facts["mean_active"] < 5
+    assert facts["gradients_per_second"] == pytest.approx(7.2, rel=0.1), "of seven 1 each, of the slow one 1/5"
+    assert facts["least_share"] == pytest.approx(8 / 36, rel=0.25), "1/5 of 7.2/8"
+    assert facts["largest_age"] <= facts["proved_age"] == 8
+    assert sum(facts["shares_of_ages"]) == pytest.approx(1)
+    assert f"at most {facts['largest_age']:g} of 8" in text
+    assert "timeline written to" in text
+    assert "<svg" in picture.read_text()

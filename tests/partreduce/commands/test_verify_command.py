@@ -1,0 +1,231 @@
+"""`partreduce verify`: user functions, certificates of files, and what it says where consensus is not guaranteed."""
+
+import json
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from helpers.command_runs import ran
+from helpers.refusals import refused
+from helpers.small import of_edges, of_phases
+from partreduce import Cluster, Schedule, load_schedule, write_schedule
+from partreduce.__main__ import main
+from partreduce.commands.verify import in_plain_words
+from partreduce.errors import RefutedError
+from partreduce.files import schedule_sha256
+from partreduce.runtime.arguments import read_schedule
+from partreduce.schedulers import registry
+from partreduce.strategies import IterationGap, NeighborAveraging, Payload, Phase, StaticGroups, TablePlacement
+from partreduce.topo.graphs.named import ring_based
+from partreduce.topo.graphs.weights import METHODS
+from partreduce.topo.strategies import AllReduce, EdgeWeighting, GroupPhases
+from partreduce.verify import checker
+from partreduce.verify.prove import prove
+
+FUNCTIONS = """
+def pairs(worker, step, cluster):
+    return {worker, worker ^ (1 << (step % 3))}
+
+def wrong(worker, step, cluster):
+    return {worker, (worker + 1) % cluster.num_workers}
+"""
+
+
+def verify(*arguments):
+    command = [sys.executable, "-m", "partreduce", "verify", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_a_user_function_is_expanded_proved_and_exported(tmp_path):
+    (tmp_path / "phases.py").write_text(FUNCTIONS)
+    out = tmp_path / "schedule.json"
+    done = verify(f"{tmp_path}/phases.py:pairs", "--cluster", "2x4", "--period", "3", "--export", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {claim["claim"]: claim["status"] for claim in document["claims"]}["exact-consensus"] == "proved"
+    assert load_schedule(out).period == 3
+
+
+def test_a_function_whose_members_disagree_is_refuted(tmp_path):
+    (tmp_path / "phases.py").write_text(FUNCTIONS)
+    done = verify(f"{tmp_path}/phases.py:wrong", "--cluster", "2x4", "--period", "1")
+    assert done.returncode == 1
+    assert "worker 0" in done.stdout
+
+
+def test_a_function_without_period_says_what_it_needs(tmp_path):
+    (tmp_path / "phases.py").write_text(FUNCTIONS)
+    done = verify(f"{tmp_path}/phases.py:pairs", "--cluster", "2x4")
+    assert done.returncode == 2
+    assert "--period" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads(tmp_path):
+    phases = [[{"group": [3, 2], "relaxation": "2/4"}, {"group": [1, 0]}], [{"group": [0, 1, 2, 3]}]]
+    strategy = {"kind": "static", "sync": "synchronous", "steps_per_round": [2] * 4, "phases": phases}
+    cluster = {"num_nodes": 2, "workers_per_node": 2}
+    raw = {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
+    by_hand, again, certificate = (tmp_path / f"{name}.json" for name in ("by_hand", "again", "certificate"))
+    by_hand.write_text(json.dumps(raw))
+    assert main(["verify", str(by_hand), "--certificate", str(certificate), "--export", str(again)]) == 0
+    assert load_schedule(again) != load_schedule(by_hand), "it carries its certificate"
+    assert schedule_sha256(load_schedule(again)) == schedule_sha256(load_schedule(by_hand))
+    folder = Path(checker.__file__).parent
+    for file, status in ((by_hand, 65), (again, 0)):
+        command = [sys.executable, "-I", str(folder), str(certificate), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == status, done.stdout
+        if status:
+            assert done.stdout.count("\n") == 1
+            assert "`partreduce verify FILE --export NEW` writes" in done.stdout
+
+
+def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path):
+    schedule = registry.build("prague-figure-10", Cluster.regular(2, 4))
+    certificate = json.loads(json.dumps(dict(prove(schedule).certificate)))
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    write_schedule(good, schedule.with_certificate(certificate))
+    assert read_schedule(good) == schedule
+    next(claim for claim in certificate["claims"] if claim["claim"] == "contraction")["squared"] = "1/100"
+    write_schedule(bad, schedule.with_certificate(certificate))
+    refused(RefutedError, "contraction", read_schedule, bad)
+
+
+def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does(tmp_path, capsys):
+    pair, ring = (registry.build(name, Cluster.regular(2, 2)) for name in ("node-then-all", "allreduce"))
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    write_schedule(good, pair.with_certificate(prove(pair).certificate))
+    write_schedule(bad, pair.with_certificate(prove(ring).certificate))
+    assert ran(capsys, ["verify", str(good)]).err == ""
+    out, err = ran(capsys, ["verify", str(bad)], 1)
+    assert out.startswith("PROVED: "), "of the schedule itself"
+    assert "the certificate is of another schedule; take the member" in err
+
+
+def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together():
+    cluster = Cluster.regular(2, 2)
+    apart, pairs = (
+        of_phases("drawn", cluster, tuple(Phase.from_groups(4, one) for one in phases))
+        for phases in ([[(0, 1)], [(0, 2)]], [[(0, 1), (2, 3)], [(0, 2), (1, 3)]])
+    )
+    assert in_plain_words(apart, prove(apart)) == ("no conflict", "no deadlock")
+    assert in_plain_words(pairs, prove(pairs)) == (
+        "no conflict, every 2 steps nothing but rounding is left of the differences that the models had",
+        "no deadlock",
+    )
+    sharded = Payload(tables=(TablePlacement(parameter="words", rows=9, columns=2),))
+    tables = Schedule("tables", cluster, AllReduce(payload=sharded))
+    assert in_plain_words(tables, prove(tables)) == (
+        "no conflict, consensus",
+        "no deadlock, all workers hold the same model every step, but for rows of sharded tables",
+    )
+
+
+# What `verify`, `design` and `partreduce.verify` say where consensus is not guaranteed, and how the commands end
+
+
+PARTED = " never average with "
+
+
+def kept(gap):
+    return Schedule(
+        "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=(METHODS["metropolis"](ring_based(16)),), sync=gap)
+    )
+
+
+def backup():
+    return kept(IterationGap(max_ig=4, backup=1))
+
+
+def groups():
+    phases = GroupPhases((Phase.from_groups(5, [(0, 1), (2, 3, 4)]),))
+    return Schedule("apart", Cluster.regular(5, 1), StaticGroups(phases=phases))
+
+
+def graph():
+    half = Fraction(1, 2)
+    edges = [(0, 1, half), (1, 0, half), (2, 3, half), (3, 2, half)]
+    return of_edges("two rings", Cluster.regular(4, 1), edges)
+
+
+@pytest.mark.parametrize(("made", "first"), [
+    (backup, "workers {0,1,7,8,9,15} may never average with {2,3,4,5,6,10,11,12,13,14}"),
+    (groups, "workers {0,1} never average with {2,3,4}"),
+    (graph, "workers {0,1} never average with {2,3}"),
+])  # fmt: skip
+def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_users(made, first, tmp_path, capsys):
+    path, proof = tmp_path / "s.json", prove(made())
+    write_schedule(path, made())
+    said = ran(capsys, ["verify", str(path)], 1).out.splitlines()
+    assert said[0] == f"REFUTED: {first}."
+    assert proof.parting_words == f"consensus is not guaranteed: {first}"
+    for members in proof.can_part:
+        assert "{" + ",".join(map(str, members)) + "}" in said[0]
+    assert main(["verify", str(path), "--allow-no-consensus"]) == 0
+    assert capsys.readouterr().out.splitlines() == said, "it is said all the same"
+
+
+@pytest.mark.parametrize(("made", "sets"), [(groups, [[0, 1]]), (graph, [[0, 1], [2, 3]])])
+def test_json_and_python_name_the_same_sets(made, sets, tmp_path, capsys):
+    path, proof = tmp_path / "s.json", prove(made())
+    write_schedule(path, made())
+    document = json.loads(ran(capsys, ["verify", str(path), "--json"], 1).out)
+    expected = {"verdict": "refuted", "consensus": "not guaranteed", "can_part": sets}
+    assert {key: document[key] for key in expected} == expected
+    assert {key: proof.to_json()[key] for key in expected} == expected
+    assert proof.explain().startswith("consensus is not guaranteed: workers {0,1} never average with ")
+    assert PARTED in proof.explain().splitlines()[0]
+    refused(RefutedError, "consensus is refuted", proof.require)
+    assert proof.without_consensus().require().verdict == "proved"
+
+
+def test_each_set_of_a_gap_can_do_without_the_other():
+    schedule = backup()
+    one, other = prove(schedule).can_part
+    assert not set(one) & set(other)
+    for members in (one, other):
+        for worker in members:
+            outside = [s for s, t, _ in schedule.strategy.graphs[0].edges() if t == worker and s not in members]
+            assert len(outside) <= 1, "its one backup worker"
+
+
+def test_what_is_refuted_and_not_needed_is_not_called_nothing(tmp_path, capsys):
+    """Under staleness the mean is not preserved, and all agree."""
+    path = tmp_path / "s.json"
+    write_schedule(path, kept(IterationGap(max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION)))
+    said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
+    assert said.startswith("PROVED: the models are drawn together. If the program follows its protocol: no deadlock. ")
+    assert "Refuted mean-preserved (a property, not needed): " in said
+    assert "never average" not in said
+    assert json.loads(ran(capsys, ["verify", str(path), "--json"]).out)["consensus"] == "guaranteed"
+
+
+def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
+    """A mean that moves is refuted whatever is allowed."""
+    path = tmp_path / "s.json"
+    half = Fraction(3, 4)
+    edges = [(0, 1, half), (1, 0, Fraction(1, 4)), (2, 3, half), (3, 2, half)]
+    write_schedule(path, of_edges("lost", Cluster.regular(4, 1), edges))
+    assert "doubly-stochastic" in ran(capsys, ["verify", str(path), "--allow-no-consensus"], 1).out
+
+
+def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
+    path = tmp_path / "s.json"
+    links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
+    asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]
+    asked += ["--effort", "3", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
+    said = ran(capsys, [*asked, "-o", str(path)]).out.splitlines()
+    assert said[0].startswith("Planning")
+    assert said[1].startswith("consensus: not guaranteed, steady in simulation (")
+    assert f"Next: partreduce verify --allow-no-consensus {path}" in " ".join(said)
+    assert any(line.startswith("guarantee") and "REFUTED: workers {" in line for line in said)
+    assert main(["verify", str(path)]) == 1
+    assert main(["verify", str(path), "--allow-no-consensus"]) == 0
+    capsys.readouterr()
+    answer = json.loads(ran(capsys, [*asked, "--json"]).out)["recommendation"]
+    assert answer["consensus"] == "not guaranteed, steady in simulation"
+    assert answer["verdict"] == "refuted"

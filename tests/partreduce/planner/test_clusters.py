@@ -1,0 +1,200 @@
+"""Clusters with racks from file to schedule, and clusters of any number of workers in the time and memory there is."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helpers.jobs import jobs
+from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, PlanRequest, load_cluster, simulate
+from partreduce.planner.candidates import Slowdown
+from partreduce.planner.measuring import PER_OPTION, work_of
+from partreduce.planner.options import competitors
+from partreduce.planner.plan import plan
+from partreduce.planner.recommend import recommend
+from partreduce.planner.steps_model import Optimizer
+from partreduce.report.kinds import not_weighed
+from partreduce.report.table import switch_levels
+from partreduce.schedulers import registry
+from partreduce.schedulers.synthesis.front import choices_of
+from partreduce.strategies import AllReduceAlgorithm
+from partreduce.topo.document.cluster import cluster_of
+from partreduce.topo.document.yaml_reader import parse_yaml
+from partreduce.topo.timing.cost import communication
+from partreduce.topo.timing.event_graph import _evaluate
+
+PAGE = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clusters")
+    for index, text in enumerate(EXAMPLES):
+        (folder / f"{index}.yaml").write_text(text, encoding="utf-8")
+    return [load_cluster(folder / f"{index}.yaml") for index in range(len(EXAMPLES))]
+
+
+def job(cluster, **options):
+    limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith("max_")})
+    return PlanRequest(cluster=cluster, limits=limits, effort=0.5, time_limit=3600.0, **options)
+
+
+def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples):
+    racks, pods = (
+        switch_levels(cluster.hardware, cluster.num_nodes) for cluster in examples if cluster.hardware.switches
+    )
+    assert racks == ", under 2 switches of 4 nodes (2 GB/s up)"
+    assert pods == ", under 4 switches of 2 nodes (8 GB/s up), 2 of 4 (2 GB/s up)"
+    flat = replace(examples[0].hardware, switches=())
+    assert switch_levels(flat, 8) == ""
+
+
+def test_the_costs_on_the_page_are_those_of_the_model(examples):
+    rows = {
+        "all-reduce each step, hierarchical": ("allreduce", {}, AllReduceAlgorithm.HIERARCHICAL),
+        "node-then-all, 1 node round": ("node-then-all", {"node_rounds": 1}, AllReduceAlgorithm.RING),
+        "hierarchy (node, rack, all), 1 round": ("hierarchy", {"rounds": 1}, AllReduceAlgorithm.RING),
+        "Prague's Figure 10": ("prague-figure-10", {}, AllReduceAlgorithm.RING),
+        "all-reduce every 4 steps": ("allreduce", {"every": 4}, AllReduceAlgorithm.RING),
+    }
+    for label, (name, parameters, algorithm) in rows.items():
+        (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {label} |"))
+        printed = [float(cell.strip(" *")) for cell in line.strip("| ").split("|")[3:]]
+        for bandwidth, milliseconds in zip((20e9, 5e9, 2e9, 1e9), printed, strict=True):
+            hardware = examples[0].hardware
+            switches = tuple(
+                replace(switch, uplink=replace(switch.uplink, latency=0.0, seconds_per_byte=1 / bandwidth))
+                for switch in hardware.switches
+            )
+            cluster = replace(examples[0], hardware=replace(hardware, switches=switches))
+            cost = communication(registry.build(name, cluster, **parameters), cluster.hardware, algorithm=algorithm)
+            assert cost.per_step * 1e3 == pytest.approx(milliseconds, abs=0.051), (label, bandwidth)
+
+
+def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks(examples):
+    """Among rules alone: what is recommended for racks communicates less there than that for the same nodes without."""
+    racked = examples[0]
+    flat = replace(racked, hardware=replace(racked.hardware, switches=()))
+    wanted = {"objective": Objective.COMMUNICATION, "data": Data.PER_WORKER, "max_consensus_distance": 0.3}
+    wanted["optimizer"] = Optimizer.MOMENTUM  # no step more for averaging parameters at all
+    aware, blind = (
+        recommend(competitors(job(cluster, **wanted), until=0.0), job(cluster, **wanted)) for cluster in (racked, flat)
+    )
+    assert aware.communication < communication(blind.schedule, racked.hardware).per_step
+    assert communication(aware.schedule, flat.hardware).per_step > blind.communication
+    assert aware.schedule.rule().radices == (2, 4), "digit 0 is the rack"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_design_on_racks_proves_its_recommendation_and_the_simulator_agrees(examples, index):
+    cluster = examples[index]
+    found = plan(job(cluster, objective=Objective.CONSENSUS_DISTANCE, max_communication=0.3))
+    assert found.proof.verdict == "proved"
+    assert found.recommendation.communication <= 0.3
+    best = min(o.consensus_distance.value for o in found.options if o.status == "catalogue" and o.communication <= 0.3)
+    assert found.recommendation.consensus_distance.value <= best
+    timeline = simulate(found.recommendation.schedule, cluster.hardware, num_rounds=8 * found.recommendation.period)
+    assert timeline.per_step(warm_up=4 * found.recommendation.period) == pytest.approx(
+        found.recommendation.step_seconds
+    )
+    assert found.recommendation.step_seconds <= 0.05 + found.recommendation.communication * (1 + 1e-9)
+
+
+def test_irregular_racks_are_planned_with_explicit_groups():
+    text = EXAMPLES[0].replace("[0, 1, 2, 3]", "[0, 2]").replace("[4, 5, 6, 7]", "[1, 3, 4]")
+    racked = cluster_of_text(text.replace("num_nodes: 8", "num_nodes: 5").replace("per_node: 4", "per_node: 1"))
+    found = plan(job(racked, objective=Objective.CONSENSUS_DISTANCE, max_communication=0.3))
+    assert found.proof.verdict == "proved"
+    mine = [option for option in found.options if option.status != "catalogue"]
+    assert mine
+    assert all(option.schedule.rule() is None for option in mine)
+
+
+def cluster_of_text(text):
+    return cluster_of(parse_yaml(text.encode()))
+
+
+# `design` keeps its time limit and little memory at any number of workers, and names what it leaves out
+
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(5e9), model_bytes=100_000_000, compute=0.05)
+LIMIT, STARTING = 3, 20
+"""Seconds: the time limit of a run, and what importing, proving and printing may take besides, with much to spare."""
+MEMORY = 3 << 30
+
+RUN = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({memory}, {memory}))
+resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
+from partreduce.__main__ import main
+code = main(["design", "{cluster}", "--time-limit", "{limit}s", "--json"])
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(used.ru_utime + used.ru_stime, file=sys.stderr)
+sys.exit(code)
+"""
+large_job = jobs(None, HARDWARE)
+
+
+@pytest.mark.parametrize("cluster", ["1000x1000", "100000x8", "1x100000", "1000000x1000"])
+def test_a_time_limit_and_memory_are_kept_at_any_size(cluster):
+    text = RUN.format(memory=MEMORY, seconds=LIMIT + STARTING, cluster=cluster, limit=LIMIT)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=1200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout)
+    assert answer["recommendation"]["verdict"] == "proved"
+    (said,) = (one for one in answer["cautions"] if one.startswith("planning ended"))
+    assert "time limit of 3 s was over" in said
+    assert float(done.stderr.splitlines()[-1]) < LIMIT + STARTING
+
+
+def test_work_counts_the_local_ranks_of_a_rule_that_its_metrics_multiply():
+    built = {size: registry.build("node-then-all", Cluster.parse(f"8x{size}")) for size in (8, 1000)}
+    assert work_of(built[8], large_job("8x8")) < 2 * PER_OPTION
+    assert work_of(built[1000], large_job("8x1000")) < 1, "all ranks of a node are equal, which makes one class"
+    apart = [registry.build("rotating-heads", Cluster.parse(f"8x{size}")) for size in (8, 64, 128)]
+    works = [work_of(one, large_job(str(one.cluster))) for one in apart]
+    assert works == sorted(works)
+    assert works[0] < 2 * PER_OPTION
+    assert works[-1] > 1, "metrics of 128 ranks that all differ take some seconds"
+
+
+def test_rules_of_very_many_local_ranks_are_not_searched_and_that_is_named():
+    large, usual = large_job("1000x1000"), large_job("64x8")
+    assert choices_of(large.problem()) == []
+    assert choices_of(usual.problem())
+    assert any("no rules are searched for 1000 workers on a node" in said for said in not_weighed(large))
+    assert not any("no rules" in said for said in not_weighed(usual))
+
+
+def test_a_thousand_million_workers_take_no_table_of_all():
+    large = large_job("1000000x1000")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert Slowdown.of(large).is_even
+    schedule = registry.build("allreduce", large.cluster)
+    assert schedule.worker_steps().shape == (1_000_000_000,)
+    assert (schedule.largest_steps_per_round, schedule.has_one_steps_per_round) == (1, True)
+    not_weighed(large)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
+
+
+def test_a_policy_whose_ways_are_short_is_evaluated_as_any_other():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        count = int(rng.integers(2, 9))
+        centers = rng.choice(count, size=int(rng.integers(1, count)), replace=False)
+        origin = rng.choice(centers, size=count)
+        origin[centers] = centers
+        weight = rng.random(count)
+        means, values = _evaluate(origin, weight)
+        # One more node on a ring of two, which nobody else traces back to, takes the way that walks every path.
+        longer = np.r_[origin, count + 1, count]
+        walked, valued = _evaluate(longer, np.r_[weight, 1.0, 1.0])
+        assert (means == walked[:count]).all()
+        assert (values == valued[:count]).all()

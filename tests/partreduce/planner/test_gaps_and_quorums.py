@@ -1,0 +1,319 @@
+"""Gaps and quorums as options: which settings answer which slowdown, what they cost, which pays, and what is said."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from helpers.command_runs import ran
+from helpers.jobs import jobs
+from helpers.refusals import refused
+from partreduce import Cluster, Data, Hardware, Limits, Link, describe, load_schedule, predict, simulate
+from partreduce.__main__ import main
+from partreduce.errors import InputError, UndecidedError
+from partreduce.planner.candidates import KINDS, Slowdown, all_reduce, quorum_settings
+from partreduce.planner.measuring import payer
+from partreduce.planner.plan import plan
+from partreduce.planner.recommend import TIE, allowed_options, front, recommend, simplicity
+from partreduce.planner.trials import price_of, try_all
+from partreduce.report.kinds import WORDS, not_weighed
+from partreduce.report.reasons import add_reasons
+from partreduce.schedulers import registry
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.strategies import AllReduce, IterationGap, PartialAllReduce, Pipeline, SkipPolicy, UpdateOrder
+from partreduce.topo.metrics import consensus_distance
+from partreduce.topo.timing.quorum import sample_seconds
+from partreduce.types import Delay, RandomSlowdown
+
+HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
+LONG_STEPS = RandomSlowdown(6.0)
+SAID = WORDS["iteration_gap"]
+job = jobs("2x4", HARDWARE, effort=20.0)
+
+
+def measured(asked, effort=1.5):
+    kind, pay = KINDS["iteration_gap"], payer(Clock(seconds=1e3, effort=effort), effort)
+    candidates = kind.candidates(asked, pay) if kind.weighs(asked) else ()
+    return try_all(candidates, asked, pay, in_any_case=bool(asked.gap))
+
+
+@pytest.fixture(scope="module")
+def long_steps():
+    return measured(job(disturbance=LONG_STEPS))[0]
+
+
+@pytest.fixture(scope="module")
+def slow_worker():
+    return measured(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))[0]
+
+
+def test_settings_follow_from_the_slowdown():
+    ring = registry.build("ring", Cluster.parse("2x4")).strategy.graphs[0]
+    even, serial = Slowdown.of(job()), UpdateOrder.ADAPT_THEN_COMBINE
+    assert even.is_even
+    assert [setting.gap for setting in even.settings(ring, serial)] == [IterationGap()]
+    spikes = Slowdown.of(job(disturbance=LONG_STEPS))
+    assert (spikes.spike, spikes.slow) == (6.0, ())
+    assert [s.gap for s in spikes.settings(ring, serial)] == [
+        IterationGap(staleness=5),
+        IterationGap(max_ig=6, backup=1),
+        IterationGap(),
+    ]
+    slow = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))
+    assert (slow.spike, slow.slow) == (1.0, ((5, 4.0),))
+    only_slow = IterationGap(max_ig=5, backup=(0, 0, 0, 0, 1, 0, 1, 0), skip=SkipPolicy(limit=4))
+    assert [s.gap for s in slow.settings(ring, serial)] == [only_slow, replace(only_slow, staleness=4), IterationGap()]
+    both = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), disturbance=LONG_STEPS))
+    skipping = both.settings(ring, serial)[0].gap
+    assert skipping.skip
+    assert skipping.backup == (1,) * 8
+    # All in-neighbors of worker 0 are slow: it does without all of them.
+    ends = Slowdown(((1, 2.0), (7, 2.0)), 1.0)
+    assert ends.settings(ring, serial)[0].gap.backups(8)[0] == 2
+    assert not Slowdown.of(job(hardware=replace(HARDWARE, jitter=0.02))).has_spikes
+    assert Slowdown.of(job("2x1", replace(HARDWARE, slowdown=((0, 3.0),)))).slow == ((0, 3.0),)
+
+
+def test_options_are_what_their_files_say(long_steps, slow_worker):
+    for options, asked in (
+        (long_steps, job(disturbance=LONG_STEPS)),
+        (slow_worker, job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)))),
+    ):
+        assert options
+        for option in options:
+            option.schedule.strategy.check(option.schedule.cluster)
+            assert json.dumps(option.to_json(), allow_nan=False)
+            assert option.to_json()["sync"] == "iteration_gap"
+            assert option.gap.memory_bytes >= 2 * HARDWARE.model_bytes
+            assert (option.late, option.name.endswith("parallel")) in ((True, True), (False, False))
+            if option.schedule.is_mixing:
+                assert float(option.consensus_distance) == pytest.approx(float(consensus_distance(option.schedule)))
+                assert option.gap.progress == pytest.approx(1)
+        best = min(options, key=lambda option: option.time)
+        timeline = simulate(
+            best.schedule, asked.hardware, compute=asked.compute_times(), num_rounds=150, seed=asked.seed
+        )
+        assert best.step_seconds == pytest.approx(timeline.per_step(warm_up=30), rel=0.15)
+        names = [option.name for option in options]
+        assert len(set(names)) == len(names)
+
+
+def test_each_slowdown_is_answered(long_steps, slow_worker):
+    for options, ways, floor in ((long_steps, ("staleness", "backup"), 1.5), (slow_worker, ("skip",), 3.0)):
+        plain = min(option.step_seconds for option in options if "standard" in option.name)
+        for way in ways:
+            assert plain > floor * min(o.step_seconds for o in options if way in o.name) * (1.0 if floor > 2 else 0.8)
+    skipping = next(option for option in slow_worker if "skip" in option.name)
+    assert 0.85 < skipping.gap.computed < 1 - 0.05
+
+
+def test_the_front_and_the_recommendation_keep_their_laws(long_steps):
+    kept = front(long_steps)
+    for a, b in itertools.permutations(kept, 2):
+        assert any(x > y for x, y in zip(a.costs.all(), b.costs.all(), strict=True)), (a.name, b.name)
+    asked = job(disturbance=LONG_STEPS, gap=True)
+    chosen = recommend(long_steps, asked)
+    assert any(option is chosen for option in kept)
+    fastest = min(option.time for option in kept if option.gap)
+    assert chosen.time <= fastest * (1 + TIE)
+    smaller = [option for option in kept if option.gap and simplicity(option) < simplicity(chosen)]
+    assert all(option.time > fastest * (1 + TIE) for option in smaller), "of equals the smallest"
+    least = min(option.gap.memory_bytes for option in long_steps if option.gap)
+    tight = replace(asked, max_queues=least)
+    small = recommend(long_steps, tight)
+    assert small.gap.memory_bytes == least
+    with pytest.raises(UndecidedError, match=f"the least that was found are {least:.0f}"):
+        recommend(long_steps, replace(asked, max_queues=least / 2))
+
+
+def test_queues_that_are_too_large_leave_the_smallest_to_be_named():
+    options, _ = measured(job(disturbance=LONG_STEPS, gap=True, max_queues=1.0))
+    assert len(options) == 1
+    assert not measured(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
+
+
+def test_the_answer_says_what_a_gap_answers_and_costs(long_steps, slow_worker):
+    asked = job(disturbance=LONG_STEPS, gap=True)
+    stale = next(option for option in long_steps if "staleness 5" in option.name)
+    said = " ".join(SAID.reasons(stale, long_steps, asked))
+    assert "answers steps that take up to 6 times as long now and then: updates up to 5 steps old serve" in said
+    assert "without that a step would take" in said
+    assert "of a worker's memory" in said
+    assert "not proved" in " ".join(SAID.cautions(stale, asked))
+    slowed = job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), data=Data.PER_WORKER)
+    skipping = next(option for option in slow_worker if "skip" in option.name)
+    said = " ".join([*SAID.reasons(skipping, slow_worker, slowed), *SAID.cautions(skipping, slowed)])
+    assert "worker 5, always 4 times as long: a worker that is left behind skips up to 4 steps at once" in said
+    assert "of all steps are skipped" in said
+    assert "optimizer.batches(loader)" in said
+    assert "of an even share, and that is the only one who sees some of the data" in said
+
+
+def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks():
+    assert measured(job()) == ([], [])
+    assert measured(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
+    options, _ = measured(job(gap=True))
+    assert {option.gap.words for option in options if option.gap} == {"standard"}
+    assert "there is nothing that a gap could answer" in SAID.reasons(options[0], options, job(gap=True))[0]
+
+
+def test_the_effort_bounds_what_is_run_and_the_rest_is_named():
+    asked = job(disturbance=LONG_STEPS)
+    some, rest = measured(asked, 0.3)
+    assert some
+    assert rest
+    assert [option.to_json() for option in some] == [option.to_json() for option in measured(asked, 0.3)[0]]
+
+
+def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
+    path = tmp_path / "gap.json"
+    asked = [
+        "design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--sync", "iteration_gap", "--effort", "2",
+    ]  # fmt: skip
+    answer = json.loads(ran(capsys, [*asked, "--json", "-o", str(path)]).out)
+    assert answer["recommendation"]["sync"] == "iteration_gap"
+    assert answer["recommendation"]["verdict"] == "proved"
+    assert answer["gain"]["alternative"].startswith("allreduce")
+    gap = load_schedule(path).strategy.sync
+    assert isinstance(gap, IterationGap)
+    assert main(["simulate", str(path), str(path), "--model-bytes", "1MB", "--json"]) == 0
+    row, _ = json.loads(capsys.readouterr().out)["schedules"]
+    assert (row["sync"], row["runs"]) == ("iteration_gap", describe(load_schedule(path)))
+    assert row["memory_bytes"] == answer["recommendation"]["iteration_gap"]["memory_bytes"]
+    assert "max-queues" in ran(capsys, [*asked, "--effort", "0.5", "--max", "queues=1kB"], 3).err
+
+
+def test_a_job_without_the_wish_still_hears_of_gaps():
+    asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
+    planned = add_reasons(plan(asked), asked)
+    assert any(option.gap for option in planned.options)
+    assert any("gap" in sentence for sentence in planned.reasons)
+    assert all(math.isfinite(option.time) for option in planned.front)
+
+
+def test_what_cannot_be_asked_is_refused():
+    refused(InputError, r"max_queues: is -1\.0 bytes", job, max_queues=-1.0)
+    refused(UndecidedError, "at most 256 workers, not 400", recommend, [], job("100x4", gap=True))
+
+
+# Quorums as options: which are proposed, what they are predicted to cost, which pays, and what is said and drawn
+
+
+ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
+quorum_job = jobs("2x4", HARDWARE, effort=20.0, quorum=True)
+
+
+@pytest.fixture(scope="module")
+def planned():
+    asked = quorum_job(hardware=ONE_SLOW, effort=3.0)
+    return add_reasons(plan(asked), asked)
+
+
+def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
+    assert planned.recommendation.quorum.words == "7 of 8"
+    assert planned.proof.verdict == "follows from the rules"
+    assert planned.recommendation.schedule.strategy.sync == PartialAllReduce(
+        quorum=7, staleness=planned.recommendation.quorum.bound
+    )
+    options = {option.quorum.words: option for option in planned.options if option.quorum}
+    assert set(options) == {"solo", "majority", "4 of 8", "7 of 8"}
+    synchronous = min(o.time for o in planned.options if o.is_plain and o.steps_per_round == 1 and not o.late)
+    assert 3 < synchronous / planned.recommendation.time < 4.5, "gradients a second allow 4.5"
+    # Steps are rounds: as many gradients, and the price of their delay.
+    for option in options.values():
+        facts = option.quorum
+        price = quorum_job().steps_model.delay * facts.delay if facts.delay <= 1 else None
+        if price is not None:
+            assert option.steps_ratio == pytest.approx(8 / facts.gradients * (1 + price))
+        assert option.time == pytest.approx(8 / facts.gradients_per_second * (option.steps_ratio * facts.gradients / 8))
+        assert not option.is_plain
+        assert option.delay is None
+        assert json.dumps(option.to_json(), allow_nan=False)
+        assert option.to_json()["sync"] == "partial"
+        assert facts.memory_bytes == predict(option.schedule, ONE_SLOW, num_rounds=8).memory_bytes
+    timeline = simulate(
+        planned.recommendation.schedule,
+        ONE_SLOW,
+        compute=quorum_job(hardware=ONE_SLOW).compute_times(),
+        num_rounds=200,
+        seed=3,
+    )
+    assert planned.recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
+    line = next(sentence for sentence in planned.reasons if sentence.startswith("recommended"))
+    assert "7 of 8 with a queue of" in line
+    assert "Worker 5 always takes 5 times as long" in line
+    assert any("brings 0.2" in caution for caution in planned.cautions)
+
+
+def test_equal_workers_need_no_quorum():
+    asked = quorum_job(effort=2.0)
+    found = add_reasons(plan(asked), asked)
+    line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
+    assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
+
+
+def test_queues_suit_the_longest_step_and_the_memory():
+    asked = quorum_job(hardware=ONE_SLOW)
+    seconds = sample_seconds(asked.compute_times(), 8)
+    base = all_reduce(asked)
+    late = {one.quorum: one.staleness for one in quorum_settings(base, asked, seconds)}
+    assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"
+    tight = replace(asked, max_queues=8e6)
+    made = quorum_settings(base, tight, seconds)
+    assert {one.staleness for one in made} == {3}, "two arrays for each result, and two besides"
+    with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
+        plan(replace(asked, max_queues=1e6, effort=2.0))
+    pair = quorum_job("2x1")
+    two = [one.quorum for one in quorum_settings(all_reduce(pair), pair, seconds[:, :2])]
+    assert two == ["majority", "solo"]
+
+
+def test_the_price_of_delay_is_a_pipelines_in_proportion():
+    asked = quorum_job()
+    delay = asked.steps_model.delay
+    assert price_of(0.0, asked) == 0
+    assert price_of(0.25, asked) == pytest.approx(delay / 4)
+    assert price_of(2.5, asked) == pytest.approx(2.5 * delay)
+    sharp = replace(asked, curvature=1.5)
+    assert price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
+
+
+def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
+    assert Delay.of(AllReduce(sync=PartialAllReduce(quorum="solo"))) is None
+    assert Delay.of(AllReduce(sync=Pipeline())) is Delay.PIPELINE
+    assert all(option.quorum for option in allowed_options(planned.options, quorum_job(hardware=ONE_SLOW)))
+    assert not any(
+        option.quorum for option in allowed_options(planned.options, quorum_job(hardware=ONE_SLOW, quorum=False))
+    )
+    refused(InputError, "a quorum is asked for, and something else", quorum_job, gap=True)
+
+
+@pytest.mark.parametrize(("cluster", "hardware", "options", "said"), [
+    ("257x1", ONE_SLOW, {}, []),
+    ("257x1", replace(HARDWARE, jitter=0.01), {"quorum": None, "gap": None}, ["weighted graphs are weighed for"]),
+    ("257x1", ONE_SLOW, {"quorum": None, "gap": False},
+        ["weighted graphs, unequal steps per round and quorums", "two answers are yours"]),
+], ids=str)  # fmt: skip
+def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
+    others = ("groups on request", "outer steps")
+    found = [line for line in not_weighed(quorum_job(cluster, hardware, **options)) if not line.startswith(others)]
+    assert len(found) == len(said)
+    assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True)), found
+
+
+def test_limits_on_groups_leave_no_quorum():
+    with pytest.raises(UndecidedError, match="no quorum is within the limits; raise --max group, or leave out --sync"):
+        plan(quorum_job(limits=Limits(max_group=2), effort=2.0))
+
+
+def test_long_steps_by_command_line(tmp_path, capsys):
+    path = tmp_path / "quorum.json"
+    main(
+        ["design", "3x1", "--sync", "partial", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
+         "--explain", "-o", str(path)]
+    )  # fmt: skip
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "recommended:" in shown
+    assert isinstance(load_schedule(path).strategy.sync, PartialAllReduce)

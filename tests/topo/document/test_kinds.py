@@ -1,0 +1,354 @@
+"""Kinds without fixed phases, gaps and quorums in documents: round trips, canonical forms, and refusals."""
+
+import json
+from dataclasses import fields
+from fractions import Fraction
+
+import pytest
+
+from helpers.readings import agree
+from helpers.refusals import refused
+from helpers.small import of_edges
+from partreduce import Cluster, Schedule
+from partreduce.errors import DocumentError, InputError, ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Phase
+from partreduce.topo.document.canonical import canonical_bytes
+from partreduce.topo.document.schema import schedule_schema
+from partreduce.topo.strategies import (
+    AllReduce,
+    Codec,
+    DynamicGroups,
+    EdgeWeighting,
+    GradientBuckets,
+    GroupPhases,
+    GroupSplit,
+    IterationGap,
+    LateGradientPolicy,
+    MissedResultPolicy,
+    PartialAllReduce,
+    QuorumStart,
+    SkipPolicy,
+    SlowWorkerPolicy,
+    StaticGroups,
+    Transport,
+    UpdateOrder,
+)
+from partreduce.verify import checker
+from partreduce.verify.base import Status
+from partreduce.verify.certificate import confirm
+from partreduce.verify.prove import prove
+
+
+def document(strategy):
+    return json.dumps(
+        {
+            "format": "partreduce.schedule",
+            "version": 1,
+            "name": "x",
+            "cluster": {"num_nodes": 2, "workers_per_node": 2},
+            "strategy": strategy,
+        }
+    ).encode()
+
+
+def test_node_then_all_needs_two_workers_on_every_node():
+    with pytest.raises(ScheduleError, match=r"division: node-then-all averages inside nodes and node 1 has one worker"):
+        DynamicGroups(division=GroupSplit.NODE_THEN_ALL).check(Cluster(2, None, ((0, 1), (2,))))
+    DynamicGroups(division=GroupSplit.NODE_THEN_ALL).check(Cluster.regular(2, 2))
+
+
+def test_defaults_of_dynamic_groups_are_not_written():
+    schedule = parse_schedule(document({"kind": "dynamic_groups"}))
+    assert dump_schedule(schedule)["strategy"] == {"kind": "dynamic_groups"}
+    strategy = schedule.strategy
+    assert (strategy.division, strategy.slow_worker_policy) == (GroupSplit.INTER_INTRA, SlowWorkerPolicy.PAIR_LOCALLY)
+    spelled = {"kind": "dynamic_groups", "group_size": 3, "division": "inter-intra", "slow_threshold": 4, "seed": 0}
+    assert parse_schedule(document(spelled)) == schedule
+
+
+def test_no_filter_is_null_and_kept():
+    schedule = parse_schedule(document({"kind": "dynamic_groups", "slow_threshold": None}))
+    assert schedule.strategy.slow_threshold is None
+    assert dump_schedule(schedule)["strategy"] == {"kind": "dynamic_groups", "slow_threshold": None}
+
+
+def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
+    one = {"kind": "pairwise", "active": [0, 3], "edges": [[0, 1], [3, 2]]}
+    other = {"kind": "pairwise", "active": [3, 0], "edges": [[2, 3], [1, 0]]}
+    assert canonical_bytes(parse_schedule(document(one))) == canonical_bytes(parse_schedule(document(other)))
+    shards = [canonical_bytes(parse_schedule(document({"kind": "server", "hosts": h}))) for h in ([0, 1], [1, 0])]
+    assert shards[0] != shards[1]
+
+
+@pytest.mark.parametrize(("strategy", "place", "problem"), [
+    ({"kind": "dynamic_groups", "group_size": 1}, "strategy.group_size", "is 1; it must be >= 2"),
+    ({"kind": "dynamic_groups", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
+    ({"kind": "dynamic_groups", "group_size": True}, "strategy.group_size", "must be an integer"),
+    ({"kind": "dynamic_groups", "division": "smart"}, "strategy.division", "must be"),
+    ({"kind": "dynamic_groups", "slow_worker_policy": "anybody"}, "strategy.slow_worker_policy", "must be"),
+    ({"kind": "dynamic_groups", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
+    ({"kind": "dynamic_groups", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
+    ({"kind": "dynamic_groups", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
+    ({"kind": "dynamic_groups", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
+    ({"kind": "dynamic_groups", "steps_per_round": [1, 2]}, "strategy.steps_per_round", "2 entries"),
+    ({"kind": "pairwise"}, "strategy", 'the key "active" is missing'),
+    ({"kind": "pairwise", "active": []}, "strategy.active", "at least 1 is active"),
+    ({"kind": "pairwise", "active": [0, 1, 2, 3]}, "strategy.active", "at least 1 passive"),
+    ({"kind": "pairwise", "active": [0, 0]}, "strategy.active", "at most once"),
+    ({"kind": "pairwise", "active": [0], "edges": [[1, 2]]}, "strategy.edges[0]", "joins two passive workers"),
+    ({"kind": "pairwise", "active": [0], "edges": [[0, 4]]}, "strategy.edges[0]", "outside 0..3"),
+    ({"kind": "pairwise", "active": [0], "edges": [[0, 1, 2]]}, "strategy.edges[0]", "too long"),
+    ({"kind": "pairwise", "active": [0], "edges": [[0, 1], [1, 0]]}, "strategy.edges[1]", "given twice"),
+    ({"kind": "server", "hosts": []}, "strategy.hosts", "lists at least one rank"),
+    ({"kind": "server", "hosts": [4]}, "strategy.hosts", "rank of 0..3"),
+    ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
+    ({"kind": "server", "staleness": 2}, "strategy.staleness", "only an asynchronous server has one"),
+    ({"kind": "server", "synchronous": 1}, "strategy.synchronous", "is 1"),
+])  # fmt: skip
+def test_refusals_name_the_place(strategy, place, problem):
+    with pytest.raises(DocumentError) as caught:
+        parse_schedule(document(strategy))
+    assert caught.value.place == place
+    assert problem in caught.value.problem
+
+
+# `sync.iteration_gap` in documents: every member round trips with one hash, and is refused in one line
+
+
+RING = [(i, (i + d) % 4, Fraction(1, 3)) for i in range(4) for d in (1, 3)]
+ONE_WAY = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (1, 2, Fraction(1, 2)), (2, 3, Fraction(1, 2))]
+
+GAPS = {
+    "standard": (IterationGap(), {}),
+    "tokens": (IterationGap(max_ig=4), {"max_ig": 4}),
+    "paper": (IterationGap(max_ig=4, staleness=5, skip=SkipPolicy(limit=10), weights=EdgeWeighting.ITERATION,
+        update_order=UpdateOrder.DPSGD),
+        {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "update_order": "dpsgd"}),
+    "backups": (IterationGap(max_ig=1, backup=(1, 0, 2, 0), weights=EdgeWeighting.UNIFORM),
+        {"max_ig": 1, "backup": [1, 0, 2, 0], "weights": "uniform"}),
+    "skips": (IterationGap(max_ig=2, staleness=1, skip=SkipPolicy(limit=5, trigger=3)),
+        {"max_ig": 2, "staleness": 1, "skip": {"limit": 5, "trigger": 3}}),
+    "notify-ack": (IterationGap(notify_ack=True, weights=EdgeWeighting.UNIFORM),
+        {"notify_ack": True, "weights": "uniform"}),
+}  # fmt: skip
+
+
+def gap_document(gap, edges=RING, n=4, **members):
+    ascending = sorted(edges, key=lambda edge: (edge[1], edge[0]))
+    rounds = [{"edges": [[s, t] for s, t, _ in ascending], "weights": str(ascending[0][2])}]
+    strategy = {"kind": "neighbor", "rounds": rounds, "sync": {"iteration_gap": gap}, **members}
+    cluster = {"num_nodes": n, "workers_per_node": 1}
+    return {"format": "partreduce.schedule", "version": 1, "name": "g", "cluster": cluster, "strategy": strategy}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
+    gap, raw = GAPS[name]
+    schedule = of_edges("g", Cluster.regular(4, 1), RING, sync=gap)
+    dumped = dump_schedule(schedule)
+    assert dumped["strategy"]["sync"] == {"iteration_gap": raw}
+    assert parse_schedule(json.dumps(dumped).encode()).strategy == schedule.strategy
+    every = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None}
+    spelled = every | {"weights": "graph", "update_order": "adapt_then_combine"} | raw
+    if "skip" in raw:
+        spelled["skip"] = {"trigger": 2, "behind": 2, **raw["skip"]}
+    for written in (raw, spelled):
+        loaded = parse_schedule(json.dumps(gap_document(written)).encode())
+        assert loaded.strategy == schedule.strategy
+        assert agree(gap_document(written))
+        read = checker.read_schedule(dump_schedule(loaded))
+        assert read.sha256 == schedule_sha256(loaded) == schedule_sha256(schedule)
+        assert (read.gap.takes_all, read.is_late) == (gap.takes_all, gap.update_order is UpdateOrder.DPSGD)
+
+
+REFUSED = [
+    ({"max_ig": 0}, {}, r"sync\.iteration_gap\.max_ig: is 0; without a token no worker"),
+    ({"max_ig": -1}, {}, "max_ig"),
+    ({"max_ig": 1.0}, {}, "max_ig"),
+    ({"max_ig": True}, {}, "max_ig"),
+    ({"staleness": -1}, {}, "staleness"),
+    ({"staleness": "1"}, {}, "staleness"),
+    ({"backup": 1}, {}, r"sync\.iteration_gap\.backup: without token queues a worker that others do without"),
+    ({"backup": 3, "max_ig": 1}, {}, r"sync\.iteration_gap\.backup\[0\]: is 3, but worker 0 has only 2"),
+    ({"backup": [0, 3, 0, 0], "max_ig": 1}, {}, r"sync\.iteration_gap\.backup\[1\]: is 3, but worker 1 has only 2"),
+    (
+        {"backup": [1, 0], "max_ig": 1},
+        {},
+        r"sync\.iteration_gap\.backup: has 2 numbers; give 1 number or 1 for each of 4",
+    ),
+    ({"backup": [0, 0, -1, 0], "max_ig": 1}, {}, "backup"),
+    ({"notify_ack": True, "staleness": 1}, {}, r"sync\.iteration_gap\.notify_ack: needs every update"),
+    (
+        {"notify_ack": True, "backup": [0, 0, 1, 0], "max_ig": 1},
+        {},
+        r"sync\.iteration_gap\.notify_ack: needs every update",
+    ),
+    (
+        {"notify_ack": True, "skip": {"limit": 2}, "max_ig": 4},
+        {},
+        r"sync\.iteration_gap\.notify_ack: needs every update",
+    ),
+    ({"notify_ack": 1}, {}, "notify_ack"),
+    ({"skip": {"limit": 3}, "staleness": 1}, {}, r"sync\.iteration_gap\.skip: tokens say where"),
+    ({"skip": {"limit": 3}, "max_ig": 1}, {}, r"sync\.iteration_gap\.skip: never happens"),
+    (
+        {"skip": {"limit": 3, "trigger": 1}, "max_ig": 1, "staleness": 1},
+        {},
+        r"sync\.iteration_gap\.skip\.trigger: is 1",
+    ),
+    ({"skip": {"limit": 2, "trigger": 3}, "max_ig": 1, "staleness": 1}, {}, r"sync\.iteration_gap\.skip\.limit: is 2"),
+    ({"skip": {"limit": 2, "behind": 1}, "max_ig": 1, "staleness": 1}, {}, r"sync\.iteration_gap\.skip\.behind: is 1"),
+    ({"skip": {}, "max_ig": 1, "staleness": 1}, {}, "limit"),
+    ({"skip": {"limit": 3, "far": 1}, "max_ig": 1, "staleness": 1}, {}, "far"),
+    ({"reduce": "newest", "staleness": 1}, {}, "reduce"),  # a setting of earlier versions
+    ({"weights": "iteration"}, {}, r"sync\.iteration_gap\.weights: is iteration; without staleness"),
+    ({"weights": "uniform"}, {"edges": RING[:-1]}, r"sync\.iteration_gap\.weights: is uniform, but edge"),
+    ({"inquire": True, "max_ig": 2, "backup": 1}, {}, "inquire"),  # a setting of earlier versions
+    ({"update_order": "other"}, {}, "update_order"),
+    ({"gaps": 1}, {}, "gaps"),
+    ([], {}, r"sync\.iteration_gap"),
+    ({}, {"edges": ONE_WAY}, r"rounds\[0\]: no path leads back along edge 1→2"),
+    ({}, {"steps_per_round": [1, 1, 2, 1]}, "steps_per_round: has one number for each worker"),
+]
+
+
+@pytest.mark.parametrize(("gap", "members", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_makes_no_sense_is_refused_by_loader_and_checker(gap, members, message):
+    edges = members.pop("edges", RING) if "edges" in members else RING
+    raw = gap_document(gap, edges, **members)
+    refused(InputError, message, parse_schedule, json.dumps(raw).encode())
+    assert not agree(raw)
+
+
+def test_a_gap_goes_with_one_graph_of_neighbors():
+    two = gap_document({})
+    two["strategy"]["rounds"] *= 2
+    with pytest.raises(InputError, match=r"rounds: has 2; a gap is kept over the edges of 1 fixed graph"):
+        parse_schedule(json.dumps(two).encode())
+    everybody = {**gap_document({}), "strategy": {"kind": "allreduce", "sync": {"iteration_gap": {}}}}
+    refused(InputError, "has no gap between neighbors", parse_schedule, json.dumps(everybody).encode())
+    for raw in (two, everybody):
+        refused(checker.Refusal, "goes with 1 weighted graph", checker.read_schedule, json.loads(json.dumps(raw)))
+
+
+def test_the_schema_has_every_member_of_a_gap():
+    text = json.dumps(schedule_schema())
+    for value in (IterationGap, SkipPolicy):
+        for field in fields(value):
+            assert f'"{field.name}"' in text
+
+
+@pytest.mark.parametrize("name", ["max_ig", "staleness"])
+def test_numbers_that_certificates_or_a_state_cannot_count_to_are_refused(name):
+    with pytest.raises(InputError, match=rf"sync\.iteration_gap\.{name}: is {2**40}; .*(at most|must be <=)"):
+        parse_schedule(json.dumps(gap_document({name: 2**40})).encode())
+
+
+# A quorum as a value of the when axis: what it says of itself, which settings are refused, what files hold
+
+
+CLUSTER = Cluster.regular(2, 2)
+
+
+def by_quorum(**members):
+    return Schedule("s", CLUSTER, AllReduce(sync=PartialAllReduce(**members)))
+
+
+def quorum_document(members):
+    strategy = {"kind": "allreduce", "sync": {"partial": members}}
+    cluster = {"num_nodes": 2, "workers_per_node": 2}
+    text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
+    return json.dumps(text).encode()
+
+
+@pytest.mark.parametrize("members", [
+    {"quorum": "solo"},
+    {"quorum": 3, "count": "call", "staleness": 1, "grace": 2000},
+    {"quorum": "majority", "seed": 2**53 - 1},
+    {"quorum": "majority", "count": "call", "missed": "latest", "synchronize_every": 10},
+], ids=str)  # fmt: skip
+def test_files_hold_it_as_it_is(members):
+    loaded = parse_schedule(quorum_document(members))
+    assert loaded == by_quorum(**members)
+    assert dump_schedule(loaded)["strategy"]["sync"] == {"partial": members}
+
+
+@pytest.mark.parametrize(("members", "words"), [
+    ({"quorum": 1}, 'partial.quorum: is 1; the first worker starts a round: say "solo"'),
+    ({"quorum": -2}, "partial.quorum: is -2"),
+    ({"quorum": 4}, "is 4 of 4 workers; a quorum of all is synchronous; leave sync out"),
+    ({"quorum": 5}, "is 5 of 4 workers; it is at most that"),
+    ({"quorum": "most"}, "quorum: is 'most'; it must be a number of workers or one of solo, majority"),
+    ({"quorum": 2, "staleness": 0}, "partial.staleness: is 0; it must be >= 1"),
+    ({"quorum": 2, "grace": -1}, "partial.grace: is -1; it must be >= 0"),
+    ({"quorum": 2, "seed": 1}, "partial.seed: is 1; only the quorum majority draws a worker; leave it out"),
+    ({"quorum": 2, "synchronize_every": 5}, "synchronize_every: is 5; with missed each parameters never part"),
+    ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
+], ids=str)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(members, words):
+    refused(ScheduleError, words, by_quorum, **members)
+
+
+@pytest.mark.parametrize(("members", "line"), [
+    ({}, 'partial: the key "quorum" is missing'),
+    ({"quorum": True}, 'partial.quorum: is true; it must be "solo" or "majority", or a number of workers'),
+    ({"quorum": 2.0}, 'partial.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
+    ({"quorum": "solo", "grace": 0.5}, "partial.grace: is 0.5"),
+    ({"quorum": "solo", "majority": 1}, 'partial: has the unknown key "majority"'),
+    (3, "partial: is 3; it must be an object"),
+], ids=str)  # fmt: skip
+def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
+    with pytest.raises(DocumentError) as caught:
+        parse_schedule(quorum_document(members))
+    assert f"strategy.sync.{line}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("strategy", "words"), [
+    (lambda sync: AllReduce(sync=sync, steps_per_round=2), "sync.partial: goes with steps_per_round 1"),
+    (lambda sync: AllReduce(sync=sync, transport=Transport(codec=Codec.FLOAT16)),
+        "transport.codec: is float16; a quorum's sums"),
+    (lambda sync: AllReduce(sync=sync, transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
+        "transport.gradient_buckets: is per_layer; a quorum's sums"),
+    (lambda sync: DynamicGroups(group_size=2, sync=sync),
+        "sync: strategy 'dynamic_groups' has no quorum; leave it out"),
+    (lambda sync: StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), sync=sync),
+        "sync: strategy 'static' has no quorum; leave it out"),
+], ids=["steps_per_round", "codec", "layers", "kind", "groups"])  # fmt: skip
+def test_what_does_not_go_with_a_quorum_is_refused(strategy, words):
+    refused(ScheduleError, words, Schedule, "s", CLUSTER, strategy(PartialAllReduce(quorum=QuorumStart.SOLO)))
+
+
+def test_what_it_says_of_itself():
+    made = by_quorum(quorum=3, staleness=2)
+    sync = made.strategy.sync
+    assert (sync.lag, sync.bound, sync.keeps_equal, sync.needed(4), sync.needed(2)) == (2, 2, True, 3, 2)
+    assert sync.in_words == "quorum 3 up to 2 late"
+    assert made.strategy.averages_gradients
+    assert made.strategy.protocol == "quorum"
+    assert AllReduce().protocol == ""
+    assert not made.is_mixing
+    with pytest.raises(ScheduleError, match=r"sync\.partial: which updates a round averages is decided while the job"):
+        _ = made.period
+    latest = PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST)
+    assert latest.in_words == "solo latest"
+    assert (latest.bound, latest.lag, latest.keeps_equal, latest.needed(9)) == (None, 1, False, 1)
+    assert PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST, synchronize_every=7).bound == 7
+
+
+FOLLOWS = Status.FOLLOWS
+
+
+@pytest.mark.parametrize(("members", "verdict", "staleness", "equal"), [
+    ({"quorum": "solo"}, FOLLOWS, FOLLOWS, FOLLOWS),
+    ({"quorum": 2, "count": LateGradientPolicy.CALL, "staleness": 1}, FOLLOWS, FOLLOWS, FOLLOWS),
+    ({"quorum": "solo", "missed": "latest"}, "not proved", "not proved", "not proved"),
+    ({"quorum": "solo", "missed": "latest", "synchronize_every": 9}, FOLLOWS, FOLLOWS, FOLLOWS),
+], ids=str)  # fmt: skip
+def test_what_is_proved(members, verdict, staleness, equal):
+    proof = prove(by_quorum(**members))
+    assert (proof.verdict, proof["staleness"].status, proof["equal-replicas"].status) == (verdict, staleness, equal)
+    assert proof.certificate["claims"] == [], "what follows from the rules has no witness"
+    assert confirm(by_quorum(**members).with_certificate(proof.certificate)) == []
+    if staleness == FOLLOWS:
+        assert proof["staleness"].numbers == {"rounds": by_quorum(**members).strategy.sync.bound}

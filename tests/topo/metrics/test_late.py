@@ -1,0 +1,369 @@
+"""Late averages and gradients, Hop's spectral gap, and the momentum that a graph bears."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil, log2
+
+import numpy as np
+import pytest
+
+from helpers.refusals import refused
+from helpers.small import of_groups, of_phases
+from partreduce import Cluster, Schedule, metrics
+from partreduce.errors import InputError
+from partreduce.schedulers import registry
+from partreduce.strategies import NeighborAveraging, Phase, Pipeline, Round, Synchronous, Transport
+from partreduce.topo.arithmetic import lyapunov
+from partreduce.topo.graphs.named import ring_based
+from partreduce.topo.graphs.weights import weigh
+from partreduce.topo.metrics import (
+    consensus_distance,
+    contraction,
+    decay,
+    drift,
+    hop_gap,
+    late_distance,
+    noise_factor,
+    stability_limit,
+)
+from partreduce.topo.metrics.decomposition import sectors_of
+from partreduce.topo.metrics.evaluate import retime
+from partreduce.topo.metrics.late_distance import CURVATURE, HORIZON, late_distance_like, late_distance_of
+from partreduce.topo.metrics.stability import largest_rate
+from partreduce.topo.mixing import mixing_matrix
+from partreduce.topo.strategies import AllReduce, DelayedAveraging
+from partreduce.types import MetricLimits
+
+SCHEDULES = [
+    Schedule("everybody", Cluster.parse("3,2,2"), AllReduce()),
+    registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2),
+    registry.build("prague-figure-10", Cluster.parse("4x4")),
+    registry.build("ring", Cluster.parse("1x7")),
+]
+UNEVEN = Cluster.parse("3,2,2")
+PHASES = tuple(Phase.from_groups(7, groups) for groups in ([(0, 3, 5), (1, 2)], [(0, 1, 6), (3, 4)], []))
+RETIMED = [
+    registry.build("prague-figure-10", Cluster.parse("4x4")),
+    registry.build("node-then-all", Cluster.parse("3x2"), node_rounds=2), registry.build("ring", Cluster.parse("1x7")),
+    registry.build("exponential", Cluster.parse("2x4")), Schedule("everybody", UNEVEN, AllReduce()),
+    of_phases("groups", UNEVEN, PHASES),
+]  # fmt: skip
+
+
+def late(schedule, steps_per_round):
+    return replace(
+        schedule, strategy=replace(schedule.strategy, steps_per_round=steps_per_round, sync=DelayedAveraging())
+    )
+
+
+def by_definition(schedule, steps_per_round, curvature):
+    """x ← Wx + u with u = (c − 1)x + noise, step by step; the mean square of what differs from the mean."""
+    count, period = schedule.num_workers, schedule.period
+    off, matrices = np.eye(count) - 1 / count, [mixing_matrix(step) for step in schedule.steps()]
+    spread, squares = np.zeros((count, count)), []
+    periods = 2 ** ceil(log2(HORIZON / (steps_per_round * period)))
+    for index in range((periods + 1) * period):
+        begun, own = spread, spread
+        # What a round began with and what it is now have a common covariance; now = c·begun + fresh noise.
+        for step in range(1, steps_per_round + 1):
+            own = (1 - curvature) ** 2 * own + off
+            if step < steps_per_round:
+                squares.append((index // period, np.trace(own)))
+        kept, mixing = (1 - curvature) ** steps_per_round, matrices[index % period]
+        moved = off @ (mixing - np.eye(count)) + kept * off
+        spread = moved @ begun @ moved.T + (own - kept**2 * begun)
+        squares.append((index // period, np.trace(spread)))
+    return float(np.mean([square for index, square in squares if index == periods])) / count
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_the_late_distance_is_that_of_the_recursion(schedule):
+    for steps_per_round in (1, 5):
+        for curvature in (0.0, 0.5):
+            expected = by_definition(schedule, steps_per_round, curvature)
+            assert late_distance_of(sectors_of(schedule), steps_per_round, curvature) == pytest.approx(
+                expected, rel=1e-6
+            )
+        assert late_distance(late(schedule, steps_per_round)) == pytest.approx(
+            by_definition(schedule, steps_per_round, CURVATURE), rel=1e-6
+        )
+        assert retime(schedule, "worker").late_distance_at(steps_per_round) == late_distance(
+            late(schedule, steps_per_round)
+        )
+    assert late_distance(schedule) == 0, "nothing is late in synchronous rounds"
+
+
+def test_in_flat_directions_it_is_the_consensus_distance_of_the_late_schedule():
+    for schedule in SCHEDULES:
+        for steps_per_round in (1, 3):
+            flat = late_distance_of(sectors_of(schedule), steps_per_round, 0.0)
+            assert flat == pytest.approx(float(consensus_distance(late(schedule, steps_per_round))), rel=1e-4)
+
+
+def test_perfect_averaging_is_the_worst_case_in_sharp_directions_and_longer_rounds_make_it_worse():
+    perfect, half = 1.0, 4 / 3  # consensus distances of the eigenvalues 0 and 1/2, late
+    assert late_distance_like(half, 1, 1.0, 0.0) > late_distance_like(perfect, 1, 1.0, 0.0)
+    assert late_distance_like(half, 1, 1.0, 0.8) < late_distance_like(perfect, 1, 1.0, 0.8) / 2
+    everybody = sectors_of(SCHEDULES[0])
+    grown = [late_distance_of(everybody, steps_per_round, 0.5) for steps_per_round in (1, 2, 5, 10)]
+    assert grown == sorted(grown)
+    assert grown[-1] > 4 * grown[0]
+
+
+def test_from_a_curvature_of_one_on_deviations_of_odd_rounds_grow_without_end():
+    everybody = sectors_of(SCHEDULES[0])
+    assert late_distance_of(everybody, 1, 1.1) > 1e20
+    assert late_distance_of(everybody, 2, 1.1) < 1e3
+
+
+def test_what_mixes_in_all_directions_alike_is_estimated_from_its_consensus_distance():
+    everybody = SCHEDULES[0]
+    for steps_per_round in (1, 4):
+        flat = float(consensus_distance(late(everybody, steps_per_round)))
+        found = late_distance_like(flat, steps_per_round, 6 / 7)
+        assert found == pytest.approx(late_distance(late(everybody, steps_per_round)), rel=1e-6), (
+            "All-Reduce does exactly"
+        )
+    assert late_distance_like(float("inf"), 1, 6 / 7) == float("inf")
+    assert late_distance_like(4.0, 1, 6 / 7) > late_distance_like(6 / 7, 1, 6 / 7), "less mixing, farther apart"
+
+
+@pytest.mark.parametrize("push", ["worker", "node"])
+@pytest.mark.parametrize("schedule", RETIMED, ids=lambda schedule: schedule.name)
+def test_every_steps_per_round_in_synchronous_and_late_is_what_the_steady_state_solves_to(schedule, push):
+    known = retime(schedule, push)
+    for steps_per_round in (1, 2, 5):
+        for sync in (Synchronous(), DelayedAveraging()):
+            other = replace(schedule, strategy=replace(schedule.strategy, steps_per_round=steps_per_round, sync=sync))
+            late = other.strategy.is_delayed
+            assert known.consensus_distance_at(steps_per_round, late=late).value == pytest.approx(
+                consensus_distance(other).value, abs=1e-12
+            )
+            assert known.drift_at(steps_per_round, late=late).value == pytest.approx(
+                drift(other, push).value, abs=1e-12
+            )
+    assert known.contraction == contraction(schedule)
+
+
+def test_workers_that_never_agree_do_so_at_no_steps_per_round():
+    apart = of_groups("apart", Cluster.parse("1x3"), [(0, 1)])
+    known = retime(apart, "worker")
+    for steps_per_round, late in ((1, True), (3, False), (3, True)):
+        assert (
+            known.consensus_distance_at(steps_per_round, late=late).value
+            == known.drift_at(steps_per_round, late=late).value
+            == float("inf")
+        )
+
+
+def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
+    known = retime(RETIMED[-1], "worker", limit=MetricLimits(dense_workers=3))
+    assert known.late_distance_at(2) == float("inf")
+    for steps_per_round, late in ((1, False), (1, True), (2, False), (3, True)):
+        for metric in (
+            known.consensus_distance_at(steps_per_round, late=late),
+            known.drift_at(steps_per_round, late=late),
+        ):
+            assert metric.value is None
+            assert "explicit schedules have this metric up to 512 workers" in metric.how
+
+
+@pytest.mark.parametrize("change", [{"steps_per_round": 2}, {"sync": DelayedAveraging()}])
+def test_only_a_schedule_at_steps_per_round_1_in_synchronous_says_what_others_do(change):
+    schedule = replace(RETIMED[0], strategy=replace(RETIMED[0].strategy, **change))
+    refused(InputError, "has steps_per_round 1 and is synchronous", retime, schedule, "worker")
+
+
+# What late gradients cost: limits against eigenvalues, noise factors against Lyapunov equations and a simulation
+
+
+WIDTHS = range(1, 9)
+MOMENTA = (0.0, 0.3, 0.9)
+
+
+def delayed(h, width, momentum):
+    """The recursion e[t] = (1+μ)e[t−1] − μ·e[t−2] − h·e[t−K] as a matrix, written down on its own."""
+    size = width + 2
+    matrix = np.zeros((size, size))
+    matrix[0, 0] += 1 + momentum
+    matrix[0, 1] -= momentum
+    matrix[0, width - 1] -= h
+    for i in range(1, size):
+        matrix[i, i - 1] = 1.0
+    return matrix
+
+
+def radius(h, width, momentum):
+    return float(np.abs(np.linalg.eigvals(delayed(h, width, momentum))).max())
+
+
+def variance(h, width, momentum):
+    size = width + 2
+    noise = np.zeros((size, size))
+    noise[0, 0] = 1.0
+    steady = lyapunov.steady_state(delayed(h, width, momentum), noise, negligible=1e-18)
+    assert np.abs(steady.remainder).max() <= 1e-18
+    return float(steady.covariance[0, 0])
+
+
+@pytest.mark.parametrize("momentum", MOMENTA)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_stability_limit_is_where_the_spectral_radius_passes_1(width, momentum):
+    limit = stability_limit(width, momentum=momentum)
+    for part in np.linspace(0.02, 0.999, 40):
+        assert radius(part * limit, width, momentum) < 1 - 1e-9
+    for part in np.linspace(1.001, 4.0, 40):
+        assert radius(part * limit, width, momentum) > 1 + 1e-9, "who has left never comes back"
+    assert radius(limit, width, momentum) == pytest.approx(1, abs=1e-9)
+
+
+def test_the_limits_that_have_a_short_form():
+    assert [stability_limit(width) for width in (1, 2)] == pytest.approx([2, 1], abs=1e-15)
+    assert stability_limit(3) == pytest.approx((math.sqrt(5) - 1) / 2)
+    for momentum in MOMENTA:
+        assert stability_limit(1, momentum=momentum) == pytest.approx(2 * (1 + momentum))
+        assert stability_limit(2, momentum=momentum) == pytest.approx(1 - momentum)
+
+
+@pytest.mark.parametrize("momentum", MOMENTA)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_noise_factor_is_the_quotient_of_the_solutions_of_the_lyapunov_equations(width, momentum):
+    limit = stability_limit(width, momentum=momentum)
+    for h in limit * np.linspace(0.05, 0.95, 10):
+        quotient = variance(h, width, momentum) / variance(h, 1, momentum)
+        assert noise_factor(h, width, momentum=momentum) == pytest.approx(quotient, rel=1e-9)
+
+
+@pytest.mark.parametrize("h", [0.0, 0.1, 0.5, 0.9])
+def test_the_noise_factor_of_a_pipeline_of_two_is_the_published_quotient(h):
+    assert noise_factor(h, 2) == pytest.approx((1 + h) * (2 - h) / ((1 - h) * (2 + h)))
+    assert noise_factor(h, 1) == pytest.approx(1)
+    assert noise_factor(h, 1, momentum=0.9) == pytest.approx(1)
+
+
+def test_the_noise_factor_is_what_a_long_run_shows():
+    rng, h, runs, steps = np.random.default_rng(0), 0.4, 400, 4000
+    seen = []
+    for width in (1, 2):
+        history = [np.zeros(runs)] * width
+        squares = 0.0
+        for t in range(steps):
+            history = [*history[1:], history[-1] - h * history[0] + rng.normal(size=runs)]
+            squares += float(history[-1] @ history[-1]) if t >= 100 else 0.0
+        seen.append(squares)
+    assert seen[1] / seen[0] == pytest.approx(noise_factor(h, 2), rel=0.02)
+
+
+def test_beyond_the_limit_noise_is_infinite_and_what_no_width_can_do_is_refused():
+    assert noise_factor(1.0, 2) == math.inf
+    assert noise_factor(0.1, 2, momentum=0.9) == math.inf
+    refused(InputError, "0 <= h < 2, where synchronous steps are stable", noise_factor, 2.0, 2)
+    refused(InputError, "0 <= h < 2", noise_factor, -0.1, 2)
+    refused(InputError, "width 0", stability_limit, 0)
+    refused(InputError, "0 <= momentum < 1", stability_limit, 2, momentum=1.0)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_decay_is_the_largest_root(width):
+    for h in stability_limit(width) * np.linspace(0, 1.2, 13):
+        assert decay(h, width) == pytest.approx(radius(h, width, 0.0), abs=1e-6)
+    assert decay(0.25, 2) == pytest.approx(0.5, abs=1e-6)
+    assert decay(0.64, 2) == pytest.approx(0.8)
+
+
+def test_the_metrics_of_a_pipeline_are_those_of_synchronous_all_reduce_and_two_more():
+    cluster = Cluster.regular(4, 2)
+    synchronous = metrics(Schedule("a", cluster, AllReduce()))
+    pipeline = Schedule("a", cluster, AllReduce(sync=Pipeline(), transport=Transport(codec="bfloat16")))
+    seen = metrics(pipeline)
+    assert (seen.contraction, seen.consensus_distance, seen.drift) == (
+        synchronous.contraction,
+        synchronous.consensus_distance,
+        synchronous.drift,
+    )
+    assert seen.consensus_distance.value == seen.drift.worker.value == seen.contraction.value == 0
+    assert synchronous.pipeline is None
+    assert seen.pipeline.stability_limit.value == pytest.approx(1)
+    assert seen.to_json()["pipeline"] == pytest.approx({"stability_limit": 1.0, "noise_factor": noise_factor(0.1, 2)})
+    late = metrics(Schedule("a", cluster, AllReduce(sync=DelayedAveraging())))
+    assert late.pipeline is None
+    assert late.consensus_distance.value == pytest.approx(7 / 8), "late parameters, not gradients"
+
+
+# Hop's spectral gap of a bare graph, and how much momentum a graph bears; metrics load nothing heavy
+
+
+STAR = Round.from_edges(5, [(*edge, Fraction(1, 5)) for i in range(1, 5) for edge in ((0, i), (i, 0))])
+
+
+def test_the_gap_of_a_ring_counts_edges_and_not_their_weights():
+    for weight in (Fraction(1, 4), Fraction(1, 9)):
+        ring = Round.from_edges(7, [(i, (i + d) % 7, weight) for i in range(7) for d in (1, 6)])
+        assert hop_gap(ring) == pytest.approx(1 - np.cos(2 * np.pi / 7), abs=1e-14)
+
+
+def test_the_gap_of_a_directed_ring_takes_eigenvalues_in_the_order_of_real_numbers():
+    edges = [(0, 1, Fraction(1, 2)), (1, 2, Fraction(1, 4)), (2, 0, Fraction(1, 8))]
+    # It has the cube roots of 1; the real order takes −1/2, the modulus would take 1.
+    assert hop_gap(Round.from_edges(3, edges)) == pytest.approx(1.5, abs=1e-12)
+
+
+def test_only_a_schedule_of_one_graph_has_a_hop_gap():
+    rng = np.random.default_rng(0)
+    phases = tuple(Phase.from_labels(rng.integers(-1, 4, size=9)) for _ in range(3))
+    found = metrics(of_phases("s", Cluster.parse("9x1"), phases)).hop_gap
+    assert found.value is None
+    assert "fixed graph" in found.how
+    star = metrics(Schedule("star", Cluster.parse("5x1"), NeighborAveraging(rounds=(STAR,))))
+    assert star.hop_gap.value == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("graph", "message"), [
+    (Round.from_edges(3, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]), "worker 2 has no neighbor"),
+    (Round.from_edges(5000, [(0, 1, Fraction(1, 2))]), "at most 4000"),
+])  # fmt: skip
+def test_what_has_no_gap_is_refused_in_one_line(graph, message):
+    refused(InputError, message, hop_gap, graph)
+
+
+def test_importing_metrics_loads_nothing_heavy():
+    code = "import sys, partreduce.topo.metrics; print(sorted({'scipy', 'networkx', 'torch'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def spread_after(matrix, momentum, rate, *, parallel, steps=4000):
+    """What is left of the differences between workers on the loss x²/2, from a random start; 1 at the start."""
+    x = np.random.default_rng(1).standard_normal(len(matrix))
+    x -= x.mean()
+    x /= np.linalg.norm(x)
+    velocity = np.zeros_like(x)
+    for _ in range(steps):
+        velocity = momentum * velocity + x
+        x = matrix @ x - rate * velocity if parallel else matrix @ (x - rate * velocity)
+        x -= x.mean()
+        if np.linalg.norm(x) > 1e6:
+            break
+    return np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("num_workers", [8, 16])
+def test_differences_between_workers_shrink_below_the_largest_rate_and_grow_above_it(num_workers, momentum, parallel):
+    graph = weigh(ring_based(num_workers))
+    limit = largest_rate(graph, momentum, parallel=parallel)
+    matrix = mixing_matrix(graph)
+    assert spread_after(matrix, momentum, 0.98 * limit, parallel=parallel) < 0.5
+    if limit < 2 * (1 + momentum):  # otherwise the mean of all is what grows first
+        assert spread_after(matrix, momentum, 1.02 * limit, parallel=parallel) > 2
+
+
+def test_the_serial_order_of_the_ring_based_graph_bears_little_momentum():
+    """Its smallest eigenvalue over 16 workers is -0.462: 0.32 instead of All-Reduce's 3.8."""
+    graph = weigh(ring_based(16))
+    assert largest_rate(graph, 0.9, parallel=False) == pytest.approx(0.3165, abs=1e-4)
+    assert largest_rate(graph, 0.9, parallel=True) == pytest.approx(1.0224, abs=1e-3)

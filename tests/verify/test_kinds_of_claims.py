@@ -1,0 +1,363 @@
+"""Claims of own outer parameters, quorums and tables: prover, checker and plain replays agree."""
+
+import itertools
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from benchmarks.forgery import quorums
+from benchmarks.forgery.campaign import certified, objection
+from benchmarks.forgery.dense import dense
+from benchmarks.forgery.oracle import is_true
+from benchmarks.forgery.schedules import (
+    SCHEDULES,
+    TABLES,
+    by_quorum,
+    explicit,
+    random_allreduce,
+    random_blocks,
+    random_schedule,
+    with_tables,
+)
+from benchmarks.forgery.tables import JUDGES
+from helpers.claims import claims_of_tables, facts_of
+from helpers.coded_sums import UNDERFLOW, rounding_error
+from helpers.command_runs import ran
+from helpers.readings import agree
+from helpers.refusals import refused
+from helpers.small import of_rule
+from partreduce import Cluster, Hardware, Link, PartreduceError, Schedule, predict, write_schedule
+from partreduce.errors import ScheduleError
+from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
+from partreduce.strategies import Payload, Phase, Placement, Server, StaticGroups, TablePlacement
+from partreduce.topo.metrics.stability import outer_radius
+from partreduce.topo.strategies import AllReduce, GroupPhases, OuterParams, OuterStep, PartialAllReduce
+from partreduce.verify import checker, prove
+from partreduce.verify.base import Status
+
+NAMES = ("outer-own", "outer-own-rule")
+
+
+def certified_parts(schedule):
+    proof = prove(schedule)
+    raw, certificate = (json.loads(json.dumps(part)) for part in (dump_schedule(schedule), dict(proof.certificate)))
+    return proof, raw, certificate
+
+
+def held(raw, certificate):
+    return list(checker.check(certificate, checker.read_schedule(json.loads(json.dumps(raw)))))
+
+
+def entry_of(certificate):
+    return next(entry for entry in certificate["claims"] if entry["claim"] == "outer-consensus")
+
+
+def random_own(draw):
+    """Groups or a rule whose members have outer parameters of their own; some agree, some do not."""
+    momentum = Fraction(draw.randrange(10), 10)
+    nesterov = momentum > 0 and draw.random() < 0.5
+    outer = OuterStep(
+        lr=Fraction(draw.randrange(1, 19), 10), momentum=momentum, nesterov=nesterov, outer_params="per_worker"
+    )
+    if outer.is_plain:
+        return random_own(draw)
+    period = draw.randrange(1, 4)
+    if draw.random() < 0.5:
+        n, phases = draw.randrange(2, 7), []
+        for _ in range(period):
+            ranks = draw.sample(range(n), n)
+            cut = draw.randrange(2, n + 1)
+            phases.append([group for group in (ranks[:cut], ranks[cut:]) if len(group) > 1])
+        return explicit(n, *phases, payload=Payload(outer=outer), steps_per_round=draw.randrange(1, 3))
+    radices, size = draw.choice([((2,), 2), ((3,), 2), ((2, 2), 2), ((2, 3), 3), ((), 4)])
+    phases = [tuple(random_blocks(draw, radices, size)) for _ in range(period)]
+    cluster = Cluster.regular(int(np.prod(radices)), size)
+    return of_rule("r", cluster, radices, tuple(phases), payload=Payload(outer=outer))
+
+
+def test_prover_checker_and_workers_one_by_one_agree_on_random_schedules():
+    """Proved exactly where differences die out, and the checker computes the numbers that the prover states."""
+    draw, seen = random.Random("own anchors"), {"proved": 0, "refuted": 0}
+    for _ in range(150):
+        schedule = random_own(draw)
+        proof, raw, certificate = certified_parts(schedule)
+        claim = proof["outer-consensus"]
+        is_below = {"claim": "outer-consensus", "squared": str(1 - Fraction(1, 10**6))}
+        assert is_true(is_below, raw) == claim.holds, (raw, claim)
+        assert proof.verdict.value == claim.status.value
+        if claim.holds:
+            assert "outer-consensus" in held(raw, certificate)
+            assert is_true(entry_of(certificate), raw)
+        stated = {fact.name: fact.numbers for fact in checker.facts(checker.read_schedule(raw))}
+        told = {one.claim: one.numbers for one in proof.claims if one.numbers is not None}
+        assert stated == told
+        seen[claim.status.value] += 1
+    assert min(seen.values()) > 30, seen
+
+
+def test_a_radius_of_1_or_more_is_refuted_with_the_number():
+    pairs = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    schedule = explicit(
+        4, *pairs, payload=Payload(outer=OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
+    )
+    claim = prove(schedule)["outer-consensus"]
+    assert claim.status.value == "refuted"
+    assert claim.witness["radius"] == pytest.approx(4.394810, abs=1e-5)
+    assert outer_radius(schedule) == pytest.approx(claim.witness["radius"])
+
+
+def test_own_anchors_over_everybody_agree_as_the_quadratic_says():
+    """One group of all, no Nesterov: differences follow x² − (1 + μ − r) x + μ, whose roots have modulus √μ."""
+    schedule = explicit(
+        3, [range(3)], payload=Payload(outer=OuterStep(lr=0.7, momentum=0.36, outer_params="per_worker"))
+    )
+    assert outer_radius(schedule) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bound_that_is_just_too_small_is_refused(name):
+    _, raw, certificate = certified_parts(SCHEDULES[name])
+    entry, true = entry_of(certificate), Fraction(entry_of(certificate)["squared"])
+    radius = Fraction(outer_radius(SCHEDULES[name])).limit_denominator(10**9)
+    assert radius**2 < true
+    for squared in (radius**2 * Fraction(999, 1000), Fraction(0), Fraction(1), Fraction(-1)):
+        entry["squared"] = str(squared)
+        with pytest.raises(checker.Refusal):
+            held(raw, certificate)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_are_not_positive_or_not_enough_are_refused(name):
+    _, raw, certificate = certified_parts(SCHEDULES[name])
+    whole = entry_of(certificate)["weights"]
+    zeros = [[0] * len(part) for part in whole]
+    smaller = [[entry // 2**40 for entry in part] for part in whole]
+    first = [[-whole[0][0], *whole[0][1:]], *whole[1:]]
+    for weights in (zeros, smaller, first, whole[:-1], [whole[0][:-1], *whole[1:]], [*whole, whole[0]]):
+        entry_of(certificate)["weights"] = weights
+        with pytest.raises(checker.Refusal):
+            held(raw, certificate)
+    entry_of(certificate)["weights"] = whole
+    assert "outer-consensus" in held(raw, certificate)
+
+
+def test_a_claim_about_matrices_is_refused_and_none_is_made():
+    own = SCHEDULES["outer-own"]
+    proof, raw, certificate = certified_parts(own)
+    assert {"contraction", "consensus", "doubly-stochastic", "equal-replicas"}.isdisjoint(c.claim for c in proof.claims)
+    strategy = own.strategy
+    plain = Schedule(own.name, own.cluster, StaticGroups(phases=strategy.phases, prologue=strategy.prologue))
+    _, _, of_matrices = certified_parts(plain)
+    for entry in of_matrices["claims"]:
+        if entry["claim"] == "membership":
+            continue
+        refused(checker.Refusal, "a claim about own outer parameters", held, raw, certificate | {"claims": [entry]})
+    with pytest.raises(checker.Refusal, match="a claim about rounds"):
+        held(dump_schedule(plain), of_matrices | {"claims": [entry_of(certificate)]})
+    refused(ScheduleError, "outer steps from each worker's own outer parameters are no mixing matrix", own.steps)
+
+
+def test_groups_that_leave_a_worker_out_are_refuted_by_name():
+    alone = StaticGroups(
+        phases=GroupPhases((Phase.from_groups(4, [[0, 1, 3]]),)), payload=SCHEDULES["outer-own"].strategy.payload
+    )
+    claim = prove(Schedule("alone", Cluster.regular(2, 2), alone))["outer-consensus"]
+    assert claim.status.value == "refuted"
+    assert "{2}" in claim.explanation
+
+
+def test_time_is_that_of_the_same_meetings_and_memory_that_of_anchors(tmp_path, capsys):
+    own, path = SCHEDULES["outer-own"], tmp_path / "own.json"
+    wire = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), compute=0.08, model_bytes=2_000_000)
+    found, plain = predict(own, wire), predict(own.meetings, wire)
+    assert found.arrays == plain.arrays + 2
+    assert replace(found, arrays=plain.arrays, memory_bytes=plain.memory_bytes) == plain
+    write_schedule(path, own)
+    assert ran(capsys, ["simulate", str(path), "--rounds", "4"]).err == ""
+
+
+# Claims about rounds that a quorum starts: prover, checker and the played rules agree; nothing else is accepted
+
+
+OF_ALL = [
+    {"quorum": start, "staleness": late, "missed": missed, "count": count, "synchronize_every": every}
+    for start, late, missed, count, every in itertools.product(
+        ("solo", "majority", 2, 3), (1, 4, 9), ("each", "sum", "latest"), ("open-round", "call"), (0, 3)
+    )
+]
+
+
+def written_quorum(members):
+    """The document of a setting, with every member spelled out."""
+    raw = dump_schedule(by_quorum(4, PartialAllReduce(quorum="solo")))
+    raw["strategy"]["sync"] = {"partial": dict(members)}
+    return json.loads(json.dumps(raw))
+
+
+def fits(members):
+    """Whether a setting is one, as the strategies say."""
+    try:
+        schedule = by_quorum(4, PartialAllReduce(**members))
+        schedule.strategy.check(schedule.cluster)
+    except PartreduceError:
+        return False
+    return True
+
+
+def test_the_checker_reads_exactly_the_settings_that_there_are():
+    assert [agree(written_quorum(members)) for members in OF_ALL] == list(map(fits, OF_ALL))
+    assert sum(map(fits, OF_ALL)) > 30
+    assert not any(agree(written_quorum({"quorum": strange})) for strange in (1, 4, -2, "all", True, 2.0, None))
+    groups = written_quorum({"quorum": "solo"})
+    groups["strategy"] |= {"kind": "static", "phases": [[{"group": [0, 1]}], [{"group": [0, 1, 2, 3]}]]}
+    with pytest.raises(checker.Refusal, match="a pipeline and a quorum go with allreduce at steps_per_round 1"):
+        checker.read_schedule(groups)
+
+
+def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
+    for members in filter(fits, OF_ALL):
+        schedule = by_quorum(4, PartialAllReduce(**members))
+        raw, certificate = certified(schedule)
+        spelled = parse_schedule(json.dumps(written_quorum(members)).encode())
+        assert spelled.strategy == schedule.strategy
+        assert checker.read_schedule(dump_schedule(spelled)).sha256 == schedule_sha256(schedule), "one canonical form"
+        assert certificate["claims"] == []
+        played, facts = quorums.quorum_of(raw), facts_of(raw)
+        assert facts == {claim.claim: claim.numbers for claim in prove(schedule).claims if claim.holds}
+        for name, numbers in facts.items():
+            assert quorums.is_true({"claim": name, **numbers}, played, 4), (members, name, numbers)
+        assert ("staleness" in facts) == quorums.is_true({"claim": "staleness", "rounds": 999}, played, 4)
+        equal = any(
+            quorums.is_true({"claim": "equal-replicas", "of": of, "every": every}, played, 4)
+            for of in ("gradients", "models")
+            for every in (1, 3)
+        )
+        assert ("equal-replicas" in facts) == equal
+
+
+def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused():
+    assert not quorums.is_true({"claim": "staleness", "rounds": 3}, quorums.USUAL | {"quorum": "solo"}, 4)
+    assert not quorums.is_true({"claim": "deadlock-free", "needed": 2}, quorums.USUAL | {"quorum": "majority"}, 4)
+    raw, certificate = certified(SCHEDULES["quorum"])
+    of_synchronous = certified(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))[1]
+    read = checker.read_schedule(json.loads(json.dumps(raw)))
+    assert of_synchronous["claims"]
+    for entry in of_synchronous["claims"]:
+        assert "rounds by quorum" in objection(read, {**certificate, "claims": [entry]}), entry
+
+
+# Claims about tables that go their own way: prover, checker, and counting row by row agree, and nothing else holds
+
+
+def test_prover_checker_and_counting_agree_on_random_schedules():
+    draw, made = random.Random(5), Counter()
+    for number in range(150):
+        schedule = with_tables(draw, random_allreduce(draw) if number % 2 else random_schedule(draw))
+        raw = dump_schedule(schedule)
+        listed, matrices = dense(raw)
+        for claim in claims_of_tables(schedule).values():
+            made[claim.claim] += 1
+            numbers = json.loads(json.dumps(dict(claim.numbers)))
+            assert facts_of(raw)[claim.claim] == numbers, (raw, numbers)
+            assert JUDGES[claim.claim]({"claim": claim.claim, **numbers}, raw, listed, matrices), (raw, numbers)
+        assert JUDGES.keys() & facts_of(raw).keys() == claims_of_tables(schedule).keys()
+    assert min(made[name] for name in JUDGES) > 40
+
+
+def test_they_are_essential_where_they_are_due():
+    proof = prove(SCHEDULES["tables"])
+    assert proof.essential >= {"one-owner", "table-order", "row-error"}
+    assert proof.verdict is Status.PROVED
+    assert [claim.claim for claim in proof.claims if claim.holds][-4:] == list(JUDGES)
+    dense_only = Payload(tables=(TablePlacement(parameter="words", rows=5, columns=2, way=Placement.DENSE),))
+    plain = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=dense_only)))
+    assert not {"one-owner", "table-order", "row-error"} & {*plain.essential, *(claim.claim for claim in plain.claims)}
+    assert "row-error" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=TABLES_OF_4)))
+    assert "nic-bytes" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce()))
+
+
+@pytest.mark.parametrize(
+    "beside", [{"outer": OuterStep(momentum=0.5, outer_params=OuterParams.PER_WORKER)}, {"fragments": 2}], ids=str
+)
+def test_they_are_stated_beside_outer_steps_and_fragments_that_all_reduce_could_not_have(beside):
+    group = GroupPhases((Phase.from_groups(4, [[0, 1, 2, 3]]),))
+    strategy = StaticGroups(phases=group, steps_per_round=2, payload=replace(TABLES_OF_4, **beside))
+    proof = prove(Schedule("s", Cluster.regular(2, 2), strategy))
+    assert {claim.claim for claim in proof.claims if claim.holds} >= {"one-owner", "table-order"}
+
+
+def test_a_synchronous_server_has_them_without_a_certificate():
+    proof = prove(Schedule("s", Cluster.regular(2, 2), Server(payload=TABLES_OF_4)))
+    assert proof["one-owner"].status is Status.FACT
+    assert not proof.certificate
+
+
+TABLES_OF_4 = Payload(tables=(TablePlacement(parameter="words", rows=9, columns=2),))
+
+
+def test_where_groups_overlap_nothing_rests_on_anything():
+    clash = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [1, 2]]),)), payload=TABLES_OF_4)
+    proof = prove(Schedule("s", Cluster.regular(2, 2), clash))
+    assert proof["one-owner"].status is Status.NOT_PROVED
+    assert proof.certificate["claims"] == []
+
+
+def test_code_that_gives_a_row_to_another_worker_refutes_it(monkeypatch):
+    def wrong(self, route, row, num_workers):
+        return 3 if row == 6 else row % num_workers
+
+    monkeypatch.setattr(Payload, "owner", wrong)
+    claim = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=TABLES_OF_4)))["one-owner"]
+    assert claim.status is Status.REFUTED
+    assert claim.witness == {"parameter": "words", "row": 6, "owner": 3}
+
+
+@pytest.mark.parametrize("cluster", [Cluster.regular(1, 4), Cluster.regular(4, 1)], ids=str)
+def test_one_node_sends_nothing_and_nodes_of_one_worker_agree_on_nothing(cluster):
+    proof = prove(Schedule("s", cluster, AllReduce(payload=TABLES_OF_4)))
+    assert proof["table-order"].numbers["lookup"] == ["all"] * 3
+    assert (proof["nic-bytes"].numbers["tables"][0][1:] == [0, 0]) == (cluster.num_nodes == 1)
+
+
+def test_numbers_by_hand_on_4x4():
+    """100,000 rows of 16 columns: 75,000 asked for and 25,000 handed out thrice; four times that unaggregated."""
+    words = TablePlacement(parameter="words", rows=100_000, columns=16)
+    for is_local, times in ((True, 1), (False, 4)):
+        payload = Payload(tables=(words,), local_aggregation=is_local)
+        proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(payload=payload)))
+        lookup, gradients = 75_000 * 4 + 75_000 * 64, 75_000 * 68
+        assert proof["nic-bytes"].numbers["tables"] == [["words", times * lookup, times * gradients]]
+        assert proof["one-owner"].numbers["tables"] == [["words", 16, 6250, 6250]]
+
+
+@pytest.mark.parametrize(("codec", "row"), [("float16", 32), ("bfloat16", 32), ("int8", 20)])
+def test_numbers_by_hand_with_a_codec(codec, row):
+    """A row of 16 numbers in its codec; gradients are added by fours, rounded once, and the nodes' four added."""
+    words = TablePlacement(parameter="words", rows=100_000, columns=16, codec=codec)
+    proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(payload=Payload(tables=(words,)))))
+    lookup, gradients = 75_000 * 4 + 75_000 * row, 75_000 * (row + 4)
+    assert proof["nic-bytes"].numbers["tables"] == [["words", lookup, gradients]]
+    ((_, relative, absolute),) = proof["row-error"].numbers["rows"]
+    assert float(Fraction(relative)) == pytest.approx(float(rounding_error(codec)), rel=1e-6)
+    assert Fraction(absolute) == UNDERFLOW[codec]
+    ((_, relative, absolute),) = proof["row-error"].numbers["gradients"]
+    assert float(Fraction(relative)) == pytest.approx(float(rounding_error(codec)) + 6 * 2.0**-24, rel=1e-4)
+    assert UNDERFLOW[codec] * 4 <= Fraction(absolute) <= UNDERFLOW[codec] * 8
+
+
+def test_a_million_workers_take_no_longer_than_their_list():
+    payload = Payload(tables=(TablePlacement(parameter="words", rows=2**31 - 1, columns=512),))
+    schedule = Schedule("s", Cluster.regular(2**17, 8), AllReduce(payload=payload))
+    raw = dump_schedule(schedule)
+    stated = facts_of(raw)
+    for claim in claims_of_tables(schedule).values():
+        assert stated[claim.claim] == json.loads(json.dumps(dict(claim.numbers)))
+
+
+def test_tables_of_the_forged_schedules_are_of_every_way():
+    assert {route.way for route in TABLES.tables} == set(Placement)
