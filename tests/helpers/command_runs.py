@@ -1,24 +1,15 @@
 """Runs one command of the command line inside the test's process; its errors come as they were raised."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import typer
 from typer.testing import CliRunner
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from click.testing import Result
-
-
-def runner(command: Callable) -> Callable[..., Result]:
+def runner(command):
     """What runs a command with some arguments and gives its result."""
     app = typer.Typer()
     app.command()(command)
 
-    def run(*arguments: object) -> Result:
+    def run(*arguments):
         result = CliRunner().invoke(app, list(map(str, arguments)), standalone_mode=False)
         if result.exception is not None:
             raise result.exception

@@ -1,27 +1,12 @@
 """Random schedules of all kinds that have metrics: rules, groups, graphs and all-reduce, in every setting."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
 import numpy as np
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    Averaging,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Round,
-    RulePhases,
-    StaticGroups,
-    Synchronous,
-)
+from partreduce import Cluster, Schedule
+from partreduce import strategies as st
 
 SHAPES = [
     ((2,), 1), ((2,), 4), ((3,), 3), ((2, 2), 3), ((4,), 5), ((2, 3), 2), ((3, 2), 4), ((2, 2, 2), 2), ((5,), 3),
@@ -40,17 +25,17 @@ def random_rule(rng):
             take = int(rng.integers(1, len(ranks) + 1))
             local, ranks = tuple(sorted(int(r) for r in ranks[:take])), ranks[take:]
             across = tuple(d for d in range(len(radices)) if rng.random() < 0.5)
-            blocks.append(Block(local, across, RELAXATION[rng.integers(len(RELAXATION))]))
+            blocks.append(st.Block(local, across, RELAXATION[rng.integers(len(RELAXATION))]))
         phases.append(tuple(blocks))
     nodes = math.prod(radices)
     steps_per_round = int(rng.integers(1, 4))
     if rng.random() < 0.4:
         steps_per_round = tuple(int(p) for p in rng.integers(1, 6, size=size)) * nodes
-    strategy = StaticGroups(
-        phases=RulePhases(radices, tuple(phases)),
+    strategy = st.StaticGroups(
+        phases=st.RulePhases(radices, tuple(phases)),
         steps_per_round=steps_per_round,
-        averaging=Averaging.STEP_NORMALIZED if rng.random() < 0.3 else Averaging.MEAN,
-        sync=DelayedAveraging() if bool(rng.random() < 0.3) else Synchronous(),
+        averaging=st.Averaging.STEP_NORMALIZED if rng.random() < 0.3 else st.Averaging.MEAN,
+        sync=st.DelayedAveraging() if bool(rng.random() < 0.3) else st.Synchronous(),
     )
     return Schedule("random", Cluster.regular(nodes, size), strategy) if nodes * size > 1 else random_rule(rng)
 
@@ -61,8 +46,8 @@ def random_groups(rng):
     n, phases = cluster.num_workers, []
     for _ in range(rng.integers(1, 5)):
         labels = rng.integers(-1, max(2, n // 2), size=n)
-        phases.append(Phase.from_labels(labels, {k: RELAXATION[rng.integers(len(RELAXATION))] for k in range(n)}))
-    return Schedule("random", cluster, StaticGroups(phases=GroupPhases(tuple(phases)), **_setting(rng, n)))
+        phases.append(st.Phase.from_labels(labels, {k: RELAXATION[rng.integers(len(RELAXATION))] for k in range(n)}))
+    return Schedule("random", cluster, st.StaticGroups(phases=st.GroupPhases(tuple(phases)), **_setting(rng, n)))
 
 
 def random_graph(rng):
@@ -78,13 +63,13 @@ def random_graph(rng):
             edges = {pair: Fraction(int(rng.integers(1, 4)), 4 * n) for pair in pairs}
             if kind < 0.8:
                 edges |= {(j, i): weight for (i, j), weight in edges.items()}
-        rounds.append(Round.from_edges(n, [(i, j, weight) for (i, j), weight in edges.items()]))
-    return Schedule("random", cluster, NeighborAveraging(rounds=tuple(rounds), **_setting(rng, n)))
+        rounds.append(st.Round.from_edges(n, [(i, j, weight) for (i, j), weight in edges.items()]))
+    return Schedule("random", cluster, st.NeighborAveraging(rounds=tuple(rounds), **_setting(rng, n)))
 
 
 def random_allreduce(rng):
     cluster = _cluster(rng)
-    return Schedule("random", cluster, AllReduce(**_setting(rng, cluster.num_workers)))
+    return Schedule("random", cluster, st.AllReduce(**_setting(rng, cluster.num_workers)))
 
 
 def _cluster(rng):
@@ -101,6 +86,6 @@ def _setting(rng, n):
     steps = int(rng.integers(1, 4)) if rng.random() < 0.6 else tuple(rng.integers(1, 6, size=n).tolist())
     return {
         "steps_per_round": steps,
-        "averaging": Averaging.STEP_NORMALIZED if rng.random() < 0.3 else Averaging.MEAN,
-        "sync": DelayedAveraging() if bool(rng.random() < 0.3) else Synchronous(),
+        "averaging": st.Averaging.STEP_NORMALIZED if rng.random() < 0.3 else st.Averaging.MEAN,
+        "sync": st.DelayedAveraging() if bool(rng.random() < 0.3) else st.Synchronous(),
     }

@@ -1,7 +1,5 @@
 """Bugs seeded in a protocol's machine: each a sentence, one method that does something else, and where it dies."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from partreduce.schedulers.protocols.base import Received, Send
@@ -20,15 +18,7 @@ class Bugs(dict):
         setattr(kind, method, self._changed(method, **changes))
 
     def _changed(self, method, *, seen=None, left=None, told=None, instead=None):
-        """The method of a machine that differs.
-
-        Args:
-            method: its name.
-            seen: the state that it is given, of the real one and the arguments behind it.
-            left: the state that comes of it, of that, the one before and the arguments behind it.
-            told: its actions, of those of the machine.
-            instead: what is called in its place, with the machine, its own method and the arguments.
-        """
+        """The method of a machine that differs."""
         original = getattr(self._machine, method)
 
         def changed(machine, *arguments):
