@@ -69,8 +69,7 @@ def p_reduce(world: GlooWorld, megabytes: float) -> dict[str, Way]:
     """Both write their array before the clock starts, as an optimizer's step does."""
     import torch
 
-    from partreduce.runtime.averaging.apply_average import commit_mean
-    from partreduce.runtime.averaging.bucket import Bucket
+    from partreduce.runtime.averaging.bucket import Bucket, commit_mean
     from partreduce.runtime.averaging.reducer import Reducer
     from partreduce.runtime.liveness.heartbeat import Heartbeat
     from partreduce.runtime.recorder import Recorder

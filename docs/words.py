@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 EXCLUDED = (
     "partreduce/planner/",
     "partreduce/report/",
-    "partreduce/verify/",
-    "partreduce/schedulers/synthesis/",
-    "partreduce/topo/metrics/",
     "benchmarks/",
     "docs/conformance.md",  # written from the tests' table
     "docs/make_conformance.py",
@@ -48,6 +45,8 @@ EVENTS = re.compile(
     "|Received|Released|Restarted|Resumed|Summed|Terminated"
 )
 """Classes that say what has happened: messages of protocols, and exceptions."""
+STATUSES = re.compile("proved|refuted")
+"""Makers of claims, by the status of the claim."""
 PREPOSITIONS = re.compile(
     "(?:about|above|alone|around|beside|between|beyond|inside|on|outside|over|through|under)(?:_.*)?"
 )
@@ -64,7 +63,8 @@ def fault_of_name(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, *
     """What is wrong with the name of a function or class; None for a good one."""
     if SPEECH.fullmatch(node.name):
         return f"{node.name}: use check_, log_, warn_, send_, receive_ or format_"
-    if PARTICIPLE.fullmatch(node.name) and not is_method and not EVENTS.fullmatch(node.name):
+    usual = EVENTS if isinstance(node, ast.ClassDef) else STATUSES
+    if PARTICIPLE.fullmatch(node.name) and not is_method and not usual.fullmatch(node.name):
         return f"{node.name}: name a function by a verb and its object, a class by a noun"
     return None
 

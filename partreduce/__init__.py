@@ -16,6 +16,7 @@ scripts name: `strategies` (what a schedule says), `errors`, `files` and `types`
 from __future__ import annotations
 
 import os
+import sys
 
 from lazy_loader import attach_stub
 
@@ -24,6 +25,7 @@ _import, __dir__, __all__ = attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> object:
+    _show_errors_in_one_line()
     try:
         return _import(name)
     except ModuleNotFoundError as error:
@@ -35,8 +37,14 @@ def __getattr__(name: str) -> object:
         raise missing([library], f"partreduce.{name}") from None
 
 
-# A worker of torchrun: what is refused before the optimizer is made, too. The name is `runtime.environment.RUN_ID`.
-if "TORCHELASTIC_RUN_ID" in os.environ:
-    from partreduce.runtime.launcher.processes import install_excepthook
+def _show_errors_in_one_line() -> None:
+    """In a worker of torchrun, or of a process group: what is refused before the optimizer is made, too."""
+    group = sys.modules.get("torch.distributed")
+    in_group = group is not None and getattr(group, "is_initialized", bool)()
+    if in_group or "TORCHELASTIC_RUN_ID" in os.environ:  # the name is `runtime.environment.RUN_ID`
+        from partreduce.runtime.launcher.processes import install_excepthook
 
-    install_excepthook()
+        install_excepthook()
+
+
+_show_errors_in_one_line()

@@ -21,7 +21,7 @@ from .runtime.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.checkpoint import save_checkpoint as save_checkpoint
 from .runtime.clipping import clip_grad_norm_ as clip_grad_norm_
 from .runtime.data.sampler import RoundSampler as RoundSampler
-from .runtime.data.sharding import shard_dataset as shard_dataset
+from .runtime.data.sampler import shard_dataset as shard_dataset
 from .runtime.optimizer import DistributedOptimizer as DistributedOptimizer
 from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces

@@ -68,15 +68,11 @@ def design(
         place = request if isinstance(request, Cluster) else load_cluster(request)
         return registry.build(build, place, **parameters)
     if isinstance(request, (Cluster, str)):
-        raise InputError(
-            f"design: build: expected a catalogue entry for cluster {request}, got none; give build=NAME, or a "
-            "PlanRequest to search for a schedule"
-        )
+        rule = "give build=NAME, or a PlanRequest to search for a schedule"
+        raise InputError(f"design: build: expected a catalogue entry for cluster {request}, got none; {rule}")
     if parameters:
-        raise InputError(
-            f"design: {next(iter(parameters))}: expected no such argument of a PlanRequest; leave it out, or build a "
-            "catalogue entry with build=NAME"
-        )
+        rule = "leave it out, or build a catalogue entry with build=NAME"
+        raise InputError(f"design: {next(iter(parameters))}: expected no such argument of a PlanRequest; {rule}")
     from partreduce.planner.job import PlanRequest
     from partreduce.planner.plan import plan
     from partreduce.report.reasons import explained

@@ -58,13 +58,8 @@ def fresh_terminal() -> Iterator[None]:
 
 
 def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
-    """Find out which of the outputs is standard output (`-`); sentences and tables then go to standard error.
-
-    Raises:
-        FileError: an output has no place, which minutes of work would find out too late.
-        InputError: more than one document would go there.
-    """
-    from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write
+    """Find out which of the outputs is standard output (`-`); sentences and tables then go to standard error."""
+    from partreduce.topo.document.reader import STDOUT, descriptor_to_write
     from partreduce.topo.document.writer import check_without_place
 
     count = sum(path is not None and descriptor_to_write(path) == STDOUT for path in outputs)
@@ -130,11 +125,7 @@ def size(value: float) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, atomically; `-` is standard output.
-
-    Raises:
-        FileError: it cannot be written.
-    """
+    """Write a file, atomically; `-` is standard output."""
     from partreduce.topo.document.writer import write_file
 
     sys.stdout.flush()

@@ -26,10 +26,7 @@ PLAIN = {
 
 
 class OutputLostError(Exception):
-    """Our output has no reader left: its reader (such as `head`) has gone, or what the text says, as on a full disk.
-
-    No OSError, so that no library below us handles it.
-    """
+    """The reader of our output has gone, or the text says why it takes no more. No OSError, which libraries handle."""
 
 
 class _WatchedDescriptor(io.FileIO):

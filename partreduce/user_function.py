@@ -20,10 +20,6 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
     Args:
         text: `FILE.py:NAME`.
         place: the option or argument that refusals name.
-
-    Raises:
-        FileError: there is no such file.
-        InputError: it is not written so, has no such function, or fails when it is executed.
     """
     path, name = file_and_name(text, place)
     spec = importlib.util.spec_from_file_location(f"_partreduce_user_{path.stem}", path.resolve())
@@ -53,12 +49,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
 
 
 def file_and_name(text: str, place: str) -> tuple[Path, str]:
-    """`train.py:step` → the file, which is there, and the name.
-
-    Raises:
-        FileError: there is no such file.
-        InputError: it is not written so.
-    """
+    """`train.py:step` → the file, which is there, and the name."""
     file, sign, name = text.rpartition(":")
     path = Path(file)
     if not sign or not name.isidentifier() or path.suffix != ".py":

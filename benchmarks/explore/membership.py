@@ -5,9 +5,7 @@ from __future__ import annotations
 from benchmarks.explore.explorer import USUAL, Configuration, Explored, Network
 from benchmarks.explore.search import NoDeadlock, PerProcess, PerState, Property
 from benchmarks.explore.search import View as Whole
-from partreduce.schedulers.protocols.membership.authority import Authority
-from partreduce.schedulers.protocols.membership.machine import Membership
-from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
 from partreduce.schedulers.protocols.membership.messages import Groups, Members, Phase
 
 

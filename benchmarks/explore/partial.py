@@ -13,8 +13,7 @@ from typing import Any
 from benchmarks.explore.covering import Factors, Level
 from benchmarks.explore.explorer import AT_ONCE, REORDERED, USUAL, WILD, Configuration, Explored, Network
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, View
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import (
+from partreduce.schedulers.protocols.partial import (
     CALLED,
     COMPUTING,
     GOES_ON,
@@ -23,6 +22,7 @@ from partreduce.schedulers.protocols.partial_state import (
     Call,
     End,
     Finish,
+    Partial,
     PartialState,
     Share,
     Take,

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from partreduce.schedulers.protocols import adpsgd, hop
 from partreduce.schedulers.protocols.adpsgd import Answer, PairState
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.group_generator import system
+from partreduce.schedulers.protocols.group_generator import worker as machines
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.service import Ask, GeneratorState, Grant, Void
 from partreduce.schedulers.protocols.group_generator.worker import ENDED, EVICTED, Here, WorkerState
@@ -122,7 +122,7 @@ def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
 
 
 @dataclass(frozen=True)
-class GroupSystem(system.GroupSystem):
+class GroupSystem(machines.GroupSystem):
     """The group generator and its workers; sequence numbers count from the oldest outstanding group.
 
     Args:

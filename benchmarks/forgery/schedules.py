@@ -37,9 +37,16 @@ from partreduce.topo.strategies.axes import (
     Transport,
 )
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
-from partreduce.topo.strategies.outer import OuterParams, OuterStep
 from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
-from partreduce.topo.strategies.payload import ROW_CODECS, Gradient, Payload, Placement, TablePlacement
+from partreduce.topo.strategies.payload import (
+    ROW_CODECS,
+    Gradient,
+    OuterParams,
+    OuterStep,
+    Payload,
+    Placement,
+    TablePlacement,
+)
 
 if TYPE_CHECKING:
     import random

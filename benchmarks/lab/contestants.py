@@ -13,10 +13,8 @@ from benchmarks.lab.setting import Setting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.strategies import load_strategy
-from partreduce.topo.graphs.base import Graph
-from partreduce.topo.graphs.classic import ring
-from partreduce.topo.graphs.clustered import clustered_graph
-from partreduce.topo.graphs.hop import double_ring, ring_based
+from partreduce.topo.graphs import Graph
+from partreduce.topo.graphs.named import clustered_graph, double_ring, ring, ring_based
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Transport

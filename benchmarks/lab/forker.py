@@ -31,11 +31,11 @@ def serve_workers(node: int) -> None:
     _say("ready")
     for line in sys.stdin:
         job = Job.of_line(line)
-        if job.data_file and job.data_file not in samples:
-            samples[job.data_file] = read_data(job.data_file)
-        if job.how in measurements:
+        if job.how in measurements:  # which need no data: links are profiled before any are written
             target = partial(measurements[job.how], job, node)
         else:
+            if job.data_file not in samples:
+                samples[job.data_file] = read_data(job.data_file)
             target = partial(work, job, node, samples[job.data_file])
         with (job.path / f"node-{node}.log").open("w") as log:
             code = launch(target, num_workers=job.workers_of_nodes[node], threads=1, output=log)

@@ -28,9 +28,8 @@ from partreduce.runtime.codecs import BlockCodec
 from partreduce.schedulers.protocols.adpsgd import pairing_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.registry import build
-from partreduce.schedulers.simulator.groups import GroupTiming, WorkerRound, group_machine
+from partreduce.schedulers.simulator.asynchronous import GroupTiming, PairTiming, WorkerRound, group_machine
 from partreduce.schedulers.simulator.machine import VirtualMachine
-from partreduce.schedulers.simulator.pairs import PairTiming
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.document.canonical import schedule_sha256
@@ -39,8 +38,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, GradientReduction, Pipeline
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
-from partreduce.topo.strategies.fragments import assign, moves
 from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.payload import assign, moves
 
 if TYPE_CHECKING:
     from partreduce.topo.strategies.axes import Transport

@@ -38,7 +38,7 @@ LOOKED_UP = (
     *(f"tests/runtime/sharding/test_hybrid_{name}.py" for name in ("bytes", "faults", "after_mistakes")),
 )
 HYBRID = (LOOKED_UP, ("tests/runtime/sharding/test_hybrid_state.py",))
-SHARDING = ("exchange", "placement", "saved", "table", "tables", "wire")
+SHARDING = ("placement", "saved", "table", "tables", "wire")
 ROUTES = (("tests/partreduce/planner/test_routes.py",), ("tests/partreduce/planner/test_design_model.py",))
 QUORUM_RUNS = "tests/runtime/strategies/test_quorum.py"
 QUORUM_ARRAYS = "tests/runtime/strategies/test_quorum_arrays.py"
@@ -59,24 +59,23 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/schedulers/protocols/test_hop.py",),
         ("tests/verify/explore/test_hop.py", "tests/verify/explore/test_seeded_bugs.py"),
     ),
-    **{
-        f"partreduce/schedulers/protocols/{name}.py": (
-            ("tests/schedulers/protocols/test_partial.py",),
-            ("tests/verify/explore/test_partial.py",),
-        )
-        for name in ("partial", "partial_state")
-    },
+    "partreduce/schedulers/protocols/partial.py": (
+        ("tests/schedulers/protocols/test_partial.py",),
+        ("tests/verify/explore/test_partial.py",),
+    ),
     GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
-    GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
-    GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
+    GENERATOR + "worker.py": (
+        tuple(f"tests/schedulers/protocols/test_generator_{of}.py" for of in ("worker", "system")),
+        EXPLORED,
+    ),
     **{
         f"partreduce/schedulers/protocols/membership/{name}.py": (
             ("tests/schedulers/protocols/test_membership_steps.py",),
             ("tests/schedulers/protocols/test_membership.py",),
         )
-        for name in ("authority", "machine", "member", "words")
+        for name in ("machine", "messages")
     },
     "partreduce/verify/consensus.py": (GROUPS, GRAPHS, (ORACLE, *PROVER)),
     **{f"partreduce/verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove")},
@@ -99,25 +98,20 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     },
     **{
         f"partreduce/runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
-        for name in ("commit", "gradients", "piggybacked")
+        for name in ("bucket", "gradients")
     },
     "partreduce/runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "partreduce/runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "partreduce/runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
-    **{
-        f"partreduce/topo/graphs/{name}.py": (
-            ("tests/topo/metrics/test_golden.py", "tests/topo/graphs/test_graphs.py"),
-        )
-        for name in ("classic", "directed", "hop")
-    },
+    "partreduce/topo/graphs/named.py": (("tests/topo/metrics/test_golden.py", "tests/topo/graphs/test_graphs.py"),),
     "partreduce/planner/tables.py": ROUTES,
     **{
         f"partreduce/planner/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
         for name in ("candidates", "trials")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
-    **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "rounds")},
-    "partreduce/runtime/strategies/quorum/gradient_buffers.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
+    "partreduce/runtime/strategies/quorum/gradients.py": ((QUORUM_RUNS,),),
+    "partreduce/runtime/strategies/quorum/driver.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
     "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
         ("tests/schedulers/simulator/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),

@@ -176,7 +176,7 @@ def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> It
 
 def _gap_rows() -> Iterator[Row]:
     """The paper's spectral gaps, from its graphs alone."""
-    from partreduce.topo.graphs.hop import hop_figure_21
+    from partreduce.topo.graphs.named import hop_figure_21
     from partreduce.topo.graphs.weights import weigh
     from partreduce.topo.metrics import hop_gap
 

@@ -7,7 +7,7 @@ import math
 import time
 import traceback
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,13 +42,17 @@ DOUBLINGS = 40
 
 @dataclass(frozen=True)
 class Everything:
-    """Per schedule: seconds per step, consensus distance (infinite without consensus), period, largest group."""
+    """Per schedule: seconds per step, consensus distance (infinite without consensus), period, largest group.
+
+    `gap` counts the rounds in a row in which no group crosses nodes, at most; infinite where none ever does.
+    """
 
     communication: Floats
     consensus_distance: Floats
     period: npt.NDArray[np.int64]
     largest: npt.NDArray[np.int64]
     distinct: npt.NDArray[np.int64]
+    gap: Floats
 
 
 def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: int) -> Everything:
@@ -61,7 +65,8 @@ def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: i
     matrices = np.stack([_mixing(n, groups) for groups in partitions])  # (A, n, n)
     seconds = np.array([_seconds(cluster, groups, algorithm) for groups in partitions])
     sizes = np.array([max((len(group) for group in groups), default=0) for groups in partitions])
-    silent = sizes == 0
+    silent, nodes = sizes == 0, [{*cluster.workers_of(v)} for v in range(cluster.num_nodes)]
+    crosses = [any(not any(node.issuperset(group) for node in nodes) for group in groups) for groups in partitions]
     rows: list[tuple[Floats, ...]] = []
     for period in range(1, max_period + 1):
         table = np.array(list(product(range(len(partitions)), repeat=period)))  # (N, period)
@@ -69,7 +74,8 @@ def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: i
             [_consensus_distance(matrices[part]) for part in np.array_split(table, 1 + len(table) // 4000)]
         )
         distinct = np.array([len({i for i in row if not silent[i]}) for row in table.tolist()])
-        rows.append((seconds[table].mean(1), values, np.full(len(table), period), sizes[table].max(1), distinct))
+        gaps = np.array([_longest_gap([crosses[i] for i in row]) for row in table.tolist()])
+        rows.append((seconds[table].mean(1), values, np.full(len(table), period), sizes[table].max(1), distinct, gaps))
     return Everything(*(np.concatenate(column) for column in zip(*rows, strict=True)))
 
 
@@ -87,6 +93,11 @@ def _partitions(n: int) -> Iterator[list[list[int]]]:
         yield from extend(worker + 1, [*blocks, [worker]])
 
     yield from extend(0, [])
+
+
+def _longest_gap(crosses: list[bool]) -> float:
+    at = [t for t, over in enumerate(crosses) if over]
+    return max((later - t - 1 for t, later in pairwise([*at, at[0] + len(crosses)])), default=0) if at else math.inf
 
 
 def _mixing(n: int, groups: list[list[int]]) -> Floats:
@@ -336,6 +347,8 @@ def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
         fits &= every.largest <= limits.max_group
     if limits.max_distinct_phases is not None:
         fits &= every.distinct <= limits.max_distinct_phases
+    if limits.max_gap is not None:
+        fits &= every.gap <= limits.max_gap
     return np.asarray(fits)
 
 

@@ -6,12 +6,15 @@ is imported by the functions that use it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     import typer
+
+    from partreduce.topo.errors import InputError
 
 VERBS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo")
 HIDDEN = ("generator", "schema", "help")
@@ -111,13 +114,7 @@ OUTPUTS = ("output", "certificate", "export", "plot")
 
 
 def check_overwriting(given: Mapping[str, object]) -> None:
-    """Check that no output is a file that the same command reads, such as the schedule by its certificate.
-
-    Raises:
-        InputError: an output is an input.
-    """
-    from pathlib import Path
-
+    """Check that no output is a file that the same command reads, such as the schedule by its certificate."""
     from partreduce.topo.document.reader import is_file
     from partreduce.topo.errors import InputError
 
@@ -146,7 +143,6 @@ def build_app(asked: str | None = None) -> typer.Typer:
     import typer
     from typer.core import TyperCommand
 
-    from partreduce.commands.usage import usage_error
     from partreduce.topo.errors import InputError
 
     app = typer.Typer(
@@ -205,6 +201,46 @@ def build_app(asked: str | None = None) -> typer.Typer:
     return app
 
 
+def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 - of typer's own click
+    """The usage error that an InputError of a verb is, if its place is a value of the command line; else itself.
+
+    Errors about the content of a file carry its name or a place inside it, and stay what they are.
+    """
+    import typer
+
+    from partreduce.topo.errors import DocumentError, HandshakeError
+
+    if isinstance(error, (DocumentError, HandshakeError)):
+        return error
+    place, sign, problem = str(error).partition(": ")
+    first = place.split(" ")[0]
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if not sign or source is None or source.name != "COMMANDLINE":
+            continue
+        value, option = context.params.get(parameter.name), max(parameter.opts, key=len)
+        if not option.startswith("-"):
+            option = str(parameter.metavar or parameter.name).strip("[].").upper()
+        if first in parameter.opts and first.startswith("-"):
+            return typer.BadParameter(problem, ctx=context, param_hint=place)
+        places = {key: (key, f"{option.removeprefix('--')}-{key}", f"hardware.{key}") for key in _keys(value)}
+        if key := next((key for key, names in places.items() if first in names), None):  # as functions name it
+            return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {key}")
+        if isinstance(value, (str, Path)) and Path(value).is_file():  # whose content may be what is wrong
+            continue
+        if place == str(value):
+            return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {place}")
+        if first in (option, parameter.name):
+            return typer.BadParameter(problem, ctx=context, param_hint=option if place == parameter.name else place)
+    return error
+
+
+def _keys(value: object) -> list[str]:
+    """The keys of `OPTION KEY=VALUE`, as often as it is given."""
+    entries = [str(entry).partition("=") for entry in value] if isinstance(value, list) else []
+    return [key for key, sign, _ in entries if sign]
+
+
 def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own click
     """Where a parameter stands in the help; puts options that name no panel into one."""
     if parameter.param_type_name == "argument":
@@ -223,7 +259,6 @@ def _examples_of(verb: str) -> str | None:
 def _help_of(verb: str) -> str:
     """The help of a verb whose module is not imported."""
     import ast
-    from pathlib import Path
 
     source = Path(__file__).with_name(f"{MODULES.get(verb, verb)}.py").read_text(encoding="utf-8")
     functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))

@@ -21,9 +21,16 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import USUAL, Hardware, Link, Switch
 from partreduce.topo.slurm import read_switches
-from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
-from partreduce.topo.timing.sampling import read_trace
-from partreduce.topo.units import parse_bandwidth, parse_factor, parse_size, parse_time
+from partreduce.topo.timing.compute import (
+    ComputeTimes,
+    RandomDelay,
+    RandomSlowdown,
+    RotatingDelay,
+    StragglerModel,
+    read_trace,
+)
+from partreduce.topo.timing.tables import RowAccess
+from partreduce.topo.units import parse_bandwidth, parse_factor, parse_share, parse_size, parse_time
 
 NODES = {
     "pcie3": "15.75GB/s", "pcie4": "31.5GB/s", "pcie5": "63GB/s",
@@ -35,11 +42,7 @@ NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "
 
 
 def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
-    """What `--set` says of a cluster, as numbers in seconds, bytes a second and factors.
-
-    Raises:
-        InputError: a key that is not there, or a value that is not understood.
-    """
+    """What `--set` says of a cluster, as numbers in seconds, bytes a second and factors."""
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
@@ -70,9 +73,6 @@ def hardware_of(
     """The cluster file's hardware, overridden by what `--set` states, completed by the defaults.
 
     Without a `default_model` the size of the model stays unknown where neither file nor option states it.
-
-    Raises:
-        InputError: a size that is not understood, or hardware out of range.
     """
     stated = cluster.hardware if cluster is not None else None
     base = stated or USUAL
@@ -138,6 +138,27 @@ def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
     return found
 
 
+def with_defaults(cluster: Cluster) -> Cluster:
+    """The cluster with its own hardware, completed by the defaults."""
+    return replace(cluster, hardware=hardware_of(cluster, {}, model_bytes=None, default_model=DEFAULT_MODEL))
+
+
+def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
+    """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently."""
+    result: dict[str, RowAccess] = {}
+    for entry in entries:
+        name, *shares = entry.split(":")
+        if not name or not 1 <= len(shares) <= 3:
+            raise InputError(f"--set touched: {entry!r}: write TABLE:WORKER[:NODE[:ALL]], as in words:0.8%:2%:5%")
+        if name in result:
+            raise InputError(f"--set touched: {entry!r}: {name} is given twice")
+        known = [quantity("--set touched", parse_share, share) for share in shares]
+        alone = RowAccess.independent(known[0], cluster)
+        node = known[1] if len(known) > 1 else alone.node
+        result[name] = RowAccess(known[0], node, known[2] if len(known) > 2 else max(node, alone.everyone))
+    return result
+
+
 def _variation(text: str) -> float:
     """`0.1` → 0.1; how large it may be says the hardware."""
     try:
@@ -174,11 +195,7 @@ def compute_of(
 
 
 def disturbance_of(text: str) -> StragglerModel:
-    """`delay:2:50ms` → RandomDelay(2, 0.05).
-
-    Raises:
-        InputError: none of the three published disturbances, or a quantity that is not understood.
-    """
+    """`delay:2:50ms` → RandomDelay(2, 0.05)."""
     place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from partreduce.commands.options import Json
+from partreduce.commands.options import Json, panel
+from partreduce.commands.verify import verdict_line
 from partreduce.console import console, emit_json, write_text
 from partreduce.demo import stages
 from partreduce.demo.report import HEADER, next_commands, table_rows, write_report
-from partreduce.demo.results import Result
-from partreduce.demo.stages import TARGET, THIN_WORDS, Candidate, conclusion
+from partreduce.demo.stages import TARGET, THIN_WORDS, Candidate, Result, conclusion
 from partreduce.report.table import Column, table
 from partreduce.runtime.recorder import merge_traces
 from partreduce.topo.extras import require
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from partreduce.demo.train import Plan
 
 
+own = panel()
+
+
 def command(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for all files.")] = Path("partreduce-demo"),
+    output: Annotated[Path, own("Folder for all files.", "--output", "-o")] = Path("partreduce-demo"),
     *,
-    steps: Annotated[int, typer.Option(help="Steps of every run.", min=10)] = 160,
-    turns: Annotated[int, typer.Option(help="Runs of every schedule, for the range of seconds.", min=1)] = 3,
-    seed: Annotated[int, typer.Option(help="Seed of model and batches.", min=0)] = 0,
+    steps: Annotated[int, own("Steps of every run.", min=10)] = 160,
+    turns: Annotated[int, own("Runs of every schedule, for the range of seconds.", min=1)] = 3,
+    seed: Annotated[int, own("Seed of model and batches.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
     """Design three schedules for 2 nodes of 4 workers, prove them, train real workers under each, and report."""
@@ -34,16 +37,11 @@ def command(
 
     stages.make_folder(output)
     candidates = stages.prepare(output, "2x4")
+    verdicts = [verdict_line(candidate.schedule, candidate.proof) for candidate in candidates]
     if not as_json:
-        _print_proved(candidates)
-    plan = Plan(
-        schedules={c.key: str(c.path) for c in candidates},
-        folder=str(output / "runs"),
-        num_nodes=2,
-        steps=steps,
-        turns=turns,
-        seed=seed,
-    )
+        _print_verdicts(candidates, verdicts)
+    schedules = {c.key: str(c.path) for c in candidates}
+    plan = Plan(schedules=schedules, folder=str(output / "runs"), num_nodes=2, steps=steps, turns=turns, seed=seed)
     _train(plan, output, candidates, quiet=as_json)
     measured = stages.results(plan, candidates)
     for candidate in candidates:
@@ -51,18 +49,18 @@ def command(
             merge_traces(plan.place(candidate.key, turn))
 
     page = output / "report.html"
-    write_text(page, write_report(plan, candidates, measured))
+    write_text(page, write_report(plan, candidates, measured, [Text.from_markup(v).plain for v in verdicts]))
     if as_json:
         emit_json({"report": str(page), "target_loss": stages.TARGET, "runs": _documents(candidates, measured)})
     else:
         _log_end(candidates, measured, page)
 
 
-def _print_proved(candidates: list[Candidate]) -> None:
+def _print_verdicts(candidates: list[Candidate], verdicts: list[str]) -> None:
     out = console()
     out.print("[bold]1 Design, prove, export[/]: 8 workers as 2 nodes of 4")
-    for candidate in candidates:
-        out.print(f"  {candidate.label}: [green]proved[/]: {candidate.promise()}")
+    for candidate, verdict in zip(candidates, verdicts, strict=True):
+        out.print(f"  {candidate.label}: {verdict}.")
         out.print(f"    {candidate.path} with its certificate", style="dim")
     out.print("[bold]2 Train[/]: real processes over gloo, digits, the same hyper-parameters for all, in turns")
 

@@ -47,8 +47,7 @@ def search(
 ) -> None:
     """Plan, write what was asked for, and print the recommendation; with `show_front` the front, to `explain` the rest.
 
-    `assumed` holds the defaults of options that were not given, by option.
-    The tables of a `model` are placed as is best with the recommendation.
+    `assumed` holds the defaults of options that were not given. Tables of a `model` are placed as suits the plan.
     """
     check(plot)
     claim_stdout(output, as_json=as_json)
@@ -57,9 +56,8 @@ def search(
     try:
         with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
-            planned = (
-                explained(plan(job, progress=say), job) if hybrid is None else explained(hybrid.planned, hybrid.job)
-            )
+            job = job if hybrid is None else hybrid.job
+            planned = explained(plan(job, progress=say) if hybrid is None else hybrid.planned, job)
             hybrid = None if hybrid is None else replace(hybrid, planned=planned)
     except (InfeasibleError, UndecidedError) as error:
         if as_json:
@@ -78,26 +76,17 @@ def search(
         return
     if not proof.guarantees_consensus:
         console().print(f"consensus: {planned.consensus} ({planned.recommendation.name})", style="bold yellow")
-    _print(planned, job if hybrid is None else hybrid.job, assumed, hybrid, show_front=show_front, explain=explain)
+    proved = Text.from_markup(f"{verdict_line(planned.recommendation.schedule, planned.proof)}.").plain
+    for line in recommendation(planned, job, assumed, proved):
+        console().print(line, markup=False)
+    _print_more(planned, job, hybrid, show_front=show_front, explain=explain)
     for path in (output, plot):
         if path is not None:
             console().print(f"written to {path}")
     suggest_verify(output, guarantees_consensus=proof.guarantees_consensus)
 
 
-def _print(
-    planned: Plan,
-    job: PlanRequest,
-    assumed: Mapping[str, str],
-    hybrid: Hybrid | None,
-    *,
-    show_front: bool,
-    explain: bool,
-) -> None:
-    """The recommendation, and what is asked for in addition."""
-    proved = f"{verdict_line(planned.recommendation.schedule, planned.proof)}."
-    for line in recommendation(planned, job, assumed, Text.from_markup(proved).plain):
-        console().print(line, markup=False)
+def _print_more(planned: Plan, job: PlanRequest, hybrid: Hybrid | None, *, show_front: bool, explain: bool) -> None:
     if show_front:
         _print_front(planned, job)
     if explain:
@@ -182,7 +171,6 @@ def _print_front(planned: Plan, job: PlanRequest) -> None:
 
 
 def _print_reasons(planned: Plan) -> None:
-    """All reasons, and what to know."""
     screen = console()
     screen.print(f"\n{planned.recommendation.name}", style="bold")
     if planned.answer.status is Status.OPTIMAL:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from partreduce.commands.options import panel
 from partreduce.console import console
 from partreduce.runtime.generator.log import LOG_ENDINGS
 from partreduce.runtime.generator.messages import key_in, new_key, read_key, write_key
@@ -19,26 +20,21 @@ from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
+own = panel()
+
 
 def command(
     schedule: Annotated[Path, typer.Argument(help="A schedule of the kind dynamic_groups.")],
     *,
-    keys: Annotated[
-        Path, typer.Option(help="The job's key file; made (mode 0600) if it is not there. - reads standard input.")
-    ],
-    address: Annotated[str, typer.Option(help="Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
-    log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart continues from it.")] = None,
+    keys: Annotated[Path, own("The job's key file; made (mode 0600) if it is not there. - reads standard input.")],
+    address: Annotated[str, own("Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
+    log: Annotated[Path | None, own("Write-ahead log; a restart continues from it.")] = None,
     lease: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds of silence after which a worker counts as failed (default: 3/4 of the run's timeout).",
-            min=0.1,
-        ),
+        own("Seconds of silence after which a worker counts as failed (default: 3/4 of the run's timeout).", min=0.1),
     ] = None,
-    address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
-    worker_keys: Annotated[
-        Path | None, typer.Option(help="Write the key here, too, for the workers (mode 0600).")
-    ] = None,
+    address_file: Annotated[Path | None, own("Write the address here once it is open.")] = None,
+    worker_keys: Annotated[Path | None, own("Write the key here, too, for the workers (mode 0600).")] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
     """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it."""
@@ -55,7 +51,9 @@ def command(
             raise InputError(
                 f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
             )
-        key = key_in(launcher.first_line(), "standard input") if str(keys) == "-" else _key_of(keys)
+        if str(keys) != "-" and not keys.exists():
+            write_key(keys, new_key())
+        key = key_in(launcher.first_line(), "standard input") if str(keys) == "-" else read_key(keys)
         if worker_keys is not None:
             write_key(worker_keys, key)
         setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
@@ -73,10 +71,3 @@ def command(
         )
         service.run()
     return 0
-
-
-def _key_of(path: Path) -> str:
-    """The key of a file, which is made if it is not there."""
-    if not path.exists():
-        write_key(path, new_key())
-    return read_key(path)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from partreduce.commands.options import Json, parameters_of
+from partreduce.commands.options import Json, panel, parameters_of
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
 from partreduce.report.table import Column, table
 from partreduce.schedulers.imports import import_schedule
@@ -15,43 +15,29 @@ from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
 
-
-class Format(StrEnum):
-    """The choices of --format: `schedulers.imports.formats()`."""
-
-    NODE_LINK = "node-link"
-    GRAPHML = "graphml"
-    EDGE_LIST = "edge-list"
-    NPY = "npy"
-    MATRIX_STACK = "matrix-stack"
-    MAXTEXT = "maxtext"
-    TORCHFT = "torchft"
-    TORCHTITAN = "torchtitan"
-    PARTREDUCE = "partreduce"
-
-
-class Weights(StrEnum):
-    """The choices of --weights."""
-
-    METROPOLIS = "metropolis"
-    UNIFORM = "uniform"
-    BEST_CONSTANT = "best-constant"
+Format = StrEnum(
+    "Format",
+    {
+        "NODE_LINK": "node-link", "GRAPHML": "graphml", "EDGE_LIST": "edge-list", "NPY": "npy",
+        "MATRIX_STACK": "matrix-stack", "MAXTEXT": "maxtext", "TORCHFT": "torchft", "TORCHTITAN": "torchtitan",
+        "PARTREDUCE": "partreduce",
+    },
+)  # fmt: skip
+"""The choices of --format: `schedulers.imports.formats()`."""
+Weights = StrEnum("Weights", {"METROPOLIS": "metropolis", "UNIFORM": "uniform", "BEST_CONSTANT": "best-constant"})
+own = panel()
 
 
 def command(
     file: Annotated[Path, typer.Argument(help="A graph or schedule file of another tool.", metavar="FILE")],
     *,
     format_: Annotated[
-        Format | None, typer.Option("--format", help="Its format; recognized by name and content when left out.")
+        Format | None, own("Its format; recognized by name and content when left out.", "--format")
     ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="Where the workers run, such as 4x4 (default: a node for each).")
-    ] = None,
-    weights: Annotated[Weights, typer.Option(help="For graphs without weights.")] = Weights.METROPOLIS,
-    param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", help="An option of the format.", metavar="KEY=VALUE")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the schedule.")] = None,
+    cluster: Annotated[str | None, own("Where the workers run, such as 4x4 (default: a node for each).")] = None,
+    weights: Annotated[Weights, own("For graphs without weights.")] = Weights.METROPOLIS,
+    param: Annotated[list[str] | None, own("An option of the format.", "--param", "-p", metavar="KEY=VALUE")] = None,
+    output: Annotated[Path | None, own("Where to write the schedule.", "--output", "-o")] = None,
     as_json: Json = False,
 ) -> None:
     """Turn a networkx graph, an edge list or mixing matrices into a schedule; check it with `verify`.
@@ -77,12 +63,8 @@ def command(
     for note in notes:
         console(errors=True).print(f"Note: {note}.")
     if as_json or output is None:
-        facts = {
-            "name": schedule.name,
-            "num_workers": schedule.num_workers,
-            "sha256": schedule_sha256(schedule),
-            "notes": notes,
-        }
+        facts = {"name": schedule.name, "num_workers": schedule.num_workers, "sha256": schedule_sha256(schedule)}
+        facts |= {"notes": notes}
         emit_json(facts | {"output": str(output)} if as_json and output else dump_schedule(schedule))
         return
     console().print(f"{file}: {schedule.num_workers} workers, period {schedule.period}, written to {output}")

@@ -1,18 +1,14 @@
 """Options that several verbs share, and how their texts are read."""
 
 # No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
-import os
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from partreduce.runtime.environment import RANK
 from partreduce.schedulers.entry import hint
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -24,35 +20,22 @@ DEFAULT_MODEL = "100MB"
 REPEATED = frozenset({"slow", "touched"})
 """Keys of --set that may be given more than once."""
 
-CATALOGUE, CLUSTER, MODEL, TRANSPORT, LIMITED, WRITTEN = (
-    "The catalogue", "The cluster", "The model", "How workers may average", "Objective and limits", "Output"
-)  # fmt: skip
-"""Panels of the help."""
+
+def panel(name: str | None = None) -> Callable[..., Any]:
+    """Make options of one panel of the help, from their help, their names and typer's own settings."""
+    return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=name, **settings)
 
 
-def catalogue_names(incomplete: str) -> list[str]:
-    """What a shell offers where a catalogue entry is named."""
-    from partreduce.schedulers import registry
-
-    return [name for name in registry.names() if name.startswith(incomplete)]
+in_model, in_output = panel("The model"), panel("Output")
 
 
 def members(*names: str) -> Callable[[str], list[str]]:
     """What a shell offers where one of a few words is meant."""
-
-    def matching(incomplete: str) -> list[str]:
-        return [name for name in names if name.startswith(incomplete)]
-
-    return matching
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-Json = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON document for machines and nothing else.", rich_help_panel=WRITTEN),
-]
-ModelBytes = Annotated[
-    str | None, typer.Option(help="Size of the model, such as 552MB.", metavar="SIZE", rich_help_panel=MODEL)
-]
+Json = Annotated[bool, in_output("Print one JSON document for machines and nothing else.", "--json")]
+ModelBytes = Annotated[str | None, in_model("Size of the model, such as 552MB.", metavar="SIZE")]
 SETTING_KEYS = (
     (f"inside={DEFAULT_INSIDE}", "bandwidth of a link inside a node; this is the default"),
     (f"nic={DEFAULT_NIC}", "bandwidth of one NIC of a node; this is the default"),
@@ -82,89 +65,18 @@ LIMIT_KEYS = (
 """Every key of `design --max` with an example, and what it limits; `partreduce help limits` prints them."""
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        help=f"Override the cluster file, such as nic={DEFAULT_NIC}, compute={DEFAULT_COMPUTE} or slow=3:5x; may be "
+    panel("The cluster")(
+        f"Override the cluster file, such as nic={DEFAULT_NIC}, compute={DEFAULT_COMPUTE} or slow=3:5x; may be "
         "repeated. `partreduce help settings` lists all keys.",
+        "--set",
         metavar="KEY=VALUE",
         autocompletion=members(*dict.fromkeys(example.partition("=")[0] + "=" for example, _ in SETTING_KEYS)),
-        rich_help_panel=CLUSTER,
     ),
 ]
-ClusterFile = Annotated[
-    str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
-]
-ANY = "any"
-"""The choice that leaves an axis to the planner."""
-
-
-class AlgorithmChoice(StrEnum):
-    """The choices of `design --algorithm`."""
-
-    ANY = ANY
-    RING = "ring"
-    HIERARCHICAL = "hierarchical"
-
-
-class SyncChoice(StrEnum):
-    """The choices of `design --sync`."""
-
-    ANY = ANY
-    SYNCHRONOUS = "synchronous"
-    DELAY = "delay"
-    PIPELINE = "pipeline"
-    ITERATION_GAP = "iteration_gap"
-    PARTIAL = "partial"
-
-
-class CodecChoice(StrEnum):
-    """The choices of `design --codec`."""
-
-    ANY = ANY
-    NONE = "none"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    INT8 = "int8"
-
-
-AlgorithmName = Annotated[
-    AlgorithmChoice, typer.Option("--algorithm", help="How groups average.", rich_help_panel=TRANSPORT)
-]
-SyncName = Annotated[
-    SyncChoice,
-    typer.Option(
-        "--sync",
-        help="What a round waits for: for its averages (synchronous), for those of the round before (delay), gradients "
-        "of an earlier step (pipeline), neighbors within a gap of iterations (iteration_gap), a quorum (partial).",
-        rich_help_panel=TRANSPORT,
-    ),
-]
-CodecName = Annotated[
-    CodecChoice,
-    typer.Option(
-        "--codec",
-        help="Encoding of averages and of table rows; any chooses float16 or int8 where it pays.",
-        rich_help_panel=TRANSPORT,
-    ),
-]
-FileAlgorithm = Annotated[
-    AllReduceAlgorithm | None,
-    typer.Option("--algorithm", help="How groups average; by default as each file says."),
-]
-Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE")]
 
 
 def check_unused(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Check that none of the options was given that have no meaning in this use of a verb.
-
-    Args:
-        context: of the verb.
-        names: of the parameters without a meaning.
-        reason: the message for the first one that was given.
-
-    Raises:
-        BadParameter: one of them was given.
-    """
+    """Check that none of the parameters `names` was given, which have no meaning in this use of a verb."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -175,11 +87,7 @@ def check_unused(context: typer.Context, names: Collection[str], reason: str) ->
 def settings_of(
     option: str, entries: list[str] | None, keys: Mapping[str, Callable[[str], object]], example: str
 ) -> dict[str, Any]:
-    """What `OPTION KEY=VALUE …` says, each value read by its key's reader; a key of `REPEATED` may come again.
-
-    Raises:
-        InputError: an entry that is not KEY=VALUE, a key that is not there or is given twice, a value that is refused.
-    """
+    """What `OPTION KEY=VALUE …` says, each value read by its key's reader; a key of `REPEATED` may come again."""
     values: dict[str, Any] = {}
     for entry in entries or []:
         key, sign, text = entry.partition("=")
@@ -196,24 +104,11 @@ def settings_of(
 
 
 def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
-    """What an option's text means; a refusal names the option.
-
-    Raises:
-        InputError: a quantity that is not understood.
-    """
+    """What an option's text means; a refusal names the option."""
     try:
         return parse(text)
     except InputError as error:
         raise InputError(f"{place}: {error}") from None
-
-
-def optional(place: str, parse: Callable[[str], T], text: str | None) -> T | None:
-    """What the text of an option means that may be left out.
-
-    Raises:
-        InputError: a quantity that is not understood.
-    """
-    return None if text is None else quantity(place, parse, text)
 
 
 def member_or_none(kind: type[E], choice: StrEnum) -> E | None:
@@ -233,43 +128,13 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def check_nodes(option: str, nodes: int, workers: int) -> None:
-    """Check that local workers can be spread evenly over simulated machines.
-
-    Raises:
-        BadParameter: they cannot.
-    """
+    """Check that local workers can be spread evenly over simulated machines."""
     if workers % nodes:
         raise typer.BadParameter(f"expected a divisor of {workers} workers, got {nodes}", param_hint=option)
 
 
-def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | None, nodes: int) -> int:
-    """Run what `measure` measures: here, inside a job, or in `workers` processes of this machine; the exit code.
-
-    Raises:
-        BadParameter: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
-    """
-    if RANK in os.environ:
-        measure()
-        return 0
-    if workers is None:
-        raise typer.BadParameter(
-            "measure runs on all workers: give N here, or start it on the cluster with "
-            f"torchrun … -m partreduce measure {usage}",
-            param_hint="--workers N",
-        )
-
-    check_nodes("--nodes", nodes, workers)
-    from partreduce.runtime.launcher.launch import launch
-
-    return launch(measure, num_workers=workers, num_nodes=nodes)
-
-
 def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
-    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names.
-
-    Raises:
-        InputError: an entry without `=`, or a key given twice.
-    """
+    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names."""
     values: dict[str, object] = {}
     for entry in entries:
         key, sign, value = entry.partition("=")

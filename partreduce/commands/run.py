@@ -4,10 +4,10 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from partreduce.runtime.launcher.follower import Follower
 from partreduce.runtime.launcher.launch import Restarts, check_failure_limits, launch, run_attempts
 from partreduce.runtime.launcher.nodes import Endpoint, Nodes, same_on_all
 from partreduce.runtime.launcher.signals import Terminated, raise_on_sigterm
-from partreduce.topo.document.descriptors import descriptor_to_read
+from partreduce.topo.document.reader import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
@@ -42,12 +42,7 @@ MAX_PROVED_WORKERS = 64
 """More than this run on no single machine for long; up to here a proof takes well under a second."""
 
 
-def _panel(name: str) -> Callable[..., Any]:
-    """Makes the options of one group in the help."""
-    return lambda text, *names, **limits: typer.Option(*names, help=text, rich_help_panel=name, **limits)
-
-
-_in_workers, _in_faults, _in_nodes = _panel("Workers"), _panel("Fault tolerance"), _panel("Multi-node")
+_in_workers, _in_faults, _in_nodes = map(options.panel, ("Workers", "Fault tolerance", "Multi-node"))
 
 
 def command(
@@ -138,7 +133,8 @@ def command(
             max_failures=max_failures, max_restarts=max_restarts,
         )  # fmt: skip
         try:
-            return run.alone() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
+            attempts = functools.partial(run_attempts, run.attempt, max_restarts)
+            return attempts() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
         except Terminated as ended:
             return ended.exit_code
 
@@ -160,9 +156,6 @@ class _Run:
     @property
     def environment(self) -> dict[str, str]:
         return {} if self.path is None else {SCHEDULE: str(self.path)}
-
-    def alone(self) -> int:
-        return run_attempts(self.attempt, self.max_restarts)
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
         """Decide for all nodes as node 0, or follow it."""

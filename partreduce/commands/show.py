@@ -3,15 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from partreduce.commands.options import Json, quantity
+from partreduce.commands.options import Json, panel, quantity
 from partreduce.console import console, emit_json, write_text
 from partreduce.report import page
 from partreduce.report.graph import draw_rounds
-from partreduce.report.grid import Grid, grid_of
+from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule, save
 from partreduce.report.table import Column, Table
 from partreduce.report.terminal import terminal_tables
@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+own = panel()
+
+
 def command(
     schedule: Annotated[Path, typer.Argument(help="A schedule file.")],
     *,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .png, .svg, .pdf or .html file instead of the terminal.")
+        Path | None, own("A .png, .svg, .pdf or .html file instead of the terminal.", "--output", "-o")
     ] = None,
-    max_workers: Annotated[int, typer.Option(help="Draw at most this many workers.", min=1)] = 64,
-    max_phases: Annotated[int, typer.Option(help="Draw at most this many phases.", min=1)] = 48,
-    max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    max_workers: Annotated[int, own("Draw at most this many workers.", min=1)] = 64,
+    max_phases: Annotated[int, own("Draw at most this many phases.", min=1)] = 48,
+    max_bytes: Annotated[str, own("Refuse larger files.", metavar="SIZE")] = "16MiB",
     as_json: Json = False,
 ) -> None:
     """Draw a schedule: a row per worker, a column per phase, a color and a letter per group; blank means skip."""
@@ -45,7 +48,9 @@ def command(
     plain, note = grid, _without_matrix(loaded, loaded.phased.period)
     grid = replace(grid, note=". ".join(filter(None, [grid.note, note])))
     if as_json:
-        emit_json(_document(grid, loaded.name))
+        letters = [[None if g < 0 else grid.letter(g) for g in row] for row in grid.group.tolist()]
+        document = {"name": loaded.name, "note": grid.note, "workers": list(grid.workers), "nodes": list(grid.nodes)}
+        emit_json(document | {"groups": letters})
     elif output is None:
         screen = console()
         screen.print(fill(describe(loaded), screen.width))
@@ -54,35 +59,20 @@ def command(
         if note:  # not below the table, which may be a few columns wide
             screen.print(note, style="dim")
     else:
-        figure = draw_schedule(grid)
-        if output.suffix.lower() in {".html", ".htm"}:
-            write_text(output, _page(loaded, grid, figure))
-        else:
-            save(figure, output)
+        _write(
+            output, loaded.name, draw_schedule(grid), grid.note or "All workers and phases.", f"{describe(loaded)}.",
+            f"{loaded.num_workers} workers on {loaded.cluster.num_nodes} nodes, period {loaded.phased.period}. Members "
+            "of one group share letter and color; a blank cell is a worker that skips the step.",
+        )  # fmt: skip
     if output is not None and not as_json:
         console().print(f"written to {output}" + (f". {grid.note}" if grid.note else ""))
 
 
-def _document(grid: Grid, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "note": grid.note,
-        "workers": list(grid.workers),
-        "nodes": list(grid.nodes),
-        "groups": [[None if g < 0 else grid.letter(g) for g in row] for row in grid.group.tolist()],
-    }
-
-
-def _page(schedule: Schedule, grid: Grid, figure: "Figure") -> str:
-    parts = [
-        page.paragraph(f"{describe(schedule)}."),
-        page.paragraph(
-            f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.phased.period}. "
-            "Members of one group share letter and color; a blank cell is a worker that skips the step."
-        ),
-        page.picture(figure, grid.note or "All workers and phases."),
-    ]
-    return page.page(schedule.name, parts)
+def _write(output: Path, name: str, figure: "Figure", caption: str, *paragraphs: str) -> None:
+    if output.suffix.lower() in {".html", ".htm"}:
+        write_text(output, page.page(name, [*map(page.paragraph, paragraphs), page.picture(figure, caption)]))
+    else:
+        save(figure, output)
 
 
 def _without_matrix(schedule: Schedule, period: int) -> str:
@@ -112,11 +102,5 @@ def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_
         if note := _without_matrix(schedule, len(schedule.strategy.graphs)):
             console().print(note, style="dim")
         return
-    from partreduce.report.page import page, picture
-
-    figure = draw_rounds(schedule)
-    if output.suffix.lower() in {".html", ".htm"}:
-        write_text(output, page(schedule.name, [picture(figure, "Arrows point from source to target.")]))
-    else:
-        save(figure, output)
+    _write(output, schedule.name, draw_rounds(schedule), "Arrows point from source to target.")
     console().print(f"written to {output}")

@@ -1,6 +1,5 @@
 """`partreduce simulate`: run a schedule in virtual time, or put several side by side."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,16 +9,13 @@ from rich.markup import escape
 
 from partreduce.commands import cluster_options, options
 from partreduce.commands.simulate_several import simulate_several
-from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
 from partreduce.commands.verify import print_sent
 from partreduce.console import console, emit_json, seconds, size, write_text
 from partreduce.report.picture import save, titled
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
-from partreduce.schedulers.simulator.record import AsynchronousMetrics, GapRecord
 from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.schedulers.simulator.timeline import Timeline
-from partreduce.topo.cluster import Cluster
+from partreduce.schedulers.simulator.timeline import AsynchronousMetrics, GapRecord, Timeline
 from partreduce.topo.describe import describe
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule
@@ -29,39 +25,41 @@ from partreduce.topo.metrics import pipeline_metrics
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.partial import PartialAllReduce
-from partreduce.topo.timing.compute import StragglerModel
+from partreduce.topo.timing.coding import Algorithm
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.topo.timing.tables import RowAccess, exchange_of, steady_seconds
 from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.payload import in_bytes
 
+own = options.panel()
 ALONE = ("trace", "rounds", "seed")
 """What is asked of one schedule, and not of several next to each other."""
 
 
 def command(
     context: typer.Context,
-    schedules: options.Schedules,
+    schedules: Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE")],
     *,
-    cluster: options.ClusterFile = None,
+    cluster: Annotated[str | None, own("Shorthand such as 4x4, or a cluster file with links and speeds.")] = None,
     settings: options.Settings = None,
     model_bytes: options.ModelBytes = None,
-    algorithm: options.FileAlgorithm = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
+    algorithm: Annotated[
+        AllReduceAlgorithm | None, own("How groups average; by default as each file says.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds that every worker runs.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of jitter and disturbances.", min=0)] = 0,
+    trace: Annotated[Path | None, own("CSV of recorded seconds: a row per step, a column per worker.")] = None,
+    rounds: Annotated[int, own("Rounds that every worker runs.", min=1)] = 100,
+    seed: Annotated[int, own("Seed of jitter and disturbances.", min=0)] = 0,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Picture of the timeline, or of several schedules: .png, .svg, .pdf; of one also .json for Perfetto.",
+        own(
+            "Picture of the timeline, or of several schedules: .png, .svg, .pdf; of one also .json for Perfetto.",
+            "--output", "-o",
         ),
     ] = None,
     as_json: options.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Predict step times, waiting and communication of a schedule, or compare several.
 
     Schedules that are decided while the job runs (dynamic_groups, pairwise, iteration_gap, partial) are simulated by
@@ -69,61 +67,42 @@ def command(
     several are compared at 100MB.
     """
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
-    if len(schedules) == 1:
-        hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
-        _simulate_one(
-            schedules[0], place, hardware, given.get("disturb"),
-            algorithm=algorithm, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
+    if len(schedules) > 1:
+        options.check_unused(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
+        if "disturb" in given:
+            raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
+        place, default = place or load_schedule(schedules[0]).cluster, options.DEFAULT_MODEL
+        hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=default)
+        simulate_several(
+            schedules, place, hardware, algorithm=algorithm, touched=given.get("touched"), output=output,
             as_json=as_json,
         )  # fmt: skip
         return
-    options.check_unused(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
-    if "disturb" in given:
-        raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
-    place = place or load_schedule(schedules[0]).cluster
-    hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
-    simulate_several(
-        schedules, place, hardware, algorithm=algorithm, touched=given.get("touched"), output=output, as_json=as_json
-    )
-
-
-def _simulate_one(
-    path: Path,
-    place: Cluster | None,
-    hardware: Hardware,
-    disturbance: StragglerModel | None,
-    *,
-    algorithm: AllReduceAlgorithm | None,
-    touched: list[str] | None,
-    trace: Path | None,
-    rounds: int,
-    seed: int,
-    output: Path | None,
-    as_json: bool,
-) -> None:
-    whole = load_schedule(path)
+    hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
+    whole = load_schedule(schedules[0])
     loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
-        raise InputError(
-            f"--cluster: is {place}, but the schedule is for {loaded.cluster}; name a cluster of that shape, or design "
-            "a schedule for this one"
-        )
+        rule = "name a cluster of that shape, or design a schedule for this one"
+        raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}; {rule}")
     free = hardware.model_bytes is None
     if free:
         hardware = hardware.without_bandwidths()
-    times = cluster_options.compute_of(hardware, disturbance=disturbance, trace=trace)
-    shares = None if touched is None else touched_of(touched, loaded.cluster)
+    times = cluster_options.compute_of(hardware, disturbance=given.get("disturb"), trace=trace)
+    shares = cluster_options.touched_of(given["touched"], loaded.cluster) if "touched" in given else None
     timeline = simulate(
         loaded, hardware, compute=times, num_rounds=rounds, seed=seed, algorithm=algorithm, touched=shares
     )
     facts = facts_of(loaded, timeline) | _traffic_facts(loaded, timeline, hardware, algorithm, free=free)
     if timeline.waited is not None:
-        facts |= table_facts(loaded, hardware, times, shares, algorithm=algorithm, free=free)
+        facts |= _table_facts(loaded, hardware, times, shares, algorithm=algorithm, free=free)
     elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
         steady = cycle_time(loaded, hardware, times, algorithm=algorithm)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
-    if output is not None:
-        _write(timeline, loaded, output)
+    if output is not None and output.suffix.lower() == ".json":
+        write_text(output, perfetto(timeline, loaded.cluster))
+    elif output is not None:
+        title, worker_steps = titled(loaded.name, describe(loaded), 10), loaded.worker_steps().tolist()
+        save(draw_timeline(timeline, title, worker_steps=worker_steps), output)
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
@@ -131,9 +110,8 @@ def _simulate_one(
 
 
 def _traffic_facts(
-    schedule: Schedule, timeline: Timeline, hardware: Hardware, algorithm: AllReduceAlgorithm | None, *, free: bool
+    schedule: Schedule, timeline: Timeline, hardware: Hardware, algorithm: Algorithm, *, free: bool
 ) -> dict[str, Any]:
-    """What was sent, and the gaps or rounds that were observed."""
     facts: dict[str, Any] = {}
     observed = timeline.observed
     if observed is not None and observed.gaps is not None:
@@ -179,15 +157,50 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
         "share_computing": float(timeline.computing().mean()) / passed,
         "share_communicating": float(timeline.communicating().mean()) / passed,
         "share_waiting": float(timeline.waiting().mean()) / passed,
-    } | pipeline_of(schedule)
+        **({} if (late := pipeline_metrics(schedule)) is None else {"pipeline": late.to_json()}),
+    }
 
 
-def pipeline_of(schedule: Schedule) -> dict[str, Any]:
-    """What late gradients cost in steps, and what they save in seconds."""
-    metrics = pipeline_metrics(schedule)
-    if metrics is None:
-        return {}
-    return {"pipeline": {field.name: getattr(metrics, field.name).json_value() for field in fields(metrics)}}
+def _table_facts(
+    schedule: Schedule,
+    hardware: Hardware,
+    times: ComputeTimes,
+    touched: dict[str, RowAccess] | None,
+    *,
+    algorithm: Algorithm,
+    free: bool,
+) -> dict[str, Any]:
+    """What tables that go their own way add to a step, and the steady step with them where speeds are fixed."""
+    exchange = exchange_of(schedule, hardware, touched)
+    assert exchange is not None, "asked only where there are tables"
+    routes = schedule.routes.tables
+    facts: dict[str, Any] = {
+        "tables": {
+            "ways": {route.parameter: str(route.way) for route in routes},
+            "codecs": {route.parameter: str(route.codec) for route in routes},
+        }
+    }
+    if times.is_fixed:
+        slowest = times.fixed(schedule.num_workers)
+        facts["steady_seconds_per_step"] = steady_seconds(schedule, hardware, times, exchange, algorithm=algorithm)
+        facts["critical_workers"] = [int(worker) for worker in (slowest == slowest.max()).nonzero()[0][:16]]
+    if free:
+        return facts
+    sent = communication(schedule, hardware, algorithm=algorithm)
+    facts["tables"] |= {"seconds_per_step": exchange.seconds, "nic_bytes_per_step": exchange.nic_bytes}
+    return facts | {
+        "communication_seconds_per_step": sent.per_step + exchange.seconds,
+        "nic_bytes_per_step": sent.nic_bytes_per_step + exchange.nic_bytes,
+    }
+
+
+def _print_tables(tables: dict[str, Any]) -> None:
+    codecs = {name: f" in {codec}" for name, codec in tables["codecs"].items() if codec != "none"}
+    ways = ", ".join(f"{escape(name)} {way}{codecs.get(name, '')}" for name, way in tables["ways"].items())
+    took = "takes no time here: give --model-bytes and --set touched"
+    if "seconds_per_step" in tables:
+        took = f"takes {seconds(tables['seconds_per_step'])} and {size(tables['nic_bytes_per_step'])} out of a node"
+    console().print(f"tables: {ways}; their exchange in every step {took}")
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
@@ -240,27 +253,13 @@ def workers_of(timeline: Timeline) -> dict[str, Any]:
     """Seconds of each worker, for at most 4096 of them."""
     if timeline.finish.shape[1] > 4096:
         return {}
-    columns = zip(
-        timeline.computing().tolist(), timeline.communicating().tolist(), timeline.waiting().tolist(), strict=True
-    )
-    return {
-        "workers": [
-            {"worker": rank, "computing_seconds": a, "communicating_seconds": b, "waiting_seconds": c}
-            for rank, (a, b, c) in enumerate(columns)
-        ]
+    columns = {
+        "worker": range(timeline.finish.shape[1]),
+        "computing_seconds": timeline.computing().tolist(),
+        "communicating_seconds": timeline.communicating().tolist(),
+        "waiting_seconds": timeline.waiting().tolist(),
     }
-
-
-def _write(timeline: Timeline, schedule: Schedule, output: Path) -> None:
-    if output.suffix.lower() == ".json":
-        write_text(output, perfetto(timeline, schedule.cluster))
-    else:
-        save(
-            draw_timeline(
-                timeline, titled(schedule.name, describe(schedule), 10), worker_steps=schedule.worker_steps().tolist()
-            ),
-            output,
-        )
+    return {"workers": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]}
 
 
 def _print(
@@ -269,7 +268,7 @@ def _print(
     facts: dict[str, Any],
     output: Path | None,
     *,
-    algorithm: AllReduceAlgorithm | None,
+    algorithm: Algorithm,
     free: bool,
 ) -> None:
     out = console()
@@ -281,7 +280,7 @@ def _print(
     )
     is_nested = (algorithm or schedule.strategy.transport.algorithm) is AllReduceAlgorithm.HIERARCHICAL
     out.print(describe(schedule) + "; sums go through nodes first" * is_nested)
-    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
+    for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", _print_tables)):
         if name in facts:
             show(facts[name])
     if "nic_bytes_per_step" in facts:

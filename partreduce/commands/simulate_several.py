@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from partreduce.commands.cluster_options import touched_of
 from partreduce.commands.design import phases_of
-from partreduce.commands.simulate_tables import touched_of
 from partreduce.commands.verify import metrics_of
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size
 from partreduce.planner.job import PlanRequest
@@ -21,7 +21,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.metrics import consensus_distance, late_distance
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.timing.coding import Algorithm
 from partreduce.topo.timing.tables import ELEMENT_BYTES, RowAccess
 
 
@@ -30,34 +30,19 @@ def simulate_several(
     place: Cluster,
     hardware: Hardware,
     *,
-    algorithm: AllReduceAlgorithm | None,
+    algorithm: Algorithm,
     touched: list[str] | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Put step time, steps and time to a loss, and what averages mix, of schedules for one cluster side by side.
-
-    Args:
-        schedules: their files.
-        place: the cluster of all of them.
-        hardware: with the size of the model.
-        algorithm: how groups average; as each file says where it is None.
-        touched: shares of rows of tables that go their own way.
-        output: a picture of them.
-        as_json: print a document instead of a table.
-
-    Raises:
-        InputError: a schedule for a cluster of another shape, or a picture in no such format.
-    """
+    """Put step time, steps and time to a loss, and what averages mix, of schedules for one cluster side by side."""
     claim_stdout(output, as_json=as_json)
     check(output)
     loaded = [load_schedule(path) for path in schedules]
     for path, schedule in zip(schedules, loaded, strict=True):
         if not schedule.cluster.same_shape(place):
-            raise InputError(
-                f"{path}: is for {schedule.cluster}, the others are compared on {place}; compare schedules of one "
-                "shape, or simulate each alone"
-            )
+            rule = "compare schedules of one shape, or simulate each alone"
+            raise InputError(f"{path}: is for {schedule.cluster}, the others are compared on {place}; {rule}")
     shares = None if touched is None else touched_of(touched, place)
     job = PlanRequest(cluster=replace(place, hardware=hardware))
     rows = [
@@ -133,10 +118,7 @@ def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) 
 
 
 def row_of(
-    schedule: Schedule,
-    hardware: Hardware,
-    algorithm: AllReduceAlgorithm | None,
-    touched: dict[str, RowAccess] | None = None,
+    schedule: Schedule, hardware: Hardware, algorithm: Algorithm, touched: dict[str, RowAccess] | None = None
 ) -> dict[str, Any]:
     """One line of the comparison."""
     shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}
@@ -152,9 +134,7 @@ def row_of(
         "where": str(strategy.transport.where),
         "gradient_buckets": str(strategy.transport.gradient_buckets),
         "runs": describe(schedule),
-        "steps_per_round": strategy.steps_per_round
-        if isinstance(strategy.steps_per_round, int)
-        else list(strategy.steps_per_round),
+        "steps_per_round": strategy.steps_per_round,
         "period": phases_of(schedule)[0],
         "communication_seconds_per_step": costs.communication_seconds,
         "seconds_per_step": costs.step_seconds,

@@ -26,6 +26,7 @@ from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.payload import in_bytes
 from partreduce.verify.prove import prove, prove_function
 
+own = options.panel()
 VERDICTS = {
     Status.PROVED: "[bold green]PROVED[/]",
     Status.FOLLOWS: "[bold green]HOLDS IF THE PROGRAM FOLLOWS ITS PROTOCOL[/]",
@@ -42,24 +43,19 @@ HEADINGS = {
 
 
 def command(
-    schedule: Annotated[
-        Path,
-        typer.Argument(help="A schedule file, or FILE.py:NAME, a group_of function."),
-    ],
+    schedule: Annotated[Path, typer.Argument(help="A schedule file, or FILE.py:NAME, a group_of function.")],
     *,
-    certificate: Annotated[Path | None, typer.Option(help="Write the certificate here.", metavar="FILE")] = None,
+    certificate: Annotated[Path | None, own("Write the certificate here.", metavar="FILE")] = None,
     as_json: options.Json = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Say in words why each claim holds or not.")] = False,
-    show_metrics: Annotated[bool, typer.Option("--metrics", help="Print the metrics, too; --json has them.")] = False,
-    cluster: Annotated[str | None, typer.Option(help="For FILE.py:NAME: where it runs.")] = None,
-    period: Annotated[int | None, typer.Option(help="For FILE.py:NAME: after how many steps it repeats.")] = None,
-    export: Annotated[
-        Path | None, typer.Option(help="Write the schedule here, canonical and certified.", metavar="FILE")
-    ] = None,
-    max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
+    explain: Annotated[bool, own("Say in words why each claim holds or not.", "--explain")] = False,
+    show_metrics: Annotated[bool, own("Print the metrics, too; --json has them.", "--metrics")] = False,
+    cluster: Annotated[str | None, own("For FILE.py:NAME: where it runs.")] = None,
+    period: Annotated[int | None, own("For FILE.py:NAME: after how many steps it repeats.")] = None,
+    export: Annotated[Path | None, own("Write the schedule here, canonical and certified.", metavar="FILE")] = None,
+    max_bytes: Annotated[str, own("Refuse larger files.", metavar="SIZE")] = "16MiB",
     model_bytes: options.ModelBytes = None,
     allow_no_consensus: Annotated[
-        bool, typer.Option("--allow-no-consensus", help="Exit with 0 also where only consensus is not guaranteed.")
+        bool, own("Exit with 0 also where only consensus is not guaranteed.", "--allow-no-consensus")
     ] = False,
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
@@ -68,7 +64,8 @@ def command(
     sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
-        _emit(proof, metrics_of(loaded) | sent, explain=explain)
+        claims = [claim.to_json() | ({"explanation": claim.words} if explain else {}) for claim in proof.claims]
+        emit_json(proof.to_json() | {"claims": claims, "metrics": metrics_of(loaded) | sent})
     else:
         _print(loaded, proof, explain=explain)
         if show_metrics and loaded is not None:
@@ -79,22 +76,15 @@ def command(
             _print_how_to_check(certificate, schedule)
     needed = proof.without_consensus() if allow_no_consensus else proof
     code = {"refuted": 1, "not proved": 3}.get(needed.verdict.value, 0)
-    if not code and loaded is not None and loaded.certificate and not _is_its_own(loaded, proof):
+    if code or loaded is None or not loaded.certificate:
+        return code
+    is_checked = certificate_bytes(loaded.certificate) == certificate_bytes(proof.certificate or {})
+    if not is_checked:
         confirm(loaded)  # whatever is proved of the file here, a run refuses one whose own certificate does not hold
     return code
 
 
-def _is_its_own(loaded: Schedule, proof: Proof) -> bool:
-    """Whether the certificate that a file carries is the one that has just been proved, and so was checked."""
-    return certificate_bytes(loaded.certificate or {}) == certificate_bytes(proof.certificate or {})
-
-
 def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
-    """The fact `sent-bytes` for a model of this size.
-
-    Raises:
-        InputError: no size, or a schedule of which nothing is known to be sent.
-    """
     size = quantity("--model-bytes", parse_size, model_bytes)
     if "sent-bytes" not in proof or not proof["sent-bytes"].numbers:
         raise InputError("--model-bytes: what a step sends is a fact of fixed rounds only; leave it out")
@@ -114,9 +104,14 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
 def _load_and_prove(
     place: Path, cluster: str | None, period: int | None, max_bytes: int
 ) -> tuple[Schedule | None, Proof]:
-    """The schedule and its proof; no schedule where a function's answers make none."""
+    """The schedule and its proof; no schedule where the answers of a user's `group_of` make none."""
     if place.stem.endswith(".py") or ".py:" in place.name:
-        return _of_function(str(place), cluster, period)
+        if cluster is None or period is None:
+            needs = "a function needs --cluster and --period, the declared number of steps of a period"
+            raise InputError(f"{place}: {needs}")
+        function = function_of(str(place), "FILE.py:NAME")
+        proved = prove_function(function, load_cluster(cluster), period, str(place).rpartition(":")[2])
+        return proved.schedule, proved.proof
     if cluster is not None or period is not None:
         raise typer.BadParameter("is for FILE.py:NAME; a schedule file says it itself", param_hint="--cluster/--period")
     loaded = load_schedule(place, max_bytes=max_bytes)
@@ -124,14 +119,8 @@ def _load_and_prove(
 
 
 def _write(
-    place: Path,
-    loaded: Schedule | None,
-    proof: Proof,
-    *,
-    certificate: Path | None,
-    export: Path | None,
+    place: Path, loaded: Schedule | None, proof: Proof, *, certificate: Path | None, export: Path | None
 ) -> None:
-    """Write the expansion and the certificate that were asked for."""
     if export is not None and loaded is not None:
         write_schedule(export, loaded.with_certificate(proof.certificate))
     if certificate is not None and not proof.certificate:
@@ -143,11 +132,6 @@ def _write(
         write_text(certificate, certificate_bytes(proof.certificate).decode())
 
 
-def _emit(proof: Proof, metrics: dict[str, Any], *, explain: bool) -> None:
-    claims = [claim.to_json() | ({"explanation": claim.words} if explain else {}) for claim in proof.claims]
-    emit_json(proof.to_json() | {"claims": claims, "metrics": metrics})
-
-
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
     console().print(f"certificate written to {certificate}; check it with", style="dim")
     # The checker reads files only, so what went through a pipe has to be one first.
@@ -155,15 +139,6 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
         word if str(path) == "-" else str(path) for path, word in ((certificate, "CERTIFICATE"), (schedule, "SCHEDULE"))
     )
     console().print(f"  python -I {Path(checker.__file__).parent} {files}", style="dim")
-
-
-def _of_function(place: str, cluster: str | None, period: int | None) -> tuple[Schedule | None, Proof]:
-    """The expansion and proof of a user's `group_of(worker, step, cluster)`."""
-    if cluster is None or period is None:
-        raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
-    function = function_of(place, "FILE.py:NAME")
-    proved = prove_function(function, load_cluster(cluster), period, place.rpartition(":")[2])
-    return proved.schedule, proved.proof
 
 
 def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
@@ -276,14 +251,8 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
 
 
 def _steps(schedule: Schedule) -> str:
-    steps_per_round, rounds = (
-        schedule.strategy.steps_per_round,
-        schedule.meetings.period if schedule.meetings.is_mixing else 1,
-    )
-    least, most = (
-        (steps_per_round if isinstance(steps_per_round, int) else min(steps_per_round)) * rounds,
-        schedule.largest_steps_per_round * rounds,
-    )
+    rounds = schedule.meetings.period if schedule.meetings.is_mixing else 1
+    least, most = int(schedule.worker_steps().min()) * rounds, schedule.largest_steps_per_round * rounds
     if most == 1:
         return "step"
     steps = f"{most} steps" if least == most else f"{least} to {most} steps"

@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import ceil
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.api import design
-from partreduce.demo.results import Result, read_result
+from partreduce.report.traces import bytes_across, operations, trained
 from partreduce.runtime.launcher.signals import format_end
 from partreduce.topo.document.writer import write_file, write_schedule
 from partreduce.topo.errors import FileError, UnavailableError
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.metrics import metrics
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
@@ -30,6 +29,66 @@ from partreduce.verify.prove import prove
 
 if TYPE_CHECKING:
     from partreduce.demo.train import Plan
+
+TRAIN_IMAGES = 1438
+TEST_IMAGES = 359
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One schedule's runs. `steps`, `loss` and `accuracy` are those of the mean model at every evaluation.
+
+    `seconds` [turns, evaluations] count training only, of the slowest worker; evaluations are left out. `bytes_across`
+    is what left the nodes in all steps of a run if groups average by rings, counted from the operations that ran.
+    """
+
+    name: str
+    steps: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    loss: npt.NDArray[np.float64]
+    accuracy: npt.NDArray[np.float64]
+    bytes_across: float
+
+    def reached(self, target: float) -> tuple[int, npt.NDArray[np.float64]] | None:
+        """Steps and seconds [turns] at the first evaluation with a loss of at most `target`; None if there is none."""
+        hits = np.flatnonzero(self.loss <= target)
+        return (int(self.steps[hits[0]]), self.seconds[:, hits[0]]) if len(hits) else None
+
+    @property
+    def bytes_per_step(self) -> float:
+        return self.bytes_across / float(self.steps[-1])
+
+
+def read_result(folders: list[Path], schedule: Schedule, name: str) -> Result:
+    """Put the workers' files of all turns together; losses and bytes are those of the first."""
+    first, *others = [_read_turn(folder, schedule, name) for folder in folders]
+    seconds = np.concatenate([first.seconds, *(other.seconds for other in others)])
+    return replace(first, seconds=seconds)
+
+
+def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
+    try:
+        parts = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
+        if len(parts) != schedule.num_workers:
+            raise FileError(f"{folder}: holds results of {len(parts)} workers, not of {schedule.num_workers}")
+        curves = [part["curve"] for part in parts]
+        steps = np.array([point["step"] for point in curves[0]])
+        column = {
+            key: np.array([[p[key] for p in curve] for curve in curves]) for key in ("seconds", "loss_sum", "right")
+        }
+        node_of = schedule.cluster.node_of().tolist()
+        across = sum(bytes_across(event, node_of) for event in operations(folder) if trained(event))
+    except (OSError, ValueError, KeyError) as error:
+        raise FileError(f"{folder}: the results of the run cannot be read ({error})") from None
+    return Result(
+        name,
+        steps,
+        column["seconds"].max(axis=0)[np.newaxis],
+        column["loss_sum"].sum(axis=0) / TRAIN_IMAGES,
+        column["right"].sum(axis=0) / TEST_IMAGES,
+        across,
+    )
+
 
 CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "All-Reduce": ("allreduce", {}),
@@ -60,19 +119,6 @@ class Candidate:
     def key(self) -> str:
         return self.path.stem
 
-    def promise(self) -> str:
-        """What the proof means to who trains: no deadlock, and when workers agree."""
-        holding = {claim.claim for claim in self.proof.claims if claim.holds}
-        period = self.schedule.mixing.period
-        every = "after every step" if period == 1 else f"every {period} steps"
-        shrinks = ceil(100 * (metrics(self.schedule).contraction.value or 0.0))
-        agree = {
-            "exact-consensus": f"all workers agree exactly {every}",
-            "consensus": f"differences between workers shrink to {shrinks} % or less {every}",
-        }
-        said = ["no deadlock"] if "deadlock-free" in holding else []
-        return "; ".join(said + [words for claim, words in agree.items() if claim in holding][:1])
-
     def predicted(self) -> float:
         """Seconds per step on a cluster with a thin link (see THIN_WORDS), in the form that suits the schedule best."""
         return min(
@@ -82,11 +128,7 @@ class Candidate:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder, and remove what an earlier demonstration measured there.
-
-    Raises:
-        FileError: it cannot be created or cleaned.
-    """
+    """Create the folder, and remove what an earlier demonstration measured there."""
     try:
         for part in ("schedules", "runs"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -98,12 +140,7 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
-    """Design, prove and export the three schedules with their certificates, and put a training script next to them.
-
-    Raises:
-        RefutedError: a schedule is not what it promises.
-        FileError: the folder cannot be written.
-    """
+    """Design, prove and export the three schedules with their certificates, and put a training script next to them."""
     write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []
     for label, (name, parameters) in CHOICES.items():
@@ -118,23 +155,15 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
 
 
 def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
-    """Run the plan in its own processes; `watch(name, step)` is called as it advances.
-
-    Raises:
-        UnavailableError: a run failed; its output is kept in a file that the message names.
-    """
+    """Run the plan in its own processes; `watch(name, step)` is called as it advances."""
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
     with log.open("wb") as output:
         process = subprocess.Popen(_command(path), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
-            while True:
-                try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.2)
-                except subprocess.TimeoutExpired:
-                    pass
-                else:
-                    break
                 if progress.exists():
                     state = json.loads(progress.read_text())
                     watch(state["name"], state["step"])

@@ -36,8 +36,8 @@ from partreduce.planner.preference import Costs, preference
 from partreduce.planner.steps_model import StepsModel
 from partreduce.planner.travel import CostedTransport, coded_words, cost_of, paying, timed, transports_of, traveling
 from partreduce.schedulers.synthesis.problem import Limits, Objective
-from partreduce.topo.metrics.evaluate import retimed
-from partreduce.topo.metrics.late_distance import Retimed
+from partreduce.topo.metrics.evaluate import retime
+from partreduce.topo.metrics.late_distance import RetimedMetrics
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets, Transport
 from partreduce.topo.timing.compute import ComputeTimes
@@ -163,7 +163,7 @@ class Axes:
     schedule: Schedule
     job: PlanRequest
     timings: tuple[Timings, ...]
-    metrics: Retimed | None
+    metrics: RetimedMetrics | None
     usual: StepsModel
     _chosen: dict[Setting, Timings] = field(default_factory=dict)
     _metrics: dict[tuple[Delay, int], ScheduleMetrics] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Axes:
         is_equal = isinstance(schedule.strategy.steps_per_round, int)
         base = timed(schedule, SYNCHRONOUS, 1 if is_equal else schedule.strategy.steps_per_round)
         timings = tuple(Timings.of(base, job, costed) for costed in transports_of(base, job))
-        metrics = retimed(base, job.push) if is_equal else None
+        metrics = retime(base, job.push) if is_equal else None
         return cls(schedule=base, job=job, timings=timings, metrics=metrics, usual=job.steps_model)
 
     def options(

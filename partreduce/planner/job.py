@@ -18,9 +18,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.failure_plan import MAX_FAILURES
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.metrics.pipeline import stability_limit
+from partreduce.topo.metrics.stability import stability_limit
 from partreduce.topo.pilot import Pilot
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline, Sync
 from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
@@ -290,16 +289,14 @@ class PlanRequest:
         """Return whether schedules are also searched for: with only a time limit, or any effort but the quick one."""
         return self.effort != EFFORTS["quick"] and (self.effort is not None or self.time_limit is not None)
 
-    def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
+    def problem(self) -> Problem:
         """Return the search problem: least consensus distance at every cost, for any objective.
 
-        `hints` are known schedules of the same cluster, from which the search starts. If any algorithm is allowed,
-        costs are those of the hierarchical one, since no phase costs less with rings.
+        If any algorithm is allowed, costs are those of the hierarchical one, since no phase costs less with rings.
         """
         return Problem(
             cluster=self.cluster,
             objective=self.objective if self.objective in SEARCHED else Objective.CONSENSUS_DISTANCE,
             limits=self.limits,
             algorithm=self.algorithm or AllReduceAlgorithm.HIERARCHICAL,
-            hints=hints,
         )

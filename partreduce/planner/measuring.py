@@ -19,7 +19,7 @@ from partreduce.topo.pilot import Probe
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.topo.timing.sampling import sample
+from partreduce.topo.timing.stages import sample
 
 MAX_SAMPLED_WORKERS = 4096
 

@@ -9,21 +9,18 @@ from math import inf
 from partreduce.planner.axes import Axes
 from partreduce.planner.candidates import competitors, weighed_kinds
 from partreduce.planner.failure_plans import has_plan
-from partreduce.planner.front import baselines, front
+from partreduce.planner.front import baselines
 from partreduce.planner.gain import WORTH, decisive_time
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import Label, sampled_option
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.preference import preference
 from partreduce.planner.recommend import permitted
-from partreduce.planner.travel import timed
 from partreduce.planner.trials import try_all
 from partreduce.planner.work import SETTINGS, payer, work_of, work_of_setting
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
-from partreduce.schedulers.synthesis.period_search import SearchStage
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Status
-from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Fractions of the time after which no more of the catalogue's graphs, and rules, are measured."""
@@ -35,14 +32,7 @@ SAMPLING_SHARE = 0.1
 MEASURE_SHARE = 0.2
 """Largest fraction of the time for measuring the schedules that the search found."""
 
-NOT_SEARCHED = Front(
-    candidates=(),
-    best=None,
-    status=Status.UNKNOWN,
-    seconds=0.0,
-    seed=0,
-    reason="it was not searched",
-)
+NOT_SEARCHED = Front(reason="it was not searched")
 """The search result of a quick answer, and of jobs that ask for only one kind run in virtual time."""
 
 
@@ -111,16 +101,7 @@ def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say:
     """Search while the found schedules can still be measured, each as fast as the catalogue's."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
-    # The search looks for synchronous schedules; late ones use the same phases.
-    spoken = (timed(option.schedule, SYNCHRONOUS, option.steps_per_round) for option in front(weighed.options))
-    hints = tuple({hint.strategy: hint for hint in spoken}.values())
-    found = search(
-        job.problem(hints),
-        clock,
-        until - kept,
-        seed=job.seed,
-        progress=lambda news: say(_line(news)),
-    )
+    found = search(job.problem(), clock, until - kept, seed=job.seed, progress=say)
     weighed.searched, pay = found, payer(clock, until)
     for index, candidate in enumerate(found.candidates):
         if not pay(work_of(candidate.schedule, job, SETTINGS)) and index:
@@ -170,8 +151,3 @@ def options_of(candidate: Candidate, job: PlanRequest) -> list[CandidateSchedule
     """Return the options of one schedule that the search found."""
     schedule = candidate.schedule
     return Axes.of(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))
-
-
-def _line(news: SearchStage) -> str:
-    best = "" if news.value is None else f": best {news.value:.4g}"
-    return f"{news.stage}{best}" + ("" if news.cost is None else f" at {news.cost * 1e3:.4g} ms per step")

@@ -19,7 +19,7 @@ from math import exp, log
 from statistics import fmean
 
 from partreduce.planner.steps_model import TASKS, Optimizer
-from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import OuterStep
 
 SMALL = OuterStep(lr=Fraction(1), momentum=Fraction(1, 2), nesterov=True)
 PUBLISHED = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)

@@ -16,11 +16,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.planner.tables import APPLYING, check_unpriced, choose_routes, tables_of
-from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.arguments import checked_timeout, read_schedule
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
 from partreduce.runtime.liveness.store_collectives import broadcast_decision
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
-from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.placement import embeddings_of
 from partreduce.runtime.sharding.row_access import (
     OtherUses,

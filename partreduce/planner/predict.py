@@ -27,9 +27,8 @@ from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.topo.timing.sampling import sample
-from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
-from partreduce.topo.timing.tables import Exchange, RowAccess
+from partreduce.topo.timing.stages import sample
+from partreduce.topo.timing.tables import Exchange, RowAccess, exchange_of, steady_seconds
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.gap_bounds import capacities_of, events_of

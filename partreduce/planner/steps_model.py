@@ -36,7 +36,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from partreduce.topo.metrics.pipeline import noise_factor
+from partreduce.topo.metrics.stability import noise_factor
 
 
 class Optimizer(StrEnum):

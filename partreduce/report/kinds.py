@@ -19,9 +19,8 @@ from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import best_of
 from partreduce.planner.work import MAX_GRAPH_WORKERS
-from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds
-from partreduce.schedulers.synthesis.rule_alphabet import holds_rules
-from partreduce.topo.metrics.outer_steps import largest_rate
+from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds, holds_rules
+from partreduce.topo.metrics.stability import largest_rate
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
 NOTHING = "no worker is slow and no step takes longer than others, so there is nothing that a gap could answer"

@@ -15,7 +15,7 @@ from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.travel import cheapest_transports, coded_words, traveling, worth_of_codec
 from partreduce.planner.work import work_of
 from partreduce.topo.hardware import CodecSeconds
-from partreduce.topo.metrics.pipeline import stability_limit
+from partreduce.topo.metrics.stability import stability_limit
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.topo.timing.cost import communication

@@ -8,8 +8,7 @@ from rich.text import Text
 
 from partreduce.console import size
 from partreduce.report.grid import Grid
-from partreduce.topo.hardware import Hardware, Switch
-from partreduce.topo.switches import above
+from partreduce.topo.hardware import Hardware, Switch, above
 
 CELL = 4
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError, of_type
+from partreduce.topo.schedule import Schedule
 
-if TYPE_CHECKING:
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from partreduce.runtime.transport.worlds import World
-
-LONGEST_TIMEOUT = 1e9
-"""Seconds, which is 30 years: beyond, torch's own deadlines overflow."""
+LONGEST_TIMEOUT = 1e9  # seconds, which is 30 years: beyond, torch's own deadlines overflow
 
 
 def checked_timeout(timeout: float) -> float:
-    """A timeout as a number of seconds that a deadline can be made of.
-
-    A deadline of NaN would never pass, and one of 0 has passed before anybody could answer.
-    """
+    """A timeout in seconds: a deadline of NaN would never pass, and one of 0 has passed before anybody could answer."""
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= LONGEST_TIMEOUT:
         raise InputError(
@@ -33,12 +29,18 @@ def checked_timeout(timeout: float) -> float:
 
 def checked_number(place: str, value: float | torch.Tensor) -> float:
     """One number, of Python's or of torch's."""
-    import torch
-
     try:
         return float(torch.as_tensor(value).detach())
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{place}: is {str(value)[:40]!r}; give one number, or a tensor that holds one") from None
+
+
+def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
+    """One of some names."""
+    names = [str(choice) for choice in choices]
+    if value not in names:
+        raise InputError(f"{place}: {value!r} is not one of {', '.join(names)}")
+    return value
 
 
 def checked_directory(place: str, path: str | Path | None) -> Path | None:
@@ -60,8 +62,6 @@ def checked_world(world: World | None) -> World | None:
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
     """The dimension of a mesh along which the replicas lie, if one was given."""
-    from torch.distributed.device_mesh import DeviceMesh
-
     if mesh is None:
         return None
     of_type(mesh, DeviceMesh, "mesh", 'pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
@@ -84,3 +84,51 @@ def checked_steps(saved: object) -> int:
             "optimizer.state_dict() returned, or leave 'partreduce' out to keep this run's count"
         )
     return steps
+
+
+def read_schedule(schedule: Schedule | str | Path) -> Schedule:
+    """A schedule from a value or a file; the certificate that a file carries is checked before anything runs."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if not isinstance(schedule, (str, os.PathLike)):
+        raise InputError(
+            f"schedule: is a {type(schedule).__name__}; pass the path of a schedule file, or a Schedule: "
+            "partreduce.files.parse_schedule(data) reads one from bytes"
+        )
+    from partreduce.topo.document.schedule import load_schedule
+    from partreduce.verify.certificate import confirm
+
+    path = Path(schedule)
+    if not path.exists():
+        _check_name(str(schedule))
+    loaded = load_schedule(path)
+    if loaded.certificate:
+        confirm(loaded)
+    return loaded
+
+
+def _check_name(path: str) -> None:
+    """Say how a schedule is written that was named as the catalogue names it."""
+    from partreduce.schedulers import registry
+
+    name = path.partition("(")[0]
+    if name in registry.names():
+        raise InputError(
+            f"schedule: {path!r} is no file, but a name of the catalogue; "
+            f'`partreduce design CLUSTER --build "{path}" -o {name}.json` writes the file'
+        )
+
+
+def warn_of_workers_apart(schedule: Schedule) -> None:
+    """Warn of a fixed schedule that is refuted: some workers never agree and train alone, and no loss shows it."""
+    if not schedule.is_mixing or schedule.strategy.averages_everyone:
+        return
+    from partreduce.verify.base import Status
+    from partreduce.verify.consensus import by_tree_or_apart, prove_consensus
+
+    claim = by_tree_or_apart(schedule) if schedule.strategy.graphs else prove_consensus(schedule)
+    if claim is not None and claim.status is Status.REFUTED:
+        warn_user(
+            f"schedule {schedule.name!r}: {claim.explanation} Training continues; `partreduce verify` refutes it, "
+            "`partreduce design` finds one that all workers meet in"
+        )

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,6 @@ def save_checkpoint(
 
 
 def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]) -> Path:
-    """Save where all that are left have come; the folder."""
     ending, meeting = optimizer.ending, optimizer.meeting
     round_, rank = optimizer.round, optimizer.rank
     name = f"round-{round_:08d}"
@@ -105,9 +104,7 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
     if any(entry["taken"] for entry in said):
         name = f"{name}-{number}"
     folder = directory / name
-    checkpoints_to_delete = checkpoint_directory.checkpoints_to_delete(
-        directory, lineage, rank, keep=keep, written=name
-    )
+    older = checkpoint_directory.checkpoints_to_delete(directory, lineage, rank, keep=keep, written=name)
     ending.guard(optimizer.runner.settle)
     try:
         data = pack(_state_file(optimizer), extra, lineage)
@@ -132,14 +129,13 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
         "workers": [dict(zip(members, reports, strict=True)).get(one) for one in range(optimizer.num_workers)],
     }
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    checkpoint_directory.delete(checkpoints_to_delete, rank)
+    checkpoint_directory.delete(older, rank)
     return folder
 
 
 def _saved_shards(
     optimizer: DistributedOptimizer, directory: Path, extra: object, keep: int, members: tuple[int, ...]
 ) -> Path:
-    """As `_save`, of a sharded replica."""
     ending, meeting, round_ = optimizer.ending, optimizer.meeting, optimizer.round
     folder = directory / f"round-{round_:08d}"
     _check_other_rounds(meeting.exchange("checkpoint", {"round": round_}, members))
@@ -171,14 +167,12 @@ def _check_other_rounds(said: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
-    problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
-    if problem is not None:
+    if (problem := next((text for entry in reports if (text := entry.get("problem")) is not None), None)) is not None:
         raise FileError(f"checkpoint of round {round_}: {problem}")
 
 
 @contextlib.contextmanager
 def _gathering(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[int, ...]]:
-    """Who takes part: all that are left have come."""
     with optimizer.run.reducer.heartbeat.gathering(place, optimizer.round):
         yield optimizer.ending.guard(lambda: optimizer.runner.membership.gathered(place))
 
@@ -226,7 +220,6 @@ def load_checkpoint(
 
 
 def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str | Path) -> Path:
-    """The directory as a path, where both arguments are what they should be and stand in their order."""
     if not hasattr(optimizer, "ending"):
         raise InputError(f"{who}: optimizer is a {type(optimizer).__name__}; pass the DistributedOptimizer first")
     if not isinstance(directory, (str, os.PathLike)) or "\0" in str(directory):
@@ -237,14 +230,11 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
 def _load(
     optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
-    """Load where all that are left have come; what it is."""
     ending, meeting = optimizer.ending, optimizer.meeting
     try:
-        mine: dict[str, object] = {
-            "seen": checkpoint_directory.plain(
-                checkpoint_directory.list_checkpoints(directory, None if allow_different_run else optimizer.rank)
-            )
-        }
+        rank = None if allow_different_run else optimizer.rank
+        seen = checkpoint_directory.list_checkpoints(directory, rank)
+        mine: dict[str, object] = {"seen": [asdict(one) for one in seen]}
     except PartreduceError as error:
         mine = {"problem": str(error)}
     reports = meeting.exchange("checkpoint loadable", mine, members)
@@ -282,7 +272,6 @@ def _load(
 def _loaded_shards(
     optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
-    """As `_load`, of a sharded replica."""
     if allow_different_run:
         raise InputError(
             "load_checkpoint: allow_different_run=True would take the mean of whole models, and these are sharded; "
@@ -298,9 +287,8 @@ def _loaded_shards(
         report: dict[str, str] = {}
     except PartreduceError as error:
         report = {"problem": str(error)}
-    if problem := next(
-        (text for one in sharded_checkpoint.all_gather_json(report) if (text := one.get("problem"))), None
-    ):
+    reports = sharded_checkpoint.all_gather_json(report)
+    if problem := next((text for one in reports if (text := one.get("problem"))), None):
         raise InputError(problem)
     optimizer.ending.guard(optimizer.runner.drain)
     flat.sharders.reshard()
@@ -346,7 +334,6 @@ def _state_file(optimizer: DistributedOptimizer) -> StateFile:
 
 
 def _model_sha256(optimizer: DistributedOptimizer) -> str:
-    """Over names, shapes and dtypes."""
     return hashlib.sha256("\n".join(optimizer.run.flat.layout()).encode()).hexdigest()
 
 
@@ -356,11 +343,8 @@ def _check_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any
         raise InputError(
             f"{folder}: was saved by an earlier partreduce, which named what strategies keep otherwise; {way_out}"
         )
-    num_workers, sha256, mine = (
-        manifest["num_workers"],
-        manifest["schedule_sha256"],
-        schedule_sha256(optimizer.schedule),
-    )
+    num_workers, sha256 = manifest["num_workers"], manifest["schedule_sha256"]
+    mine = schedule_sha256(optimizer.schedule)
     is_same = (num_workers, sha256) == (optimizer.num_workers, mine)
     if not is_same and not optimizer.run.alone:
         is_same = is_planned(optimizer.planned, num_workers, sha256)

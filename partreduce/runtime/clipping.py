@@ -87,16 +87,7 @@ def _check(norm_type: float) -> None:
 
 
 class _Apart:
-    """The norm of all gradients, of which each worker has some rows, in the widest of their types (float32 at least).
-
-    Without tables it is the norm of this worker's gradients, of which torch's function takes dense ones only.
-
-    Args:
-        parameters: whose gradients.
-        tables: of which each worker has some rows.
-        norm_type: p of the p-norm.
-        equal: whether all workers have the same dense gradients once these are averaged.
-    """
+    """The norm of all gradients, of which each worker has some rows, in their widest type (float32 at least)."""
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, equal: bool
@@ -132,14 +123,12 @@ def _numbers(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _largest(parameters: Sequence[torch.Tensor]) -> float:
-    """The largest absolute number of these gradients."""
     parts = [_numbers(one.grad) for one in parameters if one.grad is not None]
     largest = [float(one.abs().max()) for one in parts if one.numel()]
     return float(torch.tensor([0.0, *largest], dtype=torch.float64).max())
 
 
 def _powers(parameters: Sequence[torch.Tensor], norm_type: float) -> float:
-    """The sum of all absolute numbers of these gradients to a power."""
     parts = [_numbers(one.grad) for one in parameters if one.grad is not None]
     norms = [float(torch.linalg.vector_norm(part, norm_type, dtype=torch.float64)) for part in parts]
     return float(sum(norm**norm_type for norm in norms))

@@ -1,8 +1,7 @@
 """Encode numbers in fewer bytes and decode them, by pure functions of tensors; this module does not communicate.
 
-int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte, the first one in its lower half. Blocks
-of them share one float32 scale, in one array of bytes. A block with a number that is not finite decodes to NaN
-throughout, and one that is almost zero to zeros. `topo.codec_numbers` bounds the error of a code.
+int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte. Blocks of them share one float32 scale. A
+block with a number that is not finite decodes to NaN, and one that is almost zero to zeros.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import torch
 from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, block_bytes
 from partreduce.topo.strategies.axes import Codec, Transport
 
-PIECE = 2**17
-"""Numbers that are worked on together on the CPU, about; a device takes all at once."""
+PIECE = 2**17  # numbers that are worked on together on the CPU, about; a device takes all at once
 CPU = torch.device("cpu")
 LEAST_PEAK = 2.0**LEAST_PEAK_EXPONENT
 DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
@@ -72,12 +70,7 @@ class Coding:
 
 
 class Codings:
-    """The codings of the sums that one runner repeats, one for each bucket.
-
-    Args:
-        transport: what the schedule asks for.
-        num_buckets: arrays of one operation.
-    """
+    """The codings of the sums that one runner repeats, one for each bucket."""
 
     def __init__(self, transport: Transport, num_buckets: int) -> None:
         self._transport, self._num_buckets = transport, num_buckets
@@ -85,14 +78,10 @@ class Codings:
 
     @classmethod
     def of(cls, transport: Transport, num_buckets: int) -> Codings | None:
-        """None where nothing is coded."""
         return None if transport.codec is Codec.NONE else cls(transport, num_buckets)
 
     def clear(self) -> None:
-        """Forget what is left over: the run continues from other parameters, or among other workers.
-
-        A sum that was given up may still be rounding in its thread; what it keeps is not used.
-        """
+        """Forget what is left over: the run continues from other parameters, or among other workers."""
         transport, number = self._transport, self._num_buckets
         self._leftovers = [Leftovers() for _ in range(number if transport.error_feedback else 0)]
         self.of_buckets = [Coding(transport, left) for left in self._leftovers] or [Coding(transport)] * number
@@ -115,13 +104,8 @@ class Codings:
 class BlockCodec:
     """A codec with one size of blocks. It has working memory, so each thread, or stream of a device, has its own.
 
-    Five passes over the numbers encode them (two for the largest of a block, scale, round, narrow) and two decode them,
-    int4 one more; they go in pieces that stay in a core's cache.
-
-    Args:
-        codec: int8 or int4.
-        block: numbers that share a scale.
-        piece: numbers that are worked on together, about; 0 for all.
+    Numbers go in pieces of about `piece` (0: all at once) that stay in a core's cache: five passes encode them (two for
+    the largest of a block, scale, round, narrow) and two decode them, int4 one more.
     """
 
     def __init__(self, codec: str, block: int, piece: int = PIECE) -> None:
@@ -130,12 +114,7 @@ class BlockCodec:
         self._work = torch.empty(0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
-        """Write the code of `values`.
-
-        Args:
-            values: one-dimensional; taken as float32, so what is beyond that counts as infinite.
-            encoded: block_bytes(codec, len(values), block) bytes at an address that is a multiple of 4.
-        """
+        """Write the code of one-dimensional `values`, taken as float32, as `block_bytes` bytes at a multiple of 4."""
         if not len(values):
             return
         values = values.to(torch.float32)
@@ -155,7 +134,6 @@ class BlockCodec:
             pack(levels, codes)
 
     def decode(self, encoded: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the numbers that were encoded into `values`, of any floating-point dtype."""
         if not len(values):
             return
         codes, scales = self._parts(encoded, len(values))
@@ -256,13 +234,7 @@ def code_bytes(count: int, coding: Coding) -> int:
 
 
 def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
-    """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
-
-    Args:
-        values: one-dimensional, in host memory.
-        coding: how they are coded.
-        place: where this worker rounds (see `Leftovers`).
-    """
+    """The code of some numbers of host memory, uint8; with error feedback `values` change, by what is left over."""
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)
     code = torch.zeros(code_bytes(len(values), coding), dtype=torch.uint8)

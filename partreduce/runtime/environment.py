@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 # What `partreduce run` sets for its workers.
-SCHEDULE = "PARTREDUCE_SCHEDULE"
-"""The path of the schedule file."""
-MAX_FAILED = "PARTREDUCE_MAX_FAILURES"
-"""How many workers may fail, where the launcher decides who continues."""
-MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
-"""How often in all a failed worker is started again."""
-RESTARTED = "PARTREDUCE_RESTARTED"
-"""Only of a worker that was started in place of a failed one: how many were before it in this run."""
+SCHEDULE = "PARTREDUCE_SCHEDULE"  # the path of the schedule file
+MAX_FAILED = "PARTREDUCE_MAX_FAILURES"  # how many workers may fail, where the launcher decides who continues
+MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"  # how often in all a failed worker is started again
+RESTARTED = "PARTREDUCE_RESTARTED"  # of a worker in place of a failed one: how many were before it
 RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
 """What mailboxes mix into their keys, so that reading the store is not enough to write to a mailbox.
 
 Where users set it for the launchers of all nodes, it is what those prove to one another, and each run's is derived.
 """
-GENERATOR = "PARTREDUCE_GENERATOR"
-"""The address of the group generator."""
-GENERATOR_KEYS = "PARTREDUCE_GENERATOR_KEYS"
-"""The key of the group generator."""
+GENERATOR = "PARTREDUCE_GENERATOR"  # the address of the group generator
+GENERATOR_KEYS = "PARTREDUCE_GENERATOR_KEYS"  # the key of the group generator
 
 # What users set.
-OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
-"""Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
+OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"  # set to 1, CUDA tensors go over gloo, for tests of several processes on a GPU
 
-CHECK = "PARTREDUCE_CHECK"
-"""Set to `always`, every check for misuse runs in every step (see `guard.table`)."""
+CHECK = "PARTREDUCE_CHECK"  # set to `always`, every check for misuse runs in every step (see `guard.table`)
 
 # What torchrun sets, and `partreduce run` too.
 RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
@@ -34,20 +26,16 @@ LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 GROUP_RANK, GROUP_WORLD_SIZE = "GROUP_RANK", "GROUP_WORLD_SIZE"
 ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME = "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"
 MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
-RENDEZVOUS = (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
-"""What a worker needs to find the others."""
+RENDEZVOUS = (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)  # what a worker needs to find the others
 RUN_ID = "TORCHELASTIC_RUN_ID"
-AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""`True` where the launcher hosts the store."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # `True` where the launcher hosts the store
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 AGENT_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 
 # What other launchers and libraries set or read.
-SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
+SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # of other launchers: more than one process
 SLURM_NODEID = "SLURM_NODEID"
-NODE_RANKS = (GROUP_RANK, SLURM_NODEID, "JOB_COMPLETION_INDEX")
-"""Where torchrun, SLURM and an indexed Job of Kubernetes say which node this one is."""
+NODE_RANKS = (GROUP_RANK, SLURM_NODEID, "JOB_COMPLETION_INDEX")  # of torchrun, SLURM and an indexed Kubernetes Job
 SLURM_TOPOLOGY = ("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN")
 SLURM_JOB = (
     "SLURM_JOB_ID",

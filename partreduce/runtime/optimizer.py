@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from weakref import ref
@@ -20,28 +21,32 @@ from partreduce.runtime.arguments import (
     checked_steps,
     checked_timeout,
     checked_world,
+    read_schedule,
+    warn_of_workers_apart,
 )
-from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.dtensor_shards import replica_of
-from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, digest_of
+from partreduce.runtime.averaging.gradients import OptimizerStepper
 from partreduce.runtime.averaging.in_flight import FixedMembership
-from partreduce.runtime.averaging.mean_model import restore_local_values, squared_distance
-from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
+from partreduce.runtime.averaging.mean_model import ADVICE, restore_local_values, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reference_sync import ADVICE
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.member import Member, joins
-from partreduce.runtime.elastic.support import schedule_for_present_nodes, supports_elastic, warn_nodes_missing
+from partreduce.runtime.elastic.support import (
+    schedule_for_present_nodes,
+    supports_elastic,
+    warn_nodes_missing,
+    way_to_continue,
+)
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
 from partreduce.runtime.launcher.processes import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
-from partreduce.runtime.recorder import Recorder
-from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
+from partreduce.runtime.recorder import Recorder, Stats, Writer, write_stats
 from partreduce.runtime.sharding.placement import check_other_shapes, find_tables, layout_of, spread
 from partreduce.runtime.sharding.table_state import full_optimizer_states, local_optimizer_states
 from partreduce.runtime.sharding.tables import Tables
-from partreduce.runtime.state.peer_state import Handover, Stateful
+from partreduce.runtime.state.saved_state import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.torch_defaults import default_modes, in_default_modes, keep_user_modes
@@ -50,12 +55,16 @@ from partreduce.runtime.transport.store import publish_stage
 from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.runtime.transport.worlds import World, chosen_algorithm, world_for_algorithm
 from partreduce.runtime.user_warning import warn_user
-from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
-from partreduce.runtime.worker.collective_points import Meeting
-from partreduce.runtime.worker.config_handshake import Policies, agree, facts_of
+from partreduce.runtime.worker.config_handshake import (
+    Policies,
+    agree,
+    fact_of,
+    facts_of,
+    warn_of_rounded_signs,
+    with_codec,
+)
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.shutdown import RUNNING, Ending
-from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
+from partreduce.runtime.worker.shutdown import RUNNING, Ending, Meeting
 from partreduce.topo.describe import describe
 from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
@@ -64,8 +73,7 @@ DEFAULT_TIMEOUT = 300.0
 Batch = TypeVar("Batch")
 
 
-_optimizers = WeakTensorKeyDictionary()
-"""Weak references to who averages each parameter's gradient."""
+_optimizers = WeakTensorKeyDictionary()  # weak references to who averages each parameter's gradient
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -135,34 +143,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
         policies.check_combinations(self.optimizer, self.schedule)
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule)
-        alone = is_alone(world, mesh)
+        alone, strategy = is_alone(world, mesh), self.schedule.strategy
         tables = Tables() if alone else find_tables(model, self.optimizer, self.schedule)
         check_model(model, self.optimizer, apart := layout_of(tables))
-        flat = FlatModel(
-            model,
-            self.optimizer,
-            policies.buffers,
-            policies.optimizer_state,
-            apart,
-            fragments=self.schedule.strategy.payload.fragments,
-        )
+        kept, fragments = policies.optimizer_state, strategy.payload.fragments
+        flat = FlatModel(model, self.optimizer, policies.buffers, kept, apart, fragments=fragments)
         device = flat.buckets[0].device
-        facts = facts_of(self.schedule, flat, self.optimizer, policies)
-        group_algorithm = chosen_algorithm(
-            self.schedule.strategy.transport.algorithm if algorithm is None else algorithm, device
-        )
-        plan = with_codec(self.schedule, group_algorithm, codec, device)
+        chosen = chosen_algorithm(strategy.transport.algorithm if algorithm is None else algorithm, device)
+        plan = with_codec(self.schedule, chosen, codec, device)
         policies.check_apart(plan)
-        facts |= {"algorithm": group_algorithm.value, "codec": fact_of(plan.strategy.transport)}
+        facts = facts_of(self.schedule, flat, self.optimizer, policies)
+        facts |= {"algorithm": chosen.value, "codec": fact_of(plan.strategy.transport)}
         agreed = agree(facts, flat.details(), world, device, timeout, mesh=mesh, replica=replica)
+        reached, own_process = agreed.world, world is None and not alone
         if alone:
             log_single_process(self.schedule)
-            reached = agreed.world
         else:
-            check_run(agreed.world, self)
+            check_run(reached, self)
             check_other_shapes(tables, self.schedule)
-            reached = world_for_algorithm(agreed.world, group_algorithm, self.schedule.cluster)
-        own_process = world is None and not alone
+            reached = world_for_algorithm(reached, chosen, self.schedule.cluster)
         lives_on = own_process and supports_elastic(plan, reached, agreed.key, replica)
         heartbeat = Heartbeat(
             reached.store,
@@ -171,41 +170,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
             beats=own_process,
             lifelines=agreed.lifelines,
             worker_steps=self.schedule.worker_steps(),
+            way_to_continue=partial(way_to_continue, plan, reached, agreed.key, replica) if own_process else str,
         )
         with _connecting(reached, heartbeat):
             if not alone:
                 _prepare(reached, plan, heartbeat, own_process=own_process, connects=not (lives_on and joins()))
-            self.run = _run(
-                plan,
-                flat,
-                reached,
-                self.optimizer,
-                recorder=Recorder(reached.rank, trace),
-                heartbeat=heartbeat,
-                key=agreed.key,
-                timeout=timeout,
-                tables=tables,
-                membership=Member(reached, heartbeat, plan, key=agreed.key, timeout=timeout)
-                if lives_on
-                else FixedMembership((reached.rank,) if alone else tuple(range(plan.num_workers))),
-                keeps_on_host=policies.keeps_on_host,
-            )
+            recorder, key = Recorder(reached.rank, trace), agreed.key
+            reducer = Reducer(reached, flat.buckets, recorder, heartbeat, key=key, timeout=timeout)
+            membership = FixedMembership((reached.rank,) if alone else tuple(range(plan.num_workers)))
+            if lives_on:
+                membership = Member(reached, heartbeat, plan, key=key, timeout=timeout)
+            self.run = _run(plan, reducer, flat, self.optimizer, policies, tables=tables, membership=membership)
             self.runner = Runner(self.run) if alone else build(self.run)
+        self._connect_parts(policies, own_process=own_process)
+        self._start(model, broadcast=policies.broadcast)
+
+    def _connect_parts(self, policies: Policies, *, own_process: bool) -> None:
+        """Make what works on the run: the engine, and what all workers do together."""
+        reducer = self.run.reducer
+        reached, key = reducer.world, reducer.key
         uneven_inputs = UnevenInputs(
-            reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
+            reached.store, reached.rank, reached.size, reducer.heartbeat, key=key, timeout=reducer.timeout
         )
-        if reached.rank == 0 and not alone:
-            warn_of_rounded_signs(plan, self.optimizer)
+        if reached.rank == 0 and not self.run.alone:
+            warn_of_rounded_signs(self.run.schedule, self.optimizer)
             warn_of_workers_apart(self.schedule)
             warn_nodes_missing(self.planned, self.schedule)
         self.engine = Engine(self.run, self.runner, self.optimizer, uneven_inputs)
         if own_process and policies.broadcast:
-            self.engine.guard.compares_data(reached.store, agreed.key, reached.size)
+            self.engine.guard.compares_data(reached.store, key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self._one_step = threading.Lock()
         self.meeting = Meeting(self.run, self.ending)
         self._handover = Handover(self.run, self, self.runner, self.engine, self.meeting)
-        self._start(model, broadcast=policies.broadcast)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
         """What all workers do together before the first step."""
@@ -484,7 +481,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             InputError: `writer` is none of these.
             FileError: the file cannot be written.
         """
-        numbers = stats_of(self.engine, self.run.reducer.recorder)
+        numbers: Stats = {"steps": self.steps, "round": self.round, "skipped": self.skipped}
+        numbers |= self.run.reducer.recorder.totals.stats()
         if writer is not None:
             write_stats(numbers, writer)
         return numbers
@@ -630,11 +628,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 @contextlib.contextmanager
 def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
-    """Around what connects workers: who fails tells the others why, as after any other failure.
-
-    And leaves this world, so that no two workers ever have made different communicators in one. What the user did wrong
-    all find before they connect.
-    """
+    """Around what connects workers: who fails tells the others why and leaves this world."""
     try:
         yield
     except PartreduceError as error:
@@ -659,37 +653,17 @@ def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_proc
 
 
 def _run(
-    schedule: Schedule,
-    flat: FlatModel,
-    world: World,
-    optimizer: torch.optim.Optimizer,
-    *,
-    recorder: Recorder,
-    heartbeat: Heartbeat,
-    key: str,
-    timeout: float,
-    tables: Tables,
-    membership: FixedMembership,
-    keeps_on_host: bool,
-) -> Run:
+    plan: Schedule, reducer: Reducer, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies, *,
+    tables: Tables, membership: FixedMembership,
+) -> Run:  # fmt: skip
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
-    recorder.attach(
-        "run",
-        lambda: {
-            "schedule": schedule.name,
-            "words": describe(schedule),
-            "node_of": schedule.cluster.node_of().tolist(),
-        },
-    )
-    reducer = Reducer(world, flat.buckets, recorder, heartbeat, key=key, timeout=timeout)
-    mean_reducers = [reducer]
-    if flat.buffer_buckets:
-        buffers = Reducer(world, flat.buffer_buckets, recorder, heartbeat, key=f"{key} buffers", timeout=timeout)
-        mean_reducers.append(buffers)
-    alone = isinstance(world, SingleProcessWorld)
+    nodes = plan.cluster.node_of().tolist()
+    reducer.recorder.attach("run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes})
+    mean_reducers = [reducer, *([reducer.of(flat.buffer_buckets, "buffers")] if flat.buffer_buckets else [])]
     applier = OptimizerStepper(optimizer, flat, [table.parameter for table in tables])
+    alone = isinstance(reducer.world, SingleProcessWorld)
     return Run(
-        schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone,
+        plan, reducer.world.rank, flat, reducer, tuple(mean_reducers), applier, tables, policies.keeps_on_host, alone,
         membership=membership,
     )  # fmt: skip
 

@@ -1,8 +1,4 @@
-"""Measure a cluster from inside a job: links, shared NICs and buses, and the time of a step.
-
-A profile measures the calibration phases, fits link metrics to them under the very cost model that predicts schedules,
-then checks the fit on random phases that it has not seen.
-"""
+"""Measure a cluster from inside a job: fit link metrics under the cost model, and check them on unseen phases."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import chain
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +36,10 @@ from partreduce.topo.timing.cost import group_seconds
 
 WARM_UP = 1
 STEP_REPETITIONS = 10
-MAX_NUMBERS = 2**24
-"""Of a larger model a part is coded, which takes as long for each byte."""
+MAX_NUMBERS = 2**24  # of a larger model a part is coded, which takes as long for each byte
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
-NEGLIGIBLE = 1e-3
-"""A fitted metric this much below its scale is no part of the explanation and is written as 0."""
-NEAR = {"PIX", "PXB"}
-"""Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
+NEGLIGIBLE = 1e-3  # a fitted metric this much below its scale is no part of the explanation and is written as 0
+NEAR = {"PIX", "PXB"}  # paths that cross PCIe bridges only: such a NIC belongs to its GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +56,7 @@ class Measurement:
         return ordered[len(ordered) // 2]
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """The fitted hardware and its relative errors on the measurements that it was fitted to."""
 
     hardware: Hardware
@@ -83,7 +76,6 @@ class Profile:
 
     @property
     def check_errors(self) -> tuple[float, ...]:
-        """Predicted over measured, minus 1, of every checked phase."""
         return tuple(predicted / measurement.median - 1 for measurement, predicted in self.checks)
 
 
@@ -102,17 +94,9 @@ def profile(
 ) -> Profile:
     """Measure links, contention, codecs and, given `step`, the compute time of every worker. All workers call this.
 
-    Args:
-        cluster: its shape; number of workers as in this run.
-        model_bytes: the size that the schedule will move; also half and an eighth of it are measured.
-        step: runs one training step of this worker; its median over 10 calls becomes `compute`, its spread `jitter`.
-        repetitions: of every phase; medians count.
-        num_checks: random phases on which the fit is checked afterwards.
-        seed: of those phases.
-        timeout: seconds for any single operation.
-        device: cpu by default.
-        world: how to reach the others; found from the launcher's environment by default.
-        progress: told what is being measured.
+    In parts of `model_bytes`, the size that the schedule will move, every phase is measured `repetitions` times, and
+    the fit is checked on `num_checks` random phases of `seed`. `step` runs one training step; `timeout` are seconds for
+    any single operation; `progress` is told what is being measured.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(
@@ -179,10 +163,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time (phase, bytes) pairs; all workers call this with the same list, and the groups have been prepared.
-
-    The slowest worker's time counts.
-    """
+    """Time (phase, bytes) pairs by the slowest worker; all workers call this with the same list, of groups prepared."""
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -205,9 +186,8 @@ def _time_runs(
 ) -> torch.Tensor:
     """Seconds of this worker, [runs, repetitions].
 
-    Every repetition goes through all runs, so that a disturbance of the machine spreads over them instead of spoiling
-    one. A run begins when a one-element sum of all workers has returned, so they start within its latency of one
-    another.
+    Every repetition goes through all runs, so that a disturbance of the machine spreads over them. A run begins when a
+    one-element sum of all workers has returned.
     """
     gate = torch.zeros(1, dtype=torch.float32, device=device)
     times = torch.zeros(len(runs), repetitions, dtype=torch.float32, device=device)
@@ -248,7 +228,6 @@ def measure_codecs(
 
 
 def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]:
-    """(codec, encode or decode) → what does it, in the order in which they can run."""
     passes: dict[tuple[str, str], Callable[[], object]] = {}
     for codec, dtype in DTYPES.items():
         short, back = values.to(dtype), torch.empty_like(values)
@@ -309,13 +288,8 @@ def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hard
 def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Hardware) -> Fit:
     """Fit latency and inverse bandwidth of links inside nodes, of NICs and of the bus, by least squares on logarithms.
 
-    Which of a link and the bus explains a metric is only decided by phases with several groups at once, so the
-    measurements should hold such phases. Four starting points; the best result counts.
-
-    Args:
-        measurements: of phases whose groups lie inside nodes and, for several nodes, across them.
-        cluster: the shape.
-        base: other properties (number of NICs, speeds) that are kept as they are.
+    Which of a link and the bus explains a metric is only decided by phases with several groups at once. Four starting
+    points; the best result counts. Other properties are those of `base`.
     """
     across = cluster.num_nodes > 1
     measured = np.log([measurement.median for measurement in measurements])
@@ -353,7 +327,6 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
 
 
 def _crosses(phase: Phase, cluster: Cluster) -> bool:
-    """Whether any group has members on several nodes."""
     node_of = cluster.node_of()
     return any(len(np.unique(node_of[list(group.members)])) > 1 for group in phase)
 
@@ -369,10 +342,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank.
-
-    torchrun and `partreduce run` set GROUP_RANK; under srun SLURM_NODEID says the same.
-    """
+    """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):
@@ -381,7 +351,6 @@ def cluster_of(world: World) -> Cluster:
 
 
 def _gather_texts(world: World, place: str, text: str, ranks: Iterable[int]) -> list[str]:
-    """What these ranks say of themselves in the store; this one says `text`."""
     notes = Notes(world.store, place)
     notes.write(str(world.rank), text)
     return [notes.wait_for(str(rank)) for rank in ranks]

@@ -1,26 +1,26 @@
-"""Record a worker's last operations (for error reports) and a trace that Perfetto opens.
+"""Record a worker's last operations (for error reports), its statistics, and a trace that Perfetto opens.
 
-The ring buffer always runs; the trace only when a directory is given. Both are plain JSON. A trace that cannot be
-written causes one warning and never ends a run.
+The ring buffer always runs; the trace only when a directory is given, and a failure to write it never ends a run.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.errors import FileError
+from partreduce.topo.errors import FileError, InputError
 
 RING_LENGTH = 256
 MAX_TRACE_EVENTS = 200_000
@@ -39,8 +39,7 @@ class Operation:
     start: float
     end: float | None = None
     outcome: str = "running"
-    lag: int = 0
-    """Rounds by which it is late: it belongs to the beginning of its round, which a worker that ends has begun, too."""
+    lag: int = 0  # rounds by which it is late: it belongs to the beginning of its round
 
     @property
     def rounds_before(self) -> int:
@@ -48,7 +47,6 @@ class Operation:
         return self.round - self.lag
 
     def entered(self) -> str:
-        """As a heartbeat says it."""
         return f"entered {self}"
 
     def finished(self) -> str:
@@ -67,18 +65,23 @@ class Totals:
     num_bytes: int = 0
     seconds: float = 0.0
     failed: int = 0
-    lag: int = 0
-    """Of the last one, in rounds."""
-    distance: float = math.nan
-    """The squared distance to the mean over all workers at the last `mean_model()`, where it is traced."""
+    lag: int = 0  # of the last one, in rounds
+    distance: float = math.nan  # squared, to the mean of all at the last `mean_model()`, where it is traced
+
+    def stats(self) -> Stats:
+        """As `DistributedOptimizer.stats` names them."""
+        return {
+            "operations": self.operations,
+            "operation_seconds": self.seconds,
+            "bytes": self.num_bytes,
+            "failed": self.failed,
+            "age": self.lag,
+            "distance": self.distance,
+        }
 
 
 class Recorder:
-    """What one worker did: a ring of its last 256 operations and, if asked for, a trace file per worker.
-
-    Threads may share it: each ends the operations that it began. Times come from one monotonic clock, anchored once to
-    the wall clock, so that the traces of workers on one machine line up.
-    """
+    """What one worker did: a ring of its last 256 operations and, if asked for, a trace; threads may share it."""
 
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:
         self.rank = rank
@@ -97,7 +100,6 @@ class Recorder:
         self._facts[name] = facts
 
     def now(self) -> float:
-        """Seconds since the epoch, monotonic."""
         return self._clock_origin + time.perf_counter()
 
     def begin(
@@ -159,7 +161,6 @@ class Recorder:
                 self._dropped += 1
 
     def last(self) -> list[Operation]:
-        """The ring's operations, oldest first."""
         with self._lock:  # a deque that grows meanwhile cannot be copied
             return list(self._ring)
 
@@ -186,7 +187,6 @@ class Recorder:
         return self._written(self.directory / f"trace-{self.rank:05d}.json", content)
 
     def _written(self, path: Path, content: object) -> Path | None:
-        """Write a file of the trace; the first failure is a warning, and later ones are nothing."""
         try:
             return _write(path, content)
         except FileError as error:
@@ -228,10 +228,50 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
 
 
 def _write(path: Path, content: object) -> Path:
-    """Write JSON so that a reader never sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"{path}: cannot be written: {error.strerror}") from None
     write_file(path, json.dumps(content).encode())
     return path
+
+
+Stats = dict[str, float]
+
+
+class ScalarWriter(Protocol):
+    """What takes numbers one by one, such as TensorBoard's `SummaryWriter`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Note a number of a step."""
+        ...
+
+
+Writer = ScalarWriter | Callable[[Mapping[str, float]], object] | str | Path
+
+
+def write_stats(stats: Stats, writer: Writer) -> None:
+    """Give the numbers to a writer; unknown ones are not written."""
+    if callable(add := getattr(writer, "add_scalar", None)):
+        for name, number in stats.items():
+            if not math.isnan(number):
+                add(f"partreduce/{name}", number, int(stats["steps"]))
+    elif isinstance(writer, str | Path):
+        _append(Path(writer), stats)
+    elif callable(writer):
+        writer(stats)
+    else:
+        raise InputError(
+            f"stats: writer is a {type(writer).__name__}; give a SummaryWriter, the path of a CSV file or a function"
+        )
+
+
+def _append(path: Path, stats: Stats) -> None:
+    try:
+        with path.open("a", newline="", encoding="utf-8") as file:
+            rows = csv.DictWriter(file, stats)
+            if not file.tell():
+                rows.writeheader()
+            rows.writerow(stats)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from None

@@ -1,8 +1,4 @@
-"""Restore torch's defaults inside a call, for any modes that the script has switched on around it.
-
-Inside `torch.inference_mode()` every new tensor is one that can never be changed outside of it, and under a default
-device every new tensor lies there. Tensors that this package keeps must be neither.
-"""
+"""Restore torch's defaults inside a call, for modes that the script has switched on: kept tensors must have none."""
 
 from __future__ import annotations
 

@@ -34,11 +34,7 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def parse(self, value: object) -> Value:
-        """The typed value.
-
-        Raises:
-            ScheduleError: the value is of another kind or outside the limits.
-        """
+        """The typed value."""
         if value is None or (isinstance(value, str) and value.strip().lower() == "auto" and self.default is None):
             if self.default is None:
                 return None
@@ -79,11 +75,6 @@ SEED = Parameter(name="seed", default=0, minimum=0, help="seed of the random dra
 """The parameter of everything that is drawn at random."""
 
 
-def supports_any_cluster(cluster: Cluster, **_: Value) -> None:
-    """The `unsupported_reason` of entries that fit every cluster of two or more workers."""
-    del cluster
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One line of the catalogue: a family of schedules and how to build its member for a cluster.
@@ -99,7 +90,7 @@ class Entry:
     source: str
     kind: Literal["rule", "groups", "graph", "rounds", "allreduce", "outer"]
     make: Callable[..., Strategy]
-    unsupported_reason: Callable[..., str | None] = supports_any_cluster
+    unsupported_reason: Callable[..., str | None] = lambda _, **__: None
     parameters: tuple[Parameter, ...] = ()
     condition: str = "any cluster"
     degree: str = ""
@@ -107,11 +98,7 @@ class Entry:
     metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Defaults completed and overridden by typed values.
-
-        Raises:
-            ScheduleError: an unknown parameter (with a suggestion) or a bad value.
-        """
+        """Defaults completed and overridden by typed values."""
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: parameter.default for name, parameter in known.items()}
         for raw, value in given.items():
@@ -133,11 +120,7 @@ class Entry:
         return self.unsupported_reason(cluster, **values)
 
     def build(self, cluster: Cluster, **parameters: object) -> Schedule:
-        """The schedule for a cluster.
-
-        Raises:
-            ScheduleError: an unknown parameter, a bad value, or a cluster that cannot have this schedule.
-        """
+        """The schedule for a cluster."""
         values = self.resolve(parameters)
         if reason := self.why_not(cluster, **parameters):
             raise ScheduleError(f"{self.name} on {cluster}: {reason}")

@@ -20,11 +20,7 @@ def names() -> list[str]:
 
 
 def entry(name: str) -> Entry:
-    """One entry.
-
-    Raises:
-        ScheduleError: the name is unknown; the message suggests the nearest ones.
-    """
+    """One entry."""
     of_type(name, str, "schedule family", "give a name; partreduce.catalogue() lists them")
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key not in _ENTRIES:
@@ -34,9 +30,5 @@ def entry(name: str) -> Entry:
 
 
 def build(name: str, cluster: Cluster, **parameters: object) -> Schedule:
-    """The schedule `name` for a cluster. Rules cost the same for 4 nodes and for a million.
-
-    Raises:
-        ScheduleError: unknown name or parameter (with a suggestion), bad value, or no such schedule on this cluster.
-    """
+    """The schedule `name` for a cluster. Rules cost the same for 4 nodes and for a million."""
     return entry(name).build(cluster, **parameters)

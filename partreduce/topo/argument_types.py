@@ -27,10 +27,7 @@ WAYS_OUT = {
 
 
 def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a public function: arguments of a wrong type raise an InputError that names the argument.
-
-    A missing or unknown argument raises TypeError, as in any Python function.
-    """
+    """Decorate a public function: an argument of a wrong type raises an InputError that names the argument."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -49,22 +46,14 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 def check_fields(value: object) -> None:
-    """Check the types of a dataclass's fields; for `__post_init__`.
-
-    Raises:
-        InputError: a field holds a value of another type than its annotation says.
-    """
+    """Check the types of a dataclass's fields; for `__post_init__`."""
     kind: Any = type(value)
     for name, hint in _field_hints(kind):
         check_type(f"{kind.__name__}: {name}", getattr(value, name), hint)
 
 
 def check_type(place: str, value: object, hint: object) -> None:
-    """Check that a value is what an annotation says.
-
-    Raises:
-        InputError: it is not.
-    """
+    """Check that a value is what an annotation says."""
     if _fits(value, hint):
         return
     shown = " ".join(repr(value).split())
@@ -97,15 +86,13 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation; on
     if issubclass(kind, Enum):
         return isinstance(value, kind) or (isinstance(value, str) and value in [one.value for one in kind])
     if issubclass(kind, (str, bytes, Mapping, os.PathLike)) or not issubclass(kind, Iterable):
-        return _has_members(value, kind) if getattr(kind, "_is_protocol", False) else isinstance(value, kind)
+        if not getattr(kind, "_is_protocol", False):
+            return isinstance(value, kind)
+        names = {name for part in kind.__mro__ if getattr(part, "_is_protocol", False) for name in vars(part)}
+        return all(hasattr(value, name) for name in names if not name.startswith("_"))
     if kind.__module__ in ("builtins", "collections.abc"):  # any iterable does for a tuple
         return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     return isinstance(value, kind)
-
-
-def _has_members(value: object, protocol: type) -> bool:
-    names = {name for kind in protocol.__mro__ if getattr(kind, "_is_protocol", False) for name in vars(kind)}
-    return all(hasattr(value, name) for name in names if not name.startswith("_"))
 
 
 def _format(hint: Any) -> str:  # noqa: ANN401 - an annotation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -24,9 +25,37 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from partreduce.topo.errors import DocumentError
-from partreduce.topo.fraction import PATTERN, dump_fraction, parse_fraction
 from partreduce.topo.place import child, format_value
 from partreduce.topo.renamed import renamed_key, renamed_value
+
+MAX_DIGITS = 64
+_DIGITS = rf"[1-9][0-9]{{0,{MAX_DIGITS - 1}}}"
+PATTERN = rf"^-?(0|{_DIGITS})(/{_DIGITS})?$"
+_FRACTION = re.compile(rf"(-?(?:0|{_DIGITS}))(?:/({_DIGITS}))?")
+
+
+def parse_fraction(value: object) -> Fraction:
+    """The exact number that a document gives; the message of a ValueError completes "<place>: "."""
+    if type(value) is int:
+        return Fraction(value)
+    if not isinstance(value, str):
+        raise ValueError(f'is {format_value(value)}; it must be exact: an integer or a fraction string such as "4/3"')  # noqa: TRY004
+    match = _FRACTION.fullmatch(value)
+    if match is None:
+        raise ValueError(
+            f'is {format_value(value)}; a fraction string is such as "4/3": at most {MAX_DIGITS} digits each, '
+            "no spaces, no leading zeros, no zero below"
+        )
+    return Fraction(int(match[1]), int(match[2] or 1))
+
+
+def dump_fraction(value: Fraction) -> int | str:
+    """An integer where it is one and short enough to stay exact everywhere, a fraction string otherwise."""
+    if value.denominator == 1 and abs(value.numerator) < 2**53:
+        return value.numerator
+    if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
+        raise ValueError(f"is a fraction of more than {MAX_DIGITS} digits; round it with Fraction.limit_denominator")
+    return str(value)
 
 
 def custom_error(problem: str) -> PydanticCustomError:
@@ -102,22 +131,14 @@ Value = TypeVar("Value")
 
 
 def validate(model: type[Checked], value: object, place: str) -> Checked:
-    """Check a parsed value against a model.
-
-    Raises:
-        DocumentError: the first fault, with its place below `place`.
-    """
+    """Check a parsed value against a model."""
     with translate_errors(value, place):
         return model.model_validate(value)
 
 
 @contextmanager
 def translate_errors(value: object, place: str) -> Iterator[None]:
-    """Turn pydantic's refusal of `value`, which stands at `place`, into ours.
-
-    Raises:
-        DocumentError: the first fault, with its place below `place`.
-    """
+    """Turn pydantic's refusal of `value`, which stands at `place`, into ours."""
     try:
         yield
     except ValidationError as error:
@@ -131,11 +152,7 @@ def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
 
 
 def read_value(kind: type[Value], raw: object, place: str) -> Value:
-    """A value that documents hold as an object of its fields.
-
-    Raises:
-        DocumentError: the first fault, with its place below `place`.
-    """
+    """A value that documents hold as an object of its fields."""
     with translate_errors(raw, place):
         value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
     return value
@@ -225,9 +242,6 @@ def _sentence(error: ErrorDetails, place: str) -> str:
         short = kind.endswith("short")
         bound = context.get("min_length" if short else "max_length")
         rule = _WAYS_OUT.get(place.rpartition(".")[2]) if short else None
-        return f"is {got}, too {'short' if short else 'long'}; {rule or f'its length is at {_most(short)} {bound}'}"
+        most = "least" if short else "most"
+        return f"is {got}, too {'short' if short else 'long'}; {rule or f'its length is at {most} {bound}'}"
     return f"is {got}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-
-
-def _most(short: bool) -> str:
-    return "least" if short else "most"

@@ -34,7 +34,6 @@ class Cluster:
     hardware: Hardware | None = None
 
     def __post_init__(self) -> None:
-        """Refuse shapes that cannot exist."""
         check_fields(self)
         if self.num_nodes < 1:
             raise InputError(f"cluster: num_nodes is {self.num_nodes}; a cluster has at least 1 node")
@@ -61,10 +60,8 @@ class Cluster:
                 raise InputError(f"cluster.nodes[{index}]: is empty; a node holds at least 1 worker")
             for worker in node:
                 if not 0 <= worker < total:
-                    raise InputError(
-                        f"cluster.nodes[{index}]: worker {worker} is out of range; {total} workers are listed, so "
-                        f"ranks are 0..{total - 1}, each once"
-                    )
+                    rule = f"{total} workers are listed, so ranks are 0..{total - 1}, each once"
+                    raise InputError(f"cluster.nodes[{index}]: worker {worker} is out of range; {rule}")
                 if seen[worker]:
                     raise InputError(f"cluster.nodes[{index}]: worker {worker} is listed twice; each rank stands once")
                 seen[worker] = 1

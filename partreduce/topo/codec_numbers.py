@@ -1,7 +1,4 @@
-"""Numbers of the codecs that need no torch: bytes on the wire, and what a codec can write.
-
-How far a coded sum may be from the exact one stands in `verify/checker/codec_error.py`.
-"""
+"""Numbers of the codecs that need no torch: bytes on the wire, and what a codec can write."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.graphs import classic, directed, hop
-from partreduce.topo.graphs.base import Graph
-from partreduce.topo.phase import ONE, Phase
+from partreduce.topo.graphs import Graph, named
+from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.rule import RulePhase, RuleView
 from partreduce.topo.schedule import Schedule
@@ -35,7 +34,7 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
+from partreduce.topo.strategies.static import StaticGroups, partition_of
 
 LONGEST = 100
 """Characters of a line at most."""
@@ -65,12 +64,11 @@ def describe(schedule: Schedule) -> str:
     strategy = schedule.strategy
     found = [*KINDS[strategy.kind](schedule, strategy), *_delays(schedule, strategy), *_describe_codec(strategy)]
     parts = [(part,) if isinstance(part, str) else part for part in found]
-    forms = [0] * len(parts)
+    shown = [part[0] for part in parts]
     for form in range(max(map(len, parts))):
         for place in (0, *range(len(parts) - 1, 0, -1)):
-            forms[place] = min(form, len(parts[place]) - 1)
-            line = ", ".join(part[number] for part, number in zip(parts, forms, strict=True))
-            if len(line) <= LONGEST:
+            shown[place] = parts[place][min(form, len(parts[place]) - 1)]
+            if len(line := ", ".join(shown)) <= LONGEST:
                 return line
     return f"{line[: LONGEST - 1]}…"
 
@@ -122,7 +120,8 @@ def _static(schedule: Schedule, strategy: StaticGroups) -> Iterator[Part]:
         yield f"average {line}{named}", f"average {line}", f"average {short}"
     if strategy.prologue:
         yield f"first {strategy.prologue} over all workers", f"first {strategy.prologue} over all"
-    if factors := _relaxation_factors(strategy):
+    if not strategy.phases.are_plain():
+        factors = [f"{float(factor):.4g}" for factor in sorted(strategy.phases.relaxations())]
         yield f"relaxation {', '.join(factors)}" if len(factors) < 3 else f"{len(factors)} relaxations"
 
 
@@ -162,7 +161,7 @@ def levels(schedule: Schedule) -> list[Level]:
 def _key(phase: Phase | RulePhase) -> object:
     if isinstance(phase, Phase):
         return phase.members.tobytes(), phase.offsets.tobytes()
-    return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
+    return partition_of(phase)
 
 
 class _Shape(NamedTuple):
@@ -178,10 +177,9 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
     """Of the groups of one round; O(members log members) for explicit ones."""
     if not isinstance(phase, Phase):
         assert view is not None, "phases that are no explicit groups are rules"
-        of = [(block, len(block.local), view.span(block)) for block in phase if block.makes_groups]
-        return [
-            _Shape(local * span, span, local == view.workers_per_node, local * view.num_nodes) for _, local, span in of
-        ]
+        of = [(len(block.local), view.span(block)) for block in phase if block.makes_groups]
+        per_node, num_nodes = view.workers_per_node, view.num_nodes
+        return [_Shape(local * span, span, local == per_node, local * num_nodes) for local, span in of]
     sizes, node_sizes = phase.sizes, cluster.node_sizes()
     group = np.repeat(np.arange(len(phase)), sizes)
     pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # of a group and a node of it
@@ -273,18 +271,6 @@ def _together(schedule: Schedule, levels: Sequence[Level]) -> str:
     return f"in {groups}, {_count(schedule.strategy.period, 'round')} in turn, {_every(schedule)}"
 
 
-def _relaxation_factors(strategy: StaticGroups) -> list[str]:
-    """The relaxations of its groups, where one is none of a plain mean."""
-    if strategy.phases.are_plain():
-        return []
-    if isinstance(strategy.phases, RulePhases):
-        factors = {block.relaxation for phase in strategy.phases.phases for block in phase}
-    else:
-        assert isinstance(strategy.phases, GroupPhases), "rules, or groups"
-        factors = {factor for phase in strategy.phases.phases for factor in phase.relaxation or (ONE,)}
-    return [f"{float(factor):.4g}" for factor in sorted(factors)]
-
-
 def _neighbor(schedule: Schedule, strategy: NeighborAveraging) -> Iterator[Part]:
     names = list(dict.fromkeys(map(graph_of, dict.fromkeys(strategy.rounds))))
     graph, every, count = names[0] if len(names) == 1 else "graphs", _every(schedule), len(strategy.rounds)
@@ -349,14 +335,14 @@ def _grids(of: Callable[[int, int], Graph], least: int) -> Callable[[int], list[
 
 
 GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
-    "a ring": lambda n: [classic.ring(n)],
-    "a star": lambda n: [classic.star(n)],
-    "a ring with opposite workers": lambda n: [hop.ring_based(n)] if n % 2 == 0 and n >= 4 else [],
-    "a double ring": lambda n: [hop.double_ring(n)] if n % 4 == 0 and n >= 8 else [],
-    "a hypercube": lambda n: [classic.hypercube(n.bit_length() - 1)] if n & (n - 1) == 0 else [],
-    "an exponential graph": lambda n: [directed.exponential(n)],
-    "a torus": _grids(classic.torus, 3),
-    "a grid": _grids(classic.grid, 2),
+    "a ring": lambda n: [named.ring(n)],
+    "a star": lambda n: [named.star(n)],
+    "a ring with opposite workers": lambda n: [named.ring_based(n)] if n % 2 == 0 and n >= 4 else [],
+    "a double ring": lambda n: [named.double_ring(n)] if n % 4 == 0 and n >= 8 else [],
+    "a hypercube": lambda n: [named.hypercube(n.bit_length() - 1)] if n & (n - 1) == 0 else [],
+    "an exponential graph": lambda n: [named.exponential(n)],
+    "a torus": _grids(named.torus, 3),
+    "a grid": _grids(named.grid, 2),
 }
 """Graphs with a name, and how they are built for so many workers."""
 

@@ -113,11 +113,7 @@ class MissingDependencyError(PartreduceError):
 
 
 def of_type(value: Argument, kind: type[Any] | tuple[type[Any], ...], place: str, way_out: str) -> Argument:
-    """An argument, if it is of the type that its place asks for.
-
-    Raises:
-        InputError: it is of another one.
-    """
+    """An argument, if it is of the type that its place asks for."""
     if not isinstance(value, kind):
         name = type(value).__name__
         raise InputError(f"{place}: is {'an' if name[0].lower() in 'aeiou' else 'a'} {name}; {way_out}")

@@ -37,21 +37,13 @@ def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
 
 
 def require(*modules: str, purpose: str) -> None:
-    """Refuse to continue without optional libraries; they are not loaded.
-
-    Raises:
-        MissingDependencyError: one is not installed; the message names all that are missing and how to install them.
-    """
+    """Refuse to continue without optional libraries; they are not loaded."""
     if absent := [module for module in modules if not is_installed(module)]:
         raise missing(absent, purpose)
 
 
 def load(module: str, purpose: str) -> Any:  # noqa: ANN401 - a module
-    """Import an optional library, also a module inside it.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """Import an optional library, also a module inside it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -26,10 +26,8 @@ class SurvivorRule(Choice):
 
     KEEP_GROUPS = "keep_groups"
     """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
-
     REAPPLY_RULE = "reapply_rule"
     """The schedule's own rule on the nodes with survivors (`survivors.reapplied`), minus failed workers."""
-
     ALL_REDUCE = "all_reduce"
     """All survivors in one group, in every round."""
 
@@ -48,11 +46,6 @@ class FailurePlan(JsonObject):
     failures: Annotated[int, Ge(1), Le(MAX_FAILURES)]
 
     def __post_init__(self) -> None:
-        """Take a word for the rule that it names.
-
-        Raises:
-            ScheduleError: an unknown rule, or a number out of range.
-        """
         if self.rule not in list(SurvivorRule):
             raise ScheduleError(f"failure_plan.rule: expected {', '.join(SurvivorRule)}, got {self.rule!r}")
         object.__setattr__(self, "rule", SurvivorRule(self.rule))
@@ -74,44 +67,34 @@ class FailurePlan(JsonObject):
 
 
 def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) -> None:
-    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says.
-
-    Raises:
-        ScheduleError: the place, the value and the rule.
-    """
+    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says."""
     check_planned(strategy)
     n = cluster.num_workers
     most = min(MAX_FAILURES, n - 2)
     if most < 1:
-        raise ScheduleError(f"failure_plan: expected a cluster of 3 workers or more, got {n}; remove the plan")
+        raise _mismatch("", "a cluster of 3 workers or more", n, "remove the plan")
     if plan.failures > most:
-        raise ScheduleError(
-            f"failure_plan.failures: expected 1 to {most} for {n} workers, got {plan.failures}; choose one of these"
-        )
+        raise _mismatch(".failures", f"1 to {most} for {n} workers", plan.failures, "choose one of these")
     if isinstance(strategy, AllReduce) and plan.rule is not SurvivorRule.ALL_REDUCE:
-        raise ScheduleError(
-            f"failure_plan.rule: expected all_reduce for strategy allreduce, got {plan.rule}; write all_reduce"
-        )
+        raise _mismatch(".rule", "all_reduce for strategy allreduce", plan.rule, "write all_reduce")
     has_rule = isinstance(strategy, StaticGroups) and isinstance(strategy.phases, RulePhases)
     if plan.rule is SurvivorRule.REAPPLY_RULE and not has_rule:
-        raise ScheduleError(
-            "failure_plan.rule: expected a schedule with node_radices for reapply_rule, got listed groups; write "
-            "keep_groups or all_reduce"
-        )
+        needed = "a schedule with node_radices for reapply_rule"
+        raise _mismatch(".rule", needed, "listed groups", "write keep_groups or all_reduce")
     is_plain = strategy.payload.outer.is_plain
     if isinstance(strategy, StaticGroups) and plan.rule is not SurvivorRule.ALL_REDUCE and not is_plain:
         strategy.check_outer_settles(strategy.phases.relaxations())  # any group may be one of all survivors
     lists_groups = isinstance(strategy, StaticGroups) or not isinstance(strategy.steps_per_round, int)
     if lists_groups and n > MAX_EXPLICIT_WORKERS:
-        raise ScheduleError(
-            f"failure_plan: expected at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list, got {n}; "
-            "remove the plan"
-        )
+        most_listed = f"at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list"
+        raise _mismatch("", most_listed, n, "remove the plan")
     if plan.rule is not SurvivorRule.ALL_REDUCE and (index := _first_overlap(cluster, strategy)) is not None:
-        raise ScheduleError(
-            f"failure_plan.rule: expected groups that share no worker for {plan.rule}, got two that do in "
-            f"strategy.phases[{index}]; write all_reduce, or groups that are disjoint"
-        )
+        needed, place = f"groups that share no worker for {plan.rule}", f"two that do in strategy.phases[{index}]"
+        raise _mismatch(".rule", needed, place, "write all_reduce, or groups that are disjoint")
+
+
+def _mismatch(member: str, expected: str, got: object, way_out: str) -> ScheduleError:
+    return ScheduleError(f"failure_plan{member}: expected {expected}, got {got}; {way_out}")
 
 
 def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:
@@ -131,10 +114,8 @@ class AfterFailure(Choice):
 
     CONTINUES = "continues"
     """Survivors continue in place."""
-
     RESTARTS = "restarts"
     """All workers restart from their last checkpoint (`--max-restarts`); with `--tolerate-failures` it is refused."""
-
     REFUSED = "refused"
     """It is refused, in a line."""
 
@@ -195,7 +176,7 @@ CASES = (
          lambda s: s.sync.delays_gradients and s.transport.gradient_buckets is GradientBuckets.PER_LAYER),
     Case("sync.delay with averaging by steps", RESTARTS, "a worker that joins a late average took as many as its donor",
          "averaging", "is by steps", lambda s: s.mixes_late and s.averaging is not Averaging.MEAN
-         and not isinstance(s.steps_per_round, int) and len(set(s.steps_per_round)) > 1),
+         and len(s.step_counts) > 1),
     Case("sharded replicas", RESTARTS, "its replicas are sharded"),
     Case("a second DistributedOptimizer", RESTARTS, "it belongs to the second DistributedOptimizer of this process"),
     Case("groups of NCCL", RESTARTS, "its groups are not gloo's"),
@@ -211,20 +192,12 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 def check_covered(strategy: Strategy) -> None:
-    """Refuse schedules whose survivors cannot continue.
-
-    Raises:
-        ScheduleError: the place, and why.
-    """
+    """Refuse schedules whose survivors cannot continue."""
     _check(strategy, CASES)
 
 
 def check_planned(strategy: Strategy) -> None:
-    """Refuse schedules that can have no failure plan.
-
-    Raises:
-        ScheduleError: the place, and why.
-    """
+    """Refuse schedules that can have no failure plan."""
     _check(strategy, (*CASES, *UNPLANNED))
 
 

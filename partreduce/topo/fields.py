@@ -15,13 +15,20 @@ from math import inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 from annotated_types import Ge, Le, MaxLen, MinLen
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError, ScheduleError
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
+
+# arrays
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 Count = Annotated[int, Ge(1), Le(2**31 - 1)]
 """A number of things, at least one."""
@@ -74,11 +81,7 @@ class JsonObject:
     """Where a schedule has it, such as `transport.`; refusals name it."""
 
     def __post_init__(self) -> None:
-        """Take words for the members that they name.
-
-        Raises:
-            ScheduleError: a word that is not in the list, or a number out of its range.
-        """
+        """Take words for the members that they name."""
         for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             if not isinstance(value, choice):
@@ -100,6 +103,18 @@ class JsonObject:
         return core_schema.no_info_before_validator_function(
             lambda given: known_members(given, names), schema | {"strict": False}, ref=reference
         )
+
+
+class CheckedFields:
+    """A dataclass whose fields have the types and ranges that their annotations state; else it raises InputError."""
+
+    __slots__ = ()
+    place: ClassVar[str]
+    """What messages call it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_ranges(self, InputError, self.place)
 
 
 class Arrays:
@@ -137,11 +152,7 @@ class Bulk:
 
 
 def check_ranges(value: object, error: type[InputError], place: str = "") -> None:
-    """Refuse a number of a dataclass outside the range that its field's type states, as documents do.
-
-    Raises:
-        InputError: of the given class, with the place, the value and the rule.
-    """
+    """Refuse a number of a dataclass outside the range that its field's type states, as documents do."""
     for name, least, most in _ranges(type(value)):  # type: ignore[arg-type]  # classes are hashable
         for number in _numbers(getattr(value, name)):
             if not least <= number <= most:
@@ -160,11 +171,7 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def take_numbers(value: JsonObject, *names: str) -> None:
-    """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10.
-
-    Raises:
-        ScheduleError: the place and the value.
-    """
+    """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10."""
     for name in names:
         given = getattr(value, name)
         try:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import pairwise
 from typing import Annotated, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from annotated_types import Ge, Le
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError, of_type
-from partreduce.topo.fields import JsonObject, check_ranges
+from partreduce.topo.fields import CheckedFields, JsonObject
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
@@ -25,16 +29,12 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Link(CheckedFields):
     """A link class of the α–β model: a message of b bytes takes latency + b * seconds_per_byte."""
 
+    place: ClassVar[str] = "link."
     latency: Seconds = 0.0
     seconds_per_byte: Seconds = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse negative and non-finite values."""
-        check_fields(self)
-        check_ranges(self, InputError, "link.")
 
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
@@ -67,7 +67,6 @@ class Switch:
     uplink: Link = field(default_factory=Link)
 
     def __post_init__(self) -> None:
-        """Sort the nodes; refuse a switch without nodes, and nodes that stand twice in it."""
         check_fields(self)
         if not self.nodes:
             raise InputError("switch: has no nodes below it; a switch names at least 1 node")
@@ -79,10 +78,7 @@ class Switch:
 
 
 def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
-    """The first switch that neither nests with the others nor is disjoint from them, and why; None if all do.
-
-    O(sum of the sizes).
-    """
+    """The first switch that neither nests with the others nor is disjoint from them, and why. O(sum of sizes)."""
     largest: dict[int, int] = {}
     for index in smallest_first(switches):
         members = set(switches[index].nodes)
@@ -108,7 +104,7 @@ def smallest_first(switches: Sequence[Switch]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(CheckedFields):
     """Links and speeds of a cluster.
 
     `inside` is the link between two workers of one node, `nic` the link of a node to the others, shared by every
@@ -125,6 +121,7 @@ class Hardware:
     of backward in a step's computing.
     """
 
+    place: ClassVar[str] = "hardware."
     inside: Link = field(default_factory=Link)
     nic: Link = field(default_factory=Link)
     bus: Link = field(default_factory=Link)
@@ -141,9 +138,7 @@ class Hardware:
     backward: Share = 2 / 3
 
     def __post_init__(self) -> None:
-        """Refuse switches that overlap without nesting, times without end, and shares and segments that are none."""
-        check_fields(self)
-        check_ranges(self, InputError, "hardware.")
+        CheckedFields.__post_init__(self)
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers
         if listed is not None and (min(listed, default=0) < 0 or not any(listed)):
             raise InputError(
@@ -156,7 +151,6 @@ class Hardware:
         return dict(self.node_nic).get(node, self.nic)
 
     def inside_of(self, node: int) -> Link:
-        """The intra-node link of one node."""
         return dict(self.node_inside).get(node, self.inside)
 
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
@@ -186,3 +180,42 @@ class Hardware:
 
 USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
 """Links whose speed is not given; as `partreduce design` assumes them."""
+
+
+def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
+    """The switches over every node, shape (levels, num_nodes): an index into `switches`, −1 where there is none.
+
+    A switch lies in one row only, one row higher than the highest switch below it. The switches nest.
+    """
+    largest: dict[int, int] = {}
+    level: dict[int, int] = {}
+    for index in smallest_first(switches):
+        nodes = switches[index].nodes
+        level[index] = 1 + max((level[largest[node]] for node in nodes if node in largest), default=-1)
+        largest.update(dict.fromkeys(nodes, index))
+    result = np.full((1 + max(level.values(), default=-1), num_nodes), -1, dtype=np.int64)
+    for index, row in level.items():
+        result[row, list(switches[index].nodes)] = index
+    return result
+
+
+@lru_cache(maxsize=64)
+def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, ...] | None:
+    """(…, racks in a pod, nodes in a rack) when the switches form a regular tree, else None.
+
+    Regular means: on every level all switches hold equally many nodes with consecutive numbers, none is left out, and
+    all uplinks of the level are equal. Then all nodes are equal, and the numbers are node radices of which the product
+    of the first few counts the switches of a level. Without switches the answer is `(num_nodes,)`.
+    """
+    counts = [1]
+    for row in above(switches, num_nodes)[::-1]:
+        if (row < 0).any():
+            return None
+        starts = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
+        count = len(set(row.tolist()))
+        even = np.array_equal(starts, np.arange(count) * (num_nodes // count)) and num_nodes % count == 0
+        if not even or count % counts[-1] or len({switches[index].uplink for index in row.tolist()}) > 1:
+            return None
+        counts.append(count)
+    counts.append(num_nodes)
+    return tuple(b // a for a, b in pairwise(counts) if b > a)

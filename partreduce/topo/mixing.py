@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.errors import InputError
+from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep, Round
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from partreduce.topo.rule import RulePhase, RuleView
     from partreduce.topo.schedule import Schedule
 
-Floats = npt.NDArray[np.float64]
 
 MAX_DENSE_WORKERS = 20_000
 MAX_EXACT_WORKERS = 2_000
@@ -47,8 +47,8 @@ class Operators:
     """
 
     rounds: tuple[MixingStep, ...]
-    survives: tuple[npt.NDArray[np.bool_], ...] | None = None
-    counts: npt.NDArray[np.int64] | None = None
+    survives: tuple[Flags, ...] | None = None
+    counts: Whole | None = None
 
     def __post_init__(self) -> None:
         for step in set(self.rounds):
@@ -145,7 +145,7 @@ class Operators:
 
 def _of_blocks(
     phase: RulePhase, classes: Sequence[Collection[int]], home: npt.NDArray[np.int32]
-) -> tuple[Phase, npt.NDArray[np.bool_]]:
+) -> tuple[Phase, Flags]:
     """The blocks of a rule's phase as groups of places, and on which classes their means survive, (blocks, C)."""
     groups = sorted(
         (np.unique(home[list(block.local)]).tolist(), block.relaxation, block.across)

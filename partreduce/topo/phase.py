@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Arrays
+from partreduce.topo.fields import Arrays, Flags, Floats, Whole
 
 ONE = Fraction(1)
 
@@ -44,7 +44,7 @@ class Phase(Arrays):
 
     num_workers: int
     members: npt.NDArray[np.int32]
-    offsets: npt.NDArray[np.int64]
+    offsets: Whole
     relaxation: tuple[Fraction, ...] | None = None
 
     @classmethod
@@ -119,52 +119,30 @@ class Phase(Arrays):
         return Group(tuple(self.members[start:end].tolist()), self.relaxation[index] if self.relaxation else ONE)
 
     def __iter__(self) -> Iterator[Group]:
-        """The groups in canonical order."""
         return (self[index] for index in range(len(self)))
 
     @property
-    def sizes(self) -> npt.NDArray[np.int64]:
+    def sizes(self) -> Whole:
         """Workers per group, shape (len(self),)."""
         return np.diff(self.offsets)
 
-    def relaxation_factors(self) -> npt.NDArray[np.float64]:
-        """The relaxation of every group as floats, shape (len(self),)."""
-        if self.relaxation is None:
-            return np.ones(len(self))
-        return np.array([float(factor) for factor in self.relaxation])
-
     def labels(self) -> npt.NDArray[np.int32]:
-        """The group index of every worker, −1 for workers that skip; shape (num_workers,).
-
-        Raises:
-            ScheduleError: two groups share a worker.
-        """
+        """The group index of every worker, −1 for workers that skip; shape (num_workers,)."""
         counts = np.bincount(self.members, minlength=self.num_workers)
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
-            raise ScheduleError(
-                f"worker {worker} stands in {int(counts[worker])} groups of one phase; groups are disjoint: "
-                "`partreduce verify` names the phase"
-            )
+            rule = "groups are disjoint: `partreduce verify` names the phase"
+            raise ScheduleError(f"worker {worker} stands in {int(counts[worker])} groups of one phase; {rule}")
         result = np.full(self.num_workers, -1, dtype=np.int32)
         result[self.members] = np.repeat(np.arange(len(self), dtype=np.int32), self.sizes)
         return result
 
-    def apply(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size).
-
-        Raises:
-            ScheduleError: two groups share a worker.
-        """
+    def apply(self, values: Floats) -> Floats:
+        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size)."""
         self.labels()
         return self.averaged(values)
 
-    def averaged(
-        self,
-        values: npt.NDArray[np.float64],
-        survives: npt.NDArray[np.bool_] | None = None,
-        counts: npt.NDArray[np.int64] | None = None,
-    ) -> npt.NDArray[np.float64]:
+    def averaged(self, values: Floats, survives: Flags | None = None, counts: Whole | None = None) -> Floats:
         """`apply` of groups known to be disjoint, on any space of `topo.mixing`.
 
         There a row counts as often as `counts` says in the means, and in column c of values (num_workers, C, ...) those
@@ -184,6 +162,7 @@ class Phase(Arrays):
             means *= survives.reshape(survives.shape + tail[1:])
         spread = np.repeat(means, self.sizes, axis=0)
         if self.relaxation is not None:
-            spread = rows + np.repeat(self.relaxation_factors(), self.sizes).reshape(-1, *tail) * (spread - rows)
+            factors = np.repeat([float(factor) for factor in self.relaxation], self.sizes)
+            spread = rows + factors.reshape(-1, *tail) * (spread - rows)
         result[self.members] = spread
         return result

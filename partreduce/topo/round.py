@@ -32,11 +32,7 @@ class Round(Bulk, Arrays):
 
     @classmethod
     def from_edges(cls, num_workers: int, edges: Iterable[tuple[int, int, Fraction]]) -> Round:
-        """Build from (source, target, weight) triples in any order.
-
-        Raises:
-            ScheduleError: a rank out of range, a self-loop, or an edge given twice.
-        """
+        """Build from (source, target, weight) triples in any order; it raises as `from_arrays` does."""
         listed = list(edges)
         sources, targets = [source for source, _, _ in listed], [target for _, target, _ in listed]
         weights = [Fraction(weight) for _, _, weight in listed]
@@ -79,7 +75,6 @@ class Round(Bulk, Arrays):
         return cls(num_workers, src.astype(np.int32), dst.astype(np.int32), tuple(used), rename[index])
 
     def __len__(self) -> int:
-        """The number of directed edges."""
         return len(self.sources)
 
     def edges(self) -> Iterator[tuple[int, int, Fraction]]:

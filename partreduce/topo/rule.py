@@ -109,7 +109,6 @@ class RuleView:
 
     @property
     def num_digits(self) -> int:
-        """The number of digits of a node's index."""
         return len(self.radices)
 
     @property
@@ -141,11 +140,7 @@ class RuleView:
         return group_of(worker, self.phases[index], self.workers_per_node, self.radices)
 
     def expand(self, index: int) -> Phase:
-        """The explicit groups of phase `index`. O(num_workers log num_workers), vectorized.
-
-        Raises:
-            ScheduleError: two blocks share a local rank (`verify` says where, with the witness).
-        """
+        """The explicit groups of phase `index`. O(num_workers log num_workers), vectorized."""
         phase = self.phases[index]
         ranks = [rank for block in phase for rank in block.local]
         if len(set(ranks)) != len(ranks):
@@ -163,12 +158,7 @@ class RuleView:
 
 
 def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[int]) -> None:
-    """Refuse rules that do not fit the cluster.
-
-    Raises:
-        ScheduleError: an irregular cluster, radices whose product is not the number of nodes, a local rank or digit
-            out of range or named twice. (Blocks that share a local rank are left to `verify`.)
-    """
+    """Refuse rules that do not fit the cluster; blocks that share a local rank are left to `verify`."""
     if not cluster.is_regular:
         raise ScheduleError(f"rules need equally sized nodes; the cluster is {cluster}; use explicit groups")
     if any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes:

@@ -13,13 +13,13 @@ from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, check_failure_plan
+from partreduce.topo.graphs import Graph
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.base import HasGroups, HasMixingMatrix, Strategy
-from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
+from partreduce.topo.strategies.payload import PLAIN, Payload, Placement, TablePlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Schedule:
 
     Raises:
         ScheduleError: at construction, when the strategy does not fit the cluster. Overlapping groups are *not*
-            refused here: `verify` refutes them with a witness.
+            refused here: `verify` refutes them with a witness. Later, by what asks for rounds, phases or groups of a
+            strategy that has none fixed, or for the groups of a rule phase whose blocks overlap.
     """
 
     name: str
@@ -41,7 +42,6 @@ class Schedule:
     failure_plan: FailurePlan | None = None
 
     def __post_init__(self) -> None:
-        """Keep only the cluster's shape; check that the strategy fits it."""
         check_fields(self)
         object.__setattr__(self, "cluster", self.cluster.shape())
         if self.num_workers < 2:
@@ -95,11 +95,7 @@ class Schedule:
 
     @property
     def period(self) -> int:
-        """The number of phases or rounds, after which they repeat.
-
-        Raises:
-            ScheduleError: the strategy has no fixed phases.
-        """
+        """The number of phases or rounds, after which they repeat."""
         return self.mixing.period
 
     @property
@@ -108,28 +104,16 @@ class Schedule:
         return self.strategy.prologue if isinstance(self.strategy, HasMixingMatrix) else 0
 
     def steps(self) -> tuple[MixingStep, ...]:
-        """What one period averages: its phases, or the rounds of a weighted graph.
-
-        Raises:
-            ScheduleError: the strategy has no fixed phases, or a rule phase has overlapping blocks.
-        """
+        """What one period averages: its phases, or the rounds of a weighted graph."""
         return self.mixing.steps(self.cluster)
 
     def phase(self, index: int) -> Phase:
-        """The explicit groups of phase `index` (taken modulo the period). O(num_workers) once, then cached.
-
-        Raises:
-            ScheduleError: the strategy has no fixed groups, or a rule phase has overlapping blocks.
-        """
+        """The explicit groups of phase `index` (taken modulo the period). O(num_workers) once, then cached."""
         phased = self.phased
         return phased.phase(index % phased.period, self.cluster)
 
     def group_of(self, worker: int, round_: int) -> Group | None:
-        """The group of one worker in one round (prologue included), None if it skips. O(size of the group) for rules.
-
-        Raises:
-            ScheduleError: the strategy has no fixed groups.
-        """
+        """The group of one worker in one round (prologue included), None if it skips. Rules: O(size of the group)."""
         phased = self.phased
         if round_ < phased.prologue:
             return Group(tuple(range(self.num_workers)))
@@ -139,23 +123,14 @@ class Schedule:
         """After how many rounds from the first every worker has averaged with all others, if only by way of others.
 
         One period, prologue included, where that never comes. O(rounds · num_workers).
-
-        Raises:
-            ScheduleError: the strategy has no fixed groups, or a rule phase has overlapping blocks.
         """
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        phased, n = self.phased, self.num_workers
+        phased = self.phased
         last = 1 if phased.prologue else phased.period
         met: list[tuple[int, int]] = []
         for round_ in range(last - 1):
             met += [(group.members[0], member) for group in self.phase(round_) for member in group.members]
             here, there = np.array(met or [(0, 0)]).T
-            if (
-                connected_components(coo_array((np.ones(len(here)), (here, there)), shape=(n, n)), directed=False)[0]
-                == 1
-            ):
+            if Graph.undirected(self.num_workers, here, there).is_connected:
                 return round_ + 1
         return last
 
@@ -173,14 +148,12 @@ class Schedule:
     @property
     def largest_steps_per_round(self) -> int:
         """The most steps that a worker takes in a round."""
-        steps_per_round = self.strategy.steps_per_round
-        return steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
+        return max(self.strategy.step_counts)
 
     @property
     def has_one_steps_per_round(self) -> bool:
         """Whether all workers take as many steps in a round."""
-        steps_per_round = self.strategy.steps_per_round
-        return isinstance(steps_per_round, int) or len(set(steps_per_round)) == 1
+        return len(self.strategy.step_counts) == 1
 
     def steps_per_round_of(self, worker: int) -> int:
         """Steps per round of one worker."""
@@ -198,11 +171,7 @@ class Schedule:
         return (at + 1) * worker_steps // longest - at * worker_steps // longest
 
     def num_distinct_phases(self) -> int:
-        """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none.
-
-        Raises:
-            ScheduleError: the strategy has no fixed phases.
-        """
+        """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none."""
         return self.mixing.num_distinct_phases(self.cluster)
 
     @property

@@ -34,14 +34,8 @@ def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
 def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch, ...]:
     """The switches of a topology.conf above the nodes 0, 1, … of a job, without bandwidths.
 
-    Args:
-        path: lines such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]`; other settings are left.
-        num_nodes: of the job.
-        listed: its nodes in order, such as `n[0-3]`; all of the file in its order by default.
-
-    Raises:
-        FileError: the file cannot be read.
-        InputError: a line that says nothing of a switch's place, or nodes that the file lacks.
+    Lines are such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]`; other settings are left. The
+    job's nodes are `listed` in order, such as `n[0-3]`; all of the file in its order by default.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

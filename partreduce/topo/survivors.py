@@ -10,12 +10,13 @@ from itertools import combinations
 
 import numpy as np
 
+from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_covered
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.rule import Block
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 
@@ -25,10 +26,6 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
     The rule of the file's plan says what, where the plan covers the failure; otherwise All-Reduce over the survivors.
     Every worker that holds the file finds the same. After a further failure, ask again with the first schedule and all
     ranks that have failed by then.
-
-    Raises:
-        ScheduleError: a rank that the schedule does not have, fewer than two survivors, or a schedule for which no
-            plan can be built (`check_covered`).
     """
     check_covered(schedule.strategy)
     gone = frozenset(failed)
@@ -52,11 +49,7 @@ def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[in
 
 
 def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
-    """What the file plans for the failure of so many whole nodes, whichever they are.
-
-    Raises:
-        ScheduleError: it matters which nodes fail; or the plan does not cover such a failure.
-    """
+    """What the file plans for the failure of so many whole nodes, whichever they are."""
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
         raise ScheduleError("it plans for no failure (design --tolerate-failures)")
@@ -73,20 +66,12 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     return after_failure(schedule, failed)
 
 
-def _worker_steps_left(schedule: Schedule, failed: frozenset[int]) -> int | tuple[int, ...]:
-    """Steps per round, of the survivors."""
-    steps_per_round = schedule.strategy.steps_per_round
-    return (
-        steps_per_round
-        if isinstance(steps_per_round, int)
-        else tuple(own for worker, own in enumerate(steps_per_round) if worker not in failed)
-    )
-
-
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
     """The schedule of the survivors, whose groups this rule makes."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
-    steps_per_round = _worker_steps_left(schedule, failed)
+    steps_per_round = strategy.steps_per_round
+    if not isinstance(steps_per_round, int):
+        steps_per_round = tuple(own for worker, own in enumerate(steps_per_round) if worker not in failed)
     strategy = replace(strategy, steps_per_round=steps_per_round)
     if isinstance(strategy, StaticGroups):
         if rule is SurvivorRule.KEEP_GROUPS:
@@ -108,17 +93,9 @@ def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRul
     return replace(schedule, cluster=cluster, strategy=strategy, certificate=None, failure_plan=None)
 
 
-def _phases(schedule: Schedule) -> RulePhases | GroupPhases | None:
-    return schedule.strategy.phases if isinstance(schedule.strategy, StaticGroups) else None
-
-
 def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
-    """One phase with one group of all workers."""
-    if cluster.workers_per_node is None:
-        everyone = Group(tuple(range(cluster.num_workers)))
-        return GroupPhases((Phase.from_groups(cluster.num_workers, [everyone]),))
-    radices = (cluster.num_nodes,) if cluster.num_nodes > 1 else ()
-    return RulePhases(radices, ((Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices)))),),))
+    rule = AllReduce().rule(cluster, by_node=True)
+    return GroupPhases((AllReduce().phase(0, cluster),)) if rule is None else RulePhases(rule.radices, rule.phases)
 
 
 def _without(failed: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
@@ -151,17 +128,14 @@ def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
 
     Each prime factor of the number of nodes, largest first, goes to the digit that is the furthest below its old
     radix, the first of several; digits of radix 1 are left out. On the old number of nodes nothing changes.
-
-    Raises:
-        ScheduleError: the schedule has no rule.
     """
-    phases = _phases(schedule)
+    phases = schedule.strategy.phases if isinstance(schedule.strategy, StaticGroups) else None
     if not isinstance(phases, RulePhases):
         raise ScheduleError("node_radices: expected a rule, got listed groups; only a rule fits other nodes")
     if num_nodes == schedule.cluster.num_nodes:
         return phases
     radices = [1] * len(phases.node_radices)
-    for factor in _prime_factors(num_nodes):
+    for factor in reversed(prime_factors(num_nodes)):
         ratios = [Fraction(old, new) for old, new in zip(phases.node_radices, radices, strict=True)]
         radices[ratios.index(max(ratios))] *= factor
     number = {digit: place for place, digit in enumerate(d for d, radix in enumerate(radices) if radix > 1)}
@@ -170,14 +144,3 @@ def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
         for phase in phases.phases
     )
     return RulePhases(tuple(radix for radix in radices if radix > 1), fitted)
-
-
-def _prime_factors(number: int) -> list[int]:
-    """The prime factors, the largest first."""
-    found, divisor = [], 2
-    while divisor * divisor <= number:
-        while number % divisor == 0:
-            found.append(divisor)
-            number //= divisor
-        divisor += 1
-    return sorted([*found, number] if number > 1 else found, reverse=True)

@@ -61,6 +61,12 @@ def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fr
     raise InputError(f"{_shorten(text)} has an unknown unit; {what} is written such as {example}, in one of {known}")
 
 
+def _parse_positive(text: str, units: dict[str, Fraction], what: str, example: str) -> float:
+    if not (value := _parse(text, units, what, example)):
+        raise InputError(f"{_shorten(text)} is {what.replace('a ', 'no ', 1)}; it must be > 0")
+    return float(value)
+
+
 def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
     """What a small b may stand for: `Gb/s` for GB/s or Gbit/s, `Mb` among sizes for MB alone; empty for other units."""
     prefix, _, rest = unit.partition("b")
@@ -78,37 +84,21 @@ def _near(unit: str, units: dict[str, Fraction]) -> str | None:
 
 
 def _shorten(text: str) -> str:
-    """The offending text on one line, cut short."""
     return ascii(text if len(text) <= 40 else text[:37] + "...")
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`.
-
-    Raises:
-        InputError: no such quantity, an ambiguous `Gb/s`, or zero.
-    """
-    value = _parse(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
-    if value == 0:
-        raise InputError(f"{_shorten(text)} is no bandwidth; it must be > 0")
-    return float(value)
+    """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
+    return _parse_positive(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
 
 
 def parse_time(text: str) -> float:
-    """Seconds, >= 0: `50ms`, `5us`, `1.5s`, `2min`.
-
-    Raises:
-        InputError: no such quantity.
-    """
+    """Seconds, >= 0: `50ms`, `5us`, `1.5s`, `2min`."""
     return float(_parse(text, TIMES, "a time", "50ms or 5us"))
 
 
 def parse_size(text: str) -> int:
-    """A whole number of bytes, >= 0: `552MB`, `1.5GiB`.
-
-    Raises:
-        InputError: no such quantity, not a whole number of bytes, or more than `LARGEST_SIZE`.
-    """
+    """A whole number of bytes, >= 0: `552MB`, `1.5GiB`."""
     value = _parse(text, SIZES, "a size", "552MB or 2GiB")
     if value.denominator != 1:
         raise InputError(f"{_shorten(text)} is not a whole number of bytes")
@@ -118,23 +108,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_factor(text: str) -> float:
-    """A factor > 0: `5x` or `1.25`.
-
-    Raises:
-        InputError: no such quantity, or zero.
-    """
-    value = _parse(text, FACTORS, "a factor", "5x")
-    if value == 0:
-        raise InputError(f"{_shorten(text)} is no factor; it must be > 0")
-    return float(value)
+    """A factor > 0: `5x` or `1.25`."""
+    return _parse_positive(text, FACTORS, "a factor", "5x")
 
 
 def parse_number(text: str) -> float | Fraction:
-    """A number >= 0: a fraction of whole numbers exactly (`8/7`), a decimal as the nearest float.
-
-    Raises:
-        InputError: no such number.
-    """
+    """A number >= 0: a fraction of whole numbers exactly (`8/7`), a decimal as the nearest float."""
     match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text.strip())
     if match is None:
         return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
@@ -144,11 +123,7 @@ def parse_number(text: str) -> float | Fraction:
 
 
 def parse_share(text: str) -> float:
-    """A share of a whole, such as `0.8%` or `0.008`.
-
-    Raises:
-        InputError: not a number, or beyond 0..1.
-    """
+    """A share of a whole, such as `0.8%` or `0.008`."""
     units = {"": Fraction(1), "%": Fraction(1, 100)}
     share = float(_parse(text, units, "a share", "0.8% or 0.008"))
     if not share <= 1:

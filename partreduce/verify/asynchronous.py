@@ -62,9 +62,9 @@ class SecondEigenvalue:
         return (float(self.trace) + math.sqrt(self.trace * self.trace - 4 * self.determinant)) / 2
 
 
-ALL_TAKE_PART = "all workers take part (none dies, pauses or has ended)"
+ALL_TAKE_PART = "all workers take part (none fails, pauses or has ended)"
 UNPREDICTED = (
-    "the random numbers, SHAKE-256 of seed and draw, are as good as uniform, and no speed depends on those to come"
+    "the random numbers, SHAKE-256 of seed and draw, are as good as uniform, and no speed depends on later numbers"
 )
 
 
@@ -128,7 +128,7 @@ def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
 
 def _random(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, g = cluster.num_workers, strategy.group_size
-    how = f"a group of {g} among {n}, random but for the worker that asks, whoever asks"
+    how = f"a group of {g} among {n}, random except for the requesting worker, which may be any"
     second = SecondEigenvalue(any_requester(n, g), Fraction(0), how)
     return Theorem(second, assumes=f"{ALL_TAKE_PART}; {UNPREDICTED}")
 
@@ -137,7 +137,7 @@ def _node_then_all(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, every = cluster.num_workers, strategy.all_every
     how = (
         f"a cycle that ends in the group of all {n} workers, which is drawn after {every * n} requests ({every} rounds "
-        "of each worker, on average) since the last; nothing is said about fewer rounds"
+        "of each worker, on average) since the last; no bound holds over fewer rounds"
     )
     return Theorem(SecondEigenvalue(Fraction(0), Fraction(0), how))
 
@@ -155,8 +155,8 @@ def _inter_intra(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
 
 
 AMONG_IDLE = (
-    "a division is drawn among the workers that are idle when somebody asks, which depends on everybody's speed: parts "
-    "that are never idle together do not mix, and no probability of that is known"
+    "a division is drawn among the workers that are idle at a request, which depends on the speed of all workers: "
+    "parts that are never idle together do not mix, and the probability of that is unknown"
 )
 
 THEOREMS: dict[GroupSplit, Callable[[DynamicGroups, Cluster], Theorem]] = {
@@ -240,14 +240,14 @@ DYNAMIC_GROUPS = (
         "deadlock-free",
         lambda _: follows(
             "deadlock-free",
-            "groups get sequence numbers, stand in their order in the buffers of all members, and start when they are "
-            "first in all of them and no member is in a running one. Running groups are disjoint and their members "
-            "wait for no other; once they are done, the oldest group that has not started is first in the buffers of "
-            "all its members and starts. A worker that ends is taken out of groups that have not started and meets the "
-            "one that runs first, so neither unequal data nor unequal steps per round leave anybody waiting. This is a "
-            "theorem about the protocol: that its code follows it was explored for small configurations "
-            "(docs/strategies/groups.md). Assumed: the service lives or is started again, messages arrive when "
-            "repeated, and who dies is given up by its lease.",
+            "Groups get sequence numbers and stand in that order in the buffers of all their members. A group starts "
+            "when it is first in all of them and no member is in a running group. Running groups are disjoint and "
+            "their members wait for no other group. Once they are done, the oldest group that has not started is "
+            "first in the buffers of all its members and starts. A worker that ends leaves groups that have not "
+            "started and first finishes the running one, so neither unequal data nor unequal steps per round leave a "
+            "worker waiting. This is a theorem about the protocol: that its code follows it was explored for small "
+            "configurations (docs/strategies/groups.md). Assumed: the service runs or is restarted, repeated messages "
+            "arrive, and a failed worker is dropped when its lease ends.",
         ),
         essential=always,
     ),
@@ -269,10 +269,9 @@ def _prove_two_sides(facts: ScheduleFacts) -> Claim:
     active, n = _pairwise(facts.schedule).active, facts.schedule.num_workers
     return follows(
         "deadlock-free",
-        f"all {len(_edges(facts.schedule))} edges join {len(active)} active and {n - len(active)} passive workers; "
-        "only active workers wait for an answer and only passive ones give it, so nobody who is waited for waits. "
-        "Assumed at the end: a passive worker that has no more data goes on answering until all active ones have "
-        "ended.",
+        f"all {len(_edges(facts.schedule))} edges join {len(active)} active and {n - len(active)} passive workers. "
+        "Only active workers wait for an answer and only passive ones give it, so no worker that others wait for waits "
+        "itself. Assumed: a passive worker whose data ended answers until all active ones have ended.",
         {"active": sorted(active)},
     )
 
@@ -284,10 +283,10 @@ def _prove_questions(facts: ScheduleFacts) -> Claim:
     busiest = min((worker for worker in askers if askers[worker] == most), default=None)
     return follows(
         "queues",
-        f"an active worker asks one question and waits for its answer, and {most} of them at most know a passive "
-        f"worker: so at most {most} questions wait there, each is answered, and who asks waits for at most "
-        f"{max(most - 1, 0)} exchanges of others. Nobody waits for anybody's rounds, so how far one gets ahead of "
-        "another has no bound.",
+        f"An active worker sends one request and waits for its answer, and a passive worker has at most {most} active "
+        f"neighbors. So at most {most} requests wait there, each is answered, and a request waits for at most "
+        f"{max(most - 1, 0)} exchanges of others. No worker waits for another's rounds, so the distance between two "
+        "workers has no bound.",
         {"questions": most, "worker": busiest, "gap": None},
     )
 
@@ -303,12 +302,13 @@ def _prove_connected(facts: ScheduleFacts) -> Claim:
     if len(reached) == n:
         return follows(
             "consensus",
-            "the graph is connected and every edge is used with positive probability in every round of its active end.",
+            "The graph is connected, and every edge is used with positive probability in every round of its active "
+            "end.",
         )
     outside = [worker for worker in range(n) if worker not in reached]
     return refuted(
         "consensus",
-        f"no path of edges leads from worker 0 to worker {outside[0]}; add an edge between their parts.",
+        f"No path leads from worker 0 to worker {outside[0]}; add an edge between their components.",
         {"closed": sorted(reached), "outside": outside[0]},
         f"workers {some(sorted(reached), SHOWN)} never average with {some(outside, SHOWN)}",
     )
@@ -327,17 +327,17 @@ def _prove_served(facts: ScheduleFacts) -> Claim:
     assert isinstance(strategy, Server), "the table of its kind"
     if strategy.synchronous:
         text = (
-            "shards answer beside the training of their host, and round r is complete once all workers have pushed in "
-            "it, which each does after its round r − 1; so the smallest unfinished round is always completed. Assumed: "
-            "all workers carry out the same number of rounds (join mode does that with unequal data)."
+            "Shards answer while their host trains, and round r is complete once all workers have pushed in it, which "
+            "each does after its round r − 1. So the smallest unfinished round always completes. Assumed: all workers "
+            "carry out the same number of rounds (join mode does that with unequal data)."
         )
     elif strategy.staleness is None:
-        text = "shards answer beside the training of their host, and wait for nobody; so a worker waits for no other."
+        text = "Shards answer while their host trains, and wait for no worker; so no worker waits for another."
     else:
         text = (
-            "shards answer beside the training of their host; only a worker that is more than "
-            f"{strategy.staleness} rounds ahead of the slowest waits, and the slowest never is. Assumed: all workers "
-            "carry out the same number of rounds; the others wait for one that ends much earlier."
+            f"Shards answer while their host trains. Only a worker more than {strategy.staleness} rounds ahead of the "
+            "slowest waits, so the slowest never waits. Assumed: all workers carry out the same number of rounds; the "
+            "others wait for a worker that ends much earlier."
         )
     return follows("deadlock-free", text)
 
@@ -349,7 +349,7 @@ def _prove_equal_replicas(facts: ScheduleFacts) -> Claim | None:
     if not strategy.synchronous or strategy.mixes_late:
         return None
     unit = "step" if strategy.averages_gradients else "round"
-    text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {unit}."
+    text = f"The hosts send all workers the same bytes, so all hold the same parameters after every {unit}."
     return follows("equal-replicas", text)
 
 
@@ -357,7 +357,7 @@ SERVER = (
     Statement(
         "consensus",
         lambda _: follows(
-            "consensus", "every shard has one copy, on its host, and workers read it at the start of a round."
+            "consensus", "Every shard has one copy, on its host, and workers read it at the start of a round."
         ),
         essential=always,
     ),
@@ -368,7 +368,7 @@ SERVER = (
         (
             If(
                 lambda s, _: s.strategy.transport.codec is not Codec.NONE,
-                " What a host rounds in its answer its own worker takes rounded, too.",
+                " The worker on a host uses the rounded answer too.",
             ),
             SAME_START,
         ),

@@ -47,7 +47,7 @@ SUMS_SENTENCE = (
     "; the smallest weight is {smallest_weight}, so ",
     If(
         lambda _, n: n["smallest_weight"].startswith("-"),
-        "the mean is kept although a weight is negative.",
+        "the mean is preserved although a weight is negative.",
         "none is negative.",
     ),
 )
@@ -103,14 +103,13 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
         sizes = np.bincount(component)
         inside = np.flatnonzero(component == sizes.argmin()).tolist()
         outside = np.flatnonzero(component != sizes.argmin()).tolist()
-        text = f"the workers {some(inside)} share no group with any other worker in the whole period, so they never "
-        text += "agree."
+        text = f"workers {some(inside)} share no group with any other worker in the whole period."
         summary = f"workers {some(inside, SHOWN)} never average with {some(outside, SHOWN)}"
         return refuted(NAME, text, {"workers": inside[:1000], "num_inside": len(inside)}, summary)
     text = (
         f"{len(edges)} witnesses (phase, worker, worker) in groups with 0 < relaxation < 2 are a spanning tree of the "
-        f"{phases[0].num_workers} workers, and every group has 0 <= relaxation < 2: every period strictly shortens "
-        "every difference."
+        f"{phases[0].num_workers} workers, and every group has 0 <= relaxation < 2: every period shortens every "
+        "difference."
     )
     return proved(NAME, text, method="trees", trees=[edges.tolist()])
 
@@ -140,11 +139,11 @@ def _trees_of_classes(rule: RuleView) -> Claim:
             if digits:
                 text = (
                     f"the local ranks {some(inside)} never average across digit {min(digits)} of the node index, nor "
-                    "with a local rank that does: nodes that differ in this digit never agree on them."
+                    "with a local rank that does: they never agree between nodes that differ in this digit."
                 )
                 others = f"with those of nodes that differ in digit {min(digits)} of their index"
             else:
-                text = f"the local ranks {some(inside)} share no block with any other local rank, so they never agree."
+                text = f"the local ranks {some(inside)} share no block with any other local rank."
                 others = "with any others"
             summary = f"the local ranks {some(inside, SHOWN)} never average {others}"
             return refuted(NAME, text, {"local_ranks": inside, "digits": sorted(digits)}, summary)
@@ -316,8 +315,8 @@ def _refutation(num_workers: int, rounds: tuple[Round, ...]) -> Claim | None:
     if len(closed) > 1:
         sets = [np.flatnonzero(home == c).tolist() for c in closed[:2]]
         text = (
-            f"over a period the workers {some(sets[0])} take weight from themselves only, and so do the workers "
-            f"{some(sets[1])}: each keeps its own mean for ever."
+            f"over a period workers {some(sets[0])} receive only from one another, and so do workers {some(sets[1])}: "
+            "each set keeps its own value."
         )
         summary = f"workers {some(sets[0], SHOWN)} never average with {some(sets[1], SHOWN)}"
         return refuted(NAME, text, {"closed_sets": sets}, summary)
@@ -326,8 +325,8 @@ def _refutation(num_workers: int, rounds: tuple[Round, ...]) -> Claim | None:
     if len(parts) > 1:
         sets = [members[part].tolist() for part in parts]
         text = (
-            f"over a period the workers {some(sets[1])} take all their weight from the workers {some(sets[0])}, and so "
-            f"on round a cycle of {len(sets)} sets: their values turn for ever and never meet."
+            f"over a period workers {some(sets[1])} take all their weight from workers {some(sets[0])}, and so on "
+            f"around a cycle of {len(sets)} sets: their values rotate for ever."
         )
         summary = f"workers {' and '.join(some(one, SHOWN) for one in sets)} pass their values around and never agree"
         return refuted(NAME, text, {"cycle_of_sets": sets}, summary)

@@ -303,8 +303,8 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
     before = [np.arange(n)]
     after = [np.arange(n)]
     for d in range(count - 1):
-        before.append(_joined(before[-1], phases[d]))
-        after.append(_joined(after[-1], phases[count - 1 - d]))
+        before.append(_join(before[-1], phases[d]))
+        after.append(_join(after[-1], phases[count - 1 - d]))
     labels = np.zeros(n, dtype=np.int64)
     for d, radix in enumerate(radices):
         digit = _merge(before[d], after[count - 1 - d])
@@ -314,7 +314,7 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
     return labels if len(np.unique(labels)) == n else None
 
 
-def _joined(component: npt.NDArray[np.int64], phase: Phase) -> npt.NDArray[np.int64]:
+def _join(component: npt.NDArray[np.int64], phase: Phase) -> npt.NDArray[np.int64]:
     return _merge(component, phase.labels().astype(np.int64))
 
 

@@ -66,7 +66,7 @@ def prove_survives(schedule: Schedule) -> Claim:
             return not_proved(NAME, f"the survivors of all {len(listed)} classes of failures have too many cells.")
         seen, rates = known.setdefault(runs.num_workers, (Confirmed(set(), set()), {}))
         if apart := _apart(runs, cells, seen):
-            text = f"after the failure of {some(failed)} survivors do not agree: {apart}."
+            text = f"after the failure of {some(failed)} the survivors do not reach consensus: {apart}."
             return refuted(NAME, text, {"failed": list(failed)})
         size = len(cells.sizes)
         is_small = not runs.radices or (len(runs.radices) <= MAX_DIGITS and runs.width <= MAX_SIZE)
@@ -79,11 +79,11 @@ def prove_survives(schedule: Schedule) -> Claim:
 def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - the checker's own schedule
     """Return, as a clause, why survivors do not agree; empty if they do."""
     if not lengthens_nothing(runs):
-        return "a group has relaxation < 0 or relaxation >= 2, so that meeting is not enough"
+        return "a group has relaxation < 0 or relaxation >= 2, so a spanning tree of groups is not enough"
     parts, digit = parts_left(runs, cells, known, Work(NAME))
     if digit is not None:
         return f"some local ranks never average across digit {digit} of the node index"
-    return "" if parts == 1 else f"their groups leave {parts} parts that never meet"
+    return "" if parts == 1 else f"their groups leave {parts} parts that never average"
 
 
 def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction]) -> Fraction:  # noqa: ANN401
@@ -118,17 +118,17 @@ def _survives(schedule: Schedule, bounds: dict[tuple[int, ...], Fraction]) -> Cl
     if bounds:
         rated = [bound for bound in bounds.values() if bound < 1]
         text += (
-            f"One failure was looked at of each of {len(bounds)} class{'es' * (len(bounds) > 1)} of failures that "
-            f"symmetries map to one another; of {len(rated)} of them it is proved how much a period leaves of "
-            f"differences: at most {upper(max(rated, default=Fraction(1)), power=2)}."
+            f"One failure of each of {len(bounds)} class{'es' * (len(bounds) > 1)} of symmetric failures was examined. "
+            f"For {len(rated)} of them it is proved that a period leaves at most "
+            f"{upper(max(rated, default=Fraction(1)), power=2)} of a difference."
         )
     else:
         left = upper(schedule.strategy.sync.kept) if schedule.strategy.sync.kept else "nothing"
-        text += f"All of them average in one group, which leaves {left} of differences."
+        text += f"All of them average in one group, which leaves {left} of a difference."
     failures = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
     if failures * n * schedule.period > ASKED:
         text += (
-            " There are too many failures to ask the installed code about each: it is assumed to do as the file says."
+            " There are too many failures to evaluate the installed code for each: it is assumed to follow the file."
         )
         return proved(NAME, text, **entry, answers="")
     lines = hashlib.sha256()
@@ -137,15 +137,15 @@ def _survives(schedule: Schedule, bounds: dict[tuple[int, ...], Fraction]) -> Cl
         for phase in map(found.phase, range(found.period)):
             home = {worker: f"{group.members[0]} {group.relaxation}\n" for group in phase for worker in group.members}
             lines.update("".join(home.get(worker, "-\n") for worker in range(found.num_workers)).encode())
-    text += " The installed code was asked about every one, and the checker compares what it answered."
+    text += " The installed code was evaluated for every failure, and the checker compares the results."
     return proved(NAME, text, **entry, answers=lines.hexdigest())
 
 
 MEAN_MOVED = fact(
     "mean-moved",
-    "A death of worker i moves the mean by (mean - x_i)/{fewer}, a join from donor d by (x_d - mean)/{more}. Let d² be "
-    "the workers' mean squared distance to their mean at that instant; its usual size is what consensus-distance "
-    "bounds. Then a failure of k moves the mean by the root of k/(n - k)·d² at most, and of k/((n - 1)(n - k))·d² in "
-    "the mean over all such failures.",
+    "The failure of worker i moves the mean by (mean - x_i)/{fewer}, a join from donor d by (x_d - mean)/{more}. Let "
+    "d² be the workers' mean squared distance to their mean at that instant; consensus-distance bounds its steady "
+    "value. Then a failure of k workers moves the mean by at most the root of k/(n - k)·d², and by the root of k/((n "
+    "- 1)(n - k))·d² as a root mean square over all such failures.",
     lambda s, _: {"fewer": s.num_workers - 1, "more": s.num_workers + 1},
 )

@@ -79,8 +79,8 @@ def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventG
     sources, targets = graph.sources[worker], graph.targets[worker]
     events = events or events_of(graph, gap)
     ahead = distances_near(events, worker, {*sources, *targets})
-    updates = {u: _bounded(ahead[u], u, worker) + 1 for u in sources}
-    sent = {v: _bounded(distances_near(events, v, {worker})[worker], worker, v) + 1 for v in targets}
+    updates = {u: _require_bound(ahead[u], u, worker) + 1 for u in sources}
+    sent = {v: _require_bound(distances_near(events, v, {worker})[worker], worker, v) + 1 for v in targets}
     tokens: dict[int, Length] = {}
     if gap.max_ig is not None:
         for v in targets:
@@ -89,7 +89,7 @@ def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventG
     return Capacities(updates, {u: 1 if gap.staleness else updates[u] for u in sources}, tokens, sent)
 
 
-def _bounded(length: Length, source: int, target: int) -> int:
+def _require_bound(length: Length, source: int, target: int) -> int:
     if length is None:
         raise ScheduleError(
             f"edge {source}→{target}: worker {source} can run ahead of worker {target} without limit, and no queue is "

@@ -44,12 +44,12 @@ BETWEEN_WORKERS = (
         (
             (
                 "Of the events of all workers (enter, send, reduce) take one that has happened least often, a send "
-                "before a reduce before an enter: what it waits for without a token has happened, so nobody waits for "
+                "before a reduce before an enter: everything that it waits for has happened, so no worker waits for "
                 "ever."
             ),
             If(
                 lambda s, _: gap_of(s).skip is not None,
-                " Nobody waits for a skipped update: whoever could use it has left its step.",
+                " No worker waits for a skipped update: those that could use it have left its step.",
             ),
             EXPLORED,
         ),
@@ -75,7 +75,7 @@ BETWEEN_WORKERS = (
         "gap",
         If(
             lambda _, n: n["bound"] == NONE,
-            "One end of an edge can get ahead of the other without limit, where no path leads back.",
+            "One end of an edge can get ahead of the other without limit where no path leads back.",
             "The two ends of an edge are never more than {bound} rounds apart, and can be; each edge's bound is exact.",
         ),
     ),
@@ -123,8 +123,8 @@ MEMORY_OF_QUEUES = fact(
         "A worker keeps at most {places} models of its in-neighbors",
         If(lambda s, _: gap_of(s).staleness, ", the newest of each,"),
         (
-            " in places that are set aside at the start, and has at most {connections} neighbors. What it has on the "
-            "way to others is bounded by the transport."
+            " in buffers allocated at the start, and has at most {connections} neighbors. The transport bounds the "
+            "updates that it has in transit."
         ),
     ),
 )
@@ -139,11 +139,11 @@ def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
     if not weight:
         return None
     if gap.skip is not None:
-        how = "a worker that skips leaves updates out that its neighbors took in its stead"
+        how = "A worker that skips leaves out updates that its neighbors averaged"
     elif gap.staleness:
-        how = "a worker may average an update of another step than its neighbor averages of it, or none"
+        how = "A worker may average an update of another step than its neighbor averages, or none"
     else:
-        how = "a worker may do without an update while the one it came from takes its own"
+        how = "A worker may average without an update whose sender averages that of the worker"
     text = (
         f"{how}: the columns of such a round do not sum to 1, and the mean of all workers moves. Over edge "
         f"{source}→{target} with weight {weight} worker {target} may keep what worker {source} gives away."
@@ -161,8 +161,8 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
 
 ALL_LISTEN = (
-    "Of any two disjoint sets of workers one has a member with more in-neighbors outside than it may do without: all "
-    "come to one common value whichever updates come late, and however late. It need not be the mean."
+    "Of any two disjoint sets of workers one has a member with more in-neighbors outside than it has backup workers: "
+    "all workers reach one common value whichever updates are late, and however late. It need not be the mean."
 )
 
 
@@ -185,7 +185,7 @@ def _prove_without_backup(facts: ScheduleFacts, gap: IterationGap) -> Claim:
             sources[target].append(source)
     if min(kept) <= 1e-12:
         return not_proved(
-            "consensus", f"worker {kept.index(min(kept))} keeps no weight on itself when all updates are there."
+            "consensus", f"worker {kept.index(min(kept))} keeps no weight on itself when all updates have arrived."
         )
     pair = halves(sources, spare)
     if pair is None and (claim := facts.claim("consensus", ALL_LISTEN)) is not None:
@@ -194,9 +194,9 @@ def _prove_without_backup(facts: ScheduleFacts, gap: IterationGap) -> Claim:
     assert pair is not None, "the checker found them, too"
     one, other = (sorted(half) for half in pair)
     text = (
-        f"no worker of {some(one)} has more in-neighbors outside than it may do without, and none of {some(other)}: "
-        "while updates from outside come late to every reduce, each set goes on by itself and keeps its own value. A "
-        "run in which every edge is taken again and again agrees all the same."
+        f"no worker of {some(one)} has more in-neighbors outside the set than it has backup workers, and none of "
+        f"{some(other)}: while updates from outside are late at every reduce, each set keeps its own value. A run in "
+        "which every edge is used again and again reaches consensus."
     )
     summary = f"workers {some(one, SHOWN)} may never average with {some(other, SHOWN)}"
     return refuted("consensus", text, {"closed_sets": [one, other]}, summary)
@@ -249,8 +249,8 @@ LOSSY_GAP = (
         _prove_consensus,
         If(
             lambda s, _: not gap_of(s).has_backup,
-            " Every edge is followed again and again, with a delay that staleness and gap bound, so all workers come "
-            "to one common value. It need not be the mean.",
+            " Every edge is used again and again, with a delay that staleness and gap bound, so all workers reach one "
+            "common value. It need not be the mean.",
         ),
         essential=_needs_consensus,
     ),

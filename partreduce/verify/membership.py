@@ -39,13 +39,13 @@ SAMPLED = 2**19
 
 RULE = "each worker is in at most one group of a phase"
 OF_RULES = (
-    "For every number of nodes with {digits} digits: in each phase a local rank stands in at most one block, and two "
-    "workers of one block share a group exactly when their nodes agree on the digits that the block does not average "
-    "over. That is an equivalence, so the groups are disjoint and the members agree."
+    "For every number of nodes with {digits} digits: in each phase a local rank is in at most one block, and two "
+    "workers of one block share a group exactly if their nodes agree on the digits that the block does not average "
+    "over. This is an equivalence, so the groups are disjoint and their members agree."
 )
 OF_GROUPS = (
-    "In each of the {period} phases no worker occurs twice in the list of groups; every worker reads its group from "
-    "that one list, so all members of a group agree on it."
+    "In each of the {period} phases no worker occurs twice in the list of groups. Every worker reads its group from "
+    "this list, so all members of a group agree on it."
 )
 
 
@@ -86,7 +86,7 @@ def prove_membership(schedule: Schedule) -> Claim | None:
     n, everyone = schedule.num_workers, asks_everyone(rule)
     wrong, digest = _ask_everyone(schedule, rule) if everyone else (None, "")
     asked = 0
-    for worker, round_, right in _drawn(schedule, rule):
+    for worker, round_, right in _draw(schedule, rule):
         if wrong is not None:
             break
         asked += 1
@@ -95,17 +95,16 @@ def prove_membership(schedule: Schedule) -> Claim | None:
     if wrong is not None:
         text = f"in round {wrong['round']} worker {wrong['worker']} computes another group than its block's."
         return refuted(NAME, text, wrong)
-    drawn = f"{asked} workers drawn at random were asked in rounds drawn at random"
+    drawn = f"{asked} random workers were asked in random rounds"
     if not everyone:
         text = (
-            f"the answers of all {n} workers are too long to ask everybody: {drawn}, and each answered with the group "
-            "of its block. That the others do so too is assumed of the installed code; conflict-free rests on the "
-            "blocks alone."
+            f"the groups of all {n} workers are too long to evaluate: {drawn}, and each answered with the group of its "
+            "block. That the others do so too is assumed of the installed code; conflict-free needs the blocks only."
         )
         return not_proved(NAME, text)
     text = (
-        f"On exactly this cluster: all {n} workers were asked in all {schedule.period} phases, and each answered with "
-        f"the group of its block, the same at every member. Besides, {drawn}, and answered as in the first period."
+        f"On this cluster: all {n} workers were asked in all {schedule.period} phases, and each answered with the "
+        f"group of its block, the same for every member. Also, {drawn}, and answered as in the first period."
     )
     return proved(NAME, text, {"asked": n, "drawn": asked}, answers=digest)
 
@@ -168,7 +167,7 @@ def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | 
     return None, text.hexdigest()
 
 
-def _drawn(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expected]]:
+def _draw(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expected]]:
     """Yield random workers and rounds with the right result: of every block, on the last node, in the prologue."""
     draw, budget = random.Random(schedule.name), SAMPLED
     places = [(t, block, local) for t, phase in enumerate(rule.phases) for block in phase for local in block.local]
@@ -190,12 +189,12 @@ def _drawn(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expec
 
 
 def _wrong(round_: int, worker: int, answer: Expected, right: Expected) -> dict[str, Any]:
-    def shown(group: Expected) -> Any:  # noqa: ANN401 - JSON
+    def as_json(group: Expected) -> Any:  # noqa: ANN401 - JSON
         return (
             None if group is None else {"members": some(group[0]), "size": len(group[0]), "relaxation": str(group[1])}
         )
 
-    return {"round": round_, "worker": worker, "answered": shown(answer), "block": shown(right)}
+    return {"round": round_, "worker": worker, "answered": as_json(answer), "block": as_json(right)}
 
 
 PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]

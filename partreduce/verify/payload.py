@@ -17,8 +17,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.payload import Placement, TablePlacement
+from partreduce.topo.strategies.payload import PLAIN, Placement, TablePlacement
 from partreduce.verify.base import Claim, Status, refuted, upper
 from partreduce.verify.checker import codec_error
 from partreduce.verify.facts import If, Numbers, ScheduleFacts, Statement, fact, format_sentence
@@ -32,11 +31,11 @@ CODEC_ERROR_SENTENCE = (
     (
         "Each decoded number is off the exact mean of {averaged} by at most {part} times the mean {each}, and "
         "{near_zero} near zero, after {roundings} roundings by the codec {schedule.strategy.transport.codec}, or it is "
-        "not finite. Claims about averaging speak of the exact averages; rounding adds this much to each."
+        "not finite. Other claims are about exact averages; rounding adds at most this to each."
     ),
     If(
         lambda s, _: s.strategy.transport.error_feedback,
-        " What error feedback adds from earlier steps counts as given.",
+        " What error feedback adds from earlier steps counts as input.",
     ),
 )
 
@@ -46,7 +45,7 @@ def _of_codec(schedule: Schedule, numbers: Numbers) -> Mapping[str, object]:
     is_gradients = strategy.averages_gradients or strategy.kind == "server"
     blocks = strategy.transport.codec.has_blocks
     return {
-        "averaged": "gradients" if is_gradients else "what was added to parameters since all had the same",
+        "averaged": "gradients" if is_gradients else "the change of the parameters since all were equal",
         "each": "of each member's largest in its block" if blocks else "of the members' magnitudes",
         "part": upper(Fraction(numbers["relative"]), 3),
         "near_zero": upper(Fraction(numbers["absolute"]), 2),
@@ -123,7 +122,7 @@ MEMORY = fact(
             ),
         ),
         (
-            "; {splits} different rounds of the period exchange anything. Beside its parameters it keeps at most "
+            "; {splits} different rounds of the period exchange anything. Besides its parameters it keeps at most "
             "{arrays} arrays of their size ("
         ),
         If(
@@ -144,9 +143,9 @@ MEMORY = fact(
 SENT_BYTES = fact(
     "sent-bytes",
     "For each byte of {what} at most {of_worker} bytes leave a worker and {of_node} a node in one {turn}, of which a "
-    "step begins at most one. Operations on at most {in_flight} bytes are in flight at a time; each counts once, to "
-    "however many workers it sends. What rounding up to whole numbers and blocks adds is not counted, and sums go "
-    "around one ring in the order of ranks.",
+    "step begins at most one. Operations on at most {in_flight} bytes are in flight at a time; each counts once, "
+    "however many workers it sends to. Rounding up to whole numbers and blocks is not counted, and sums go around one "
+    "ring in the order of ranks.",
     lambda s, n: {
         "what": "the largest fragment" if n["parts"] > 1 else "gradients" if s.strategy.averages_gradients else
         "the model",
@@ -170,16 +169,16 @@ def as_tables_only(schedule: Schedule) -> Schedule:
     return replace(schedule, strategy=AllReduce(payload=replace(schedule.routes, outer=PLAIN, fragments=1)))
 
 
-def _sharded(schedule: Schedule) -> list[TablePlacement]:
+def _sharded_tables(schedule: Schedule) -> list[TablePlacement]:
     return [route for route in schedule.routes.tables if route.way is Placement.SHARDED]
 
 
-def _coded(schedule: Schedule) -> dict[str, Codec]:
+def _codecs(schedule: Schedule) -> dict[str, Codec]:
     return {route.parameter: route.codec for route in schedule.routes.tables if route.codec.rounds}
 
 
 def _prove_one_owner(facts: ScheduleFacts) -> Claim | None:
-    rows = {route.parameter: route.rows for route in _sharded(facts.schedule)}
+    rows = {route.parameter: route.rows for route in _sharded_tables(facts.schedule)}
 
     def owners(_: Schedule, numbers: Numbers) -> Mapping[str, object]:
         parts = (
@@ -188,13 +187,15 @@ def _prove_one_owner(facts: ScheduleFacts) -> Claim | None:
         )
         return {"owners": "; ".join(parts), "asked": ASKED}
 
-    for route in _sharded(facts.schedule):
+    for route in _sharded_tables(facts.schedule):
         if (wrong := _wrong_owner(facts.schedule, route)) is not None:
-            text = f"row {wrong['row']} of {route.parameter} lies on worker {wrong['owner']}, not where its part does."
+            text = (
+                f"row {wrong['row']} of {route.parameter} lies on worker {wrong['owner']}, not on the host of its part."
+            )
             return refuted("one-owner", text, {"parameter": route.parameter, **wrong})
     sentence = (
-        "Every row of a sharded table lies on exactly one worker, the host of its part: {owners}. The code that says "
-        "so was asked for all rows, or {asked} drawn at random."
+        "Every row of a sharded table lies on exactly one worker, the host of its part: {owners}. The runtime's "
+        "function for the owner was evaluated for all rows, or for {asked} random ones."
     )
     return facts.claim("one-owner", sentence, owners)
 
@@ -213,39 +214,38 @@ def _wrong_owner(schedule: Schedule, route: TablePlacement) -> dict[str, int] | 
 
 
 TABLES = (
-    Statement("one-owner", _prove_one_owner, essential=lambda s, _: _sharded(s)),
+    Statement("one-owner", _prove_one_owner, essential=lambda s, _: _sharded_tables(s)),
     fact(
         "table-order",
         "All workers do the same lookups, backward passes and steps in one order, each of them in the same operations "
-        "of {nodes}all workers, on communicators of their own; so these have one order in all, and the first that is "
-        "not over has all its members ready. Assumed: all run one program. Before rows move workers compare what they "
-        "are about to do, and end together where they differ.",
+        "of {nodes}all workers, on separate communicators. So these operations have one order, and the first "
+        "unfinished one has all its members ready. Assumed: all workers run one program. Before rows move, workers "
+        "compare their next operation, and end together if they differ.",
         lambda _, n: {"nodes": "nodes and of " if "node" in n["step"] else ""},
         essential=lambda s, _: s.routes.apart,
     ),
     fact(
         "nic-bytes",
-        "Out of a node's NICs go in a step, if every worker touches all rows, at most so many bytes for a lookup and "
-        "its gradients, in float32 or the table's codec: {listed}. A step that touches a share of them, spread over "
-        "the owners as all rows are, sends that share: of a worker on average, or of a node's workers together where "
-        "they agree first. Parallax's tables, which know no shared NICs, say for a share a of b bytes: 2ab for a GPU "
-        "by servers and 2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out "
-        "(2019).",
+        "If every worker uses all rows in a step, a node's NICs send at most so many bytes for a lookup and its "
+        "gradients, in float32 or the table's codec: {listed}. A step that uses a share of the rows, spread over the "
+        "owners as all rows are, sends that share: of a worker on average, or of a node's workers together where they "
+        "are merged first. Parallax's tables, without shared NICs, have for a share a of b bytes: 2ab for a GPU by "
+        "servers and 2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out (2019).",
         lambda _, n: {"listed": "; ".join(f"{name} {lookup} + {sums}" for name, lookup, sums in n["tables"])},
     ),
     fact(
         "row-error",
-        "A row is rounded once, by its owner for whoever looks it up; where it lives it stays exact, and so does the "
-        "optimizer's state. The sum of the gradients that workers bring for a row is off the exact one by at most so "
-        "large a part of the sum of their magnitudes (int8: of each one's largest in the row), and so much near zero, "
-        "after one rounding of each, or it is not finite: {errors}.",
+        "A row is rounded once, by its owner when it answers a lookup; the owner's copy and the optimizer's state stay "
+        "exact. The sum of the workers' gradients for a row is off the exact sum by at most this part of the sum of "
+        "their magnitudes (int8: of each one's largest in the row), and by this much near zero, after one rounding of "
+        "each, or it is not finite: {errors}.",
         lambda s, n: {
             "errors": "; ".join(
-                f"{name} in {_coded(s)[name]} {upper(Fraction(relative), 3)} and {upper(Fraction(absolute), 2)}"
+                f"{name} in {_codecs(s)[name]} {upper(Fraction(relative), 3)} and {upper(Fraction(absolute), 2)}"
                 for name, relative, absolute in n["gradients"]
             )
         },
-        essential=lambda s, _: _coded(s),
+        essential=lambda s, _: _codecs(s),
     ),
 )
 """Statements on separately placed tables, as in `as_tables_only`."""

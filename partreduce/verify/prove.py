@@ -38,14 +38,14 @@ from partreduce.verify.rounds import (
 )
 from partreduce.verify.steady_state import prove_consensus_distance, prove_outer_consensus
 
-ON_DISJOINT = "rests on conflict-freedom, which is refuted."
+ON_DISJOINT = "it needs conflict-free, which is refuted."
 
 OF_EXACT_AVERAGES = (
     If(has_codec, " This speaks of exact averages; rounding adds to each at most what codec-error says."),
     If(
         lambda s, _: not s.strategy.payload.outer.is_plain,
-        " Outer steps move all workers alike, so this holds of their differences; the mean itself goes where they take "
-        "it.",
+        " Outer steps move all workers equally, so this holds for their differences; the mean itself moves with the "
+        "outer steps.",
     ),
 )
 """Caveats of claims about matrices, which assume that numbers are averaged exactly."""
@@ -183,16 +183,19 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name:
     """
     n, found = cluster.num_workers, expand(function, cluster, period)
     scope = (
-        f"Steps 0 to {2 * period - 1} of exactly this cluster of {n} workers were asked of every worker; that later "
-        f"steps repeat with period {period}, and what the function says on other clusters, is not proved. What runs "
-        "should be the exported schedule."
+        f"The function was evaluated for each of the {n} workers of this cluster in steps 0 to {2 * period - 1}. That "
+        f"later steps repeat with period {period}, and what it returns on other clusters, is not proved: run the "
+        "exported schedule."
     )
     if isinstance(found, Claim):
-        rest = (not_proved(other, "rests on membership.") for other in ("conflict-free", "consensus", "deadlock-free"))
+        rest = (
+            not_proved(other, "it needs membership, which is refuted.")
+            for other in ("conflict-free", "consensus", "deadlock-free")
+        )
         return FunctionProof(Proof(name, (found, *rest), frozenset({"membership"}), {}), None, scope)
     schedule = Schedule(name, cluster, StaticGroups(phases=GroupPhases(tuple(found))))
     proof = prove(schedule)
-    text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
+    text = f"In all {2 * period} steps the function returns the same group for all members of each group. "
     asked = Claim("membership", Status.PROVED, text + scope, {"scope": scope})
     essential = proof.essential | {"membership"}
     return FunctionProof(replace(proof, claims=(asked, *proof.claims), essential=essential), schedule, scope)

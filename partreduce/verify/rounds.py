@@ -14,13 +14,13 @@ from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.verify.facts import NONE, If, Numbers, ScheduleFacts, always, fact
 
 END_OF_ROUNDS = (
-    " So does the end: if every worker carries out the same number of rounds, whatever its steps_per_round, then also "
-    "the last ones complete. That they are as many is assumed: members meet by round number; with unequal data join "
-    "mode keeps a worker whose data ended in every round that anybody begins, and without it the others wait for a "
+    " The last rounds of a job complete too if every worker carries out the same number of rounds, whatever its "
+    "steps_per_round. That the numbers are equal is assumed: members meet by round number. With unequal data, join "
+    "mode keeps a worker whose data ended in every round that any worker begins; without it the others wait for a "
     "worker that ends early."
 )
 """The assumption of `deadlock-free` about the end of a job, and its conclusion."""
-SAME_START = " Assumed: the same start, and a deterministic optimizer that is set up alike on all workers."
+SAME_START = " Assumed: the same start, and a deterministic optimizer with the same settings on all workers."
 EXPLORED = " That the protocol's code follows this was explored for small configurations (docs/internals/explorer.md)."
 
 
@@ -39,35 +39,34 @@ DEADLOCK_FREE = fact(
     (
         If(
             lambda s, _: s.strategy.graphs,
-            "In each of the {height} rounds of a period every worker's exchange with its neighbors carries the tick of "
-            "the round; all exchanges of smaller ticks are over when one with the smallest is not, so its neighbors "
-            "are in the same round, and what they send arrives: no cycle of waiting workers exists, whatever the "
-            "graph.",
-            "Every {unit} operation of a period carries one tick from 1 to {height}; each worker meets its operations "
+            "In each of the {height} rounds of a period every exchange between neighbors carries the tick of the "
+            "round. While an exchange with the smallest tick is unfinished, its neighbors are in the same round, and "
+            "what they send arrives. So no cycle of waiting workers exists, whatever the graph.",
+            "Every {unit} operation of a period carries one tick from 1 to {height}. Each worker starts its operations "
             "in strictly increasing ticks, and period q adds q times the largest tick. So the unfinished operation "
             "with the smallest tick always has all its members ready, and no cycle of waiting workers exists.",
         ),
         END_OF_ROUNDS,
         If(
             lambda s, _: s.prologue,
-            " The {schedule.prologue} rounds of the prologue are operations of all workers and come before all.",
+            " The {schedule.prologue} rounds of the prologue are operations of all workers and come first.",
         ),
         If(
             lambda s, _: s.strategy.sync.delays_gradients,
-            " Up to {schedule.strategy.sync.lag} of them are in flight at once, begun and waited for in this order, so "
-            "the argument stands.",
+            " Up to {schedule.strategy.sync.lag} of them are in flight at once, started and waited for in this order, "
+            "so the argument holds.",
         ),
         If(
             lambda s, _: s.strategy.transport.gradient_buckets is GradientBuckets.PER_LAYER,
-            " Each is cut into pieces that all workers begin in the same order.",
+            " Each is cut into pieces that all workers start in the same order.",
         ),
         If(
             lambda s, _: s.strategy.payload.num_fragments > 1,
-            " Each is one after the other of its round's fragments, whose order follows from the step.",
+            " Each averages the fragments of its round one after another, in an order that follows from the step.",
         ),
         If(
             lambda s, _: s.strategy.transport.codec.has_blocks,
-            " A thread carries out its stages in this order, on communicators that nothing else uses.",
+            " One thread carries out its stages in this order, on communicators that nothing else uses.",
         ),
     ),
     lambda s, _: {"unit": "group" if s.rule() is None else "block"},
@@ -77,10 +76,12 @@ DEADLOCK_FREE = fact(
 
 def _why_no_age(facts: ScheduleFacts) -> str:
     if facts.numbers("end").get("behind") == NONE:
-        return "somebody never hears of somebody else, on whatever way."
+        return "unbounded: some worker never receives from some other, not even through others."
     if facts.schedule.strategy.payload.outer.momentum > 0:
-        return "outer momentum may take back what has arrived."
-    return "a weight is negative, or a worker gives up all of its own value, so what has arrived may leave again."
+        return "outer momentum may reverse an update that has arrived."
+    return (
+        "a weight is negative, or a worker keeps no weight on itself, so an update that has arrived may be lost again."
+    )
 
 
 STALENESS = fact(
@@ -88,10 +89,10 @@ STALENESS = fact(
     (
         If(
             lambda s, _: s.strategy.sync.delays_gradients,
-            "An average is applied {late} steps after its gradients were taken: it lacks those of the newest {late}",
+            "An average is applied {late} steps after its gradients were computed: it lacks those of the newest {late}",
             If(
                 lambda s, _: s.strategy.lacks_newest,
-                "An average begins {begins} and lacks the steps behind that place",
+                "An average begins {begins} and lacks all later steps",
                 If(
                     lambda _, n: n["late"],
                     "A late average takes the parameters with which its round began: it lacks the newest round of "
@@ -101,8 +102,8 @@ STALENESS = fact(
             ),
         ),
         (
-            ". Any {reach} successive rounds lead from everybody to everybody, and what has arrived somewhere stays "
-            "there. So at the end of a round everybody's parameters hold all that anybody did up to {age} rounds "
+            ". In any {reach} successive rounds every worker's updates reach every other worker, and they stay there. "
+            "So at the end of a round each worker's parameters contain all updates of all workers up to {age} rounds "
             "before, at most {age_steps} steps of a worker."
         ),
     ),
@@ -114,18 +115,18 @@ END = fact(
     "end",
     (
         (
-            "The operations of any number of rounds complete if every worker carries out that number. So they do with "
-            "data dealt by steps_per_round: a round of all takes {steps} batches, so N batches are N div {steps} "
-            "rounds for everybody. So they do in join mode, whatever the data: every worker takes part in exactly the "
-            "rounds that anybody began, and leaves when all data have ended."
+            "The operations of any number of rounds complete if every worker carries out that number. Data divided by "
+            "steps_per_round gives this: a round of all workers takes {steps} batches, so N batches are N div {steps} "
+            "rounds for every worker. Join mode gives it for any data: every worker takes part in exactly the rounds "
+            "that any worker began, and leaves when all data have ended."
         ),
         If(
             lambda s, _: s.strategy.sync.delays_gradients,
-            " The operations in flight then have been begun by all, and complete as the pipeline drains.",
+            " The operations in flight at the end were started by all, and complete as the pipeline drains.",
         ),
         If(
             lambda _, n: n["behind"] != NONE,
-            " Without either, one that leaves early holds up everybody at most {behind} rounds later.",
+            " Without either, a worker that leaves early blocks all others at most {behind} rounds later.",
         ),
     ),
 )
@@ -139,7 +140,7 @@ QUEUES = fact(
         ".",
         If(
             lambda _, n: NONE in n["capacities"],
-            " {free} of {edges} edges have none: their target never reaches their source.",
+            " {free} of {edges} edges have no bound: no path leads from their target to their source.",
         ),
     ),
     lambda _, n: {
@@ -169,7 +170,7 @@ FRAGMENTS = fact(
             lambda _, n: "period" in n,
             "Each of {fragments} fragments has exactly one turn in every {every} steps, with the groups of its round, "
             "so with all of the period in every {period}; between turns lie at least {apart} steps. A group averages "
-            "one fragment after the other, in one order, which follows from the step.",
+            "one fragment after another, in an order that follows from the step.",
             (
                 (
                     "{which} has exactly one turn in every {every} steps, {merged}; between turns lie at least {apart} "
@@ -181,30 +182,32 @@ FRAGMENTS = fact(
                     "It is equal on all workers then",
                     "Workers keep {kept} of their own then",
                 ),
-                ", and what a worker holds of the others' is at most {age} steps old.",
+                ", and what a worker holds of the others is at most {age} steps old.",
             ),
         ),
-        " The run refuses a model of which a parameter is in no fragment, or in two.",
+        " The runtime refuses a model with a parameter in no fragment or in two.",
     ),
     _of_fragments,
 )
 
-_BYTES = If(has_codec, " A codec is no exception: all take the decoded bytes, whoever summed them, too.")
+_BYTES = If(
+    has_codec, " This holds with a codec too: all workers, also those that computed a sum, use the decoded bytes."
+)
 
 EQUAL_REPLICAS = fact(
     "equal-replicas",
     If(
         lambda _, n: n["of"] == "gradients",
         (
-            ("All workers hold the same parameters and optimizer state after every step: they start so, and each step "
-            "applies the same average of gradients on all, or none."),
+            ("All workers hold the same parameters and optimizer state after every step: they start equal, and each "
+            "step applies the same average of gradients on all, or on none."),
             _BYTES,
             SAME_START,
         ),
         (
             "After {which} of the period, which average over all workers, all hold the same parameters: {result}.",
             _BYTES,
-            " Between these rounds parameters differ, and optimizer state always may.",
+            " Between these rounds parameters differ; optimizer state may always differ.",
             SAME_START,
         ),
     ),
@@ -220,20 +223,20 @@ EQUAL_REPLICAS = fact(
 QUORUM = (
     fact(
         "deadlock-free",
-        "suppose that no thread moves, no message is on its way, and every training waits for a result, or has ended. "
-        "All enter a round that one has entered, so all wait to enter the same round. Each worker that goes on has "
-        "come for it, so its quorum is there, and it starts: a contradiction. Where nobody goes on all know which "
-        "rounds are needed, and the least of those that are not over starts. A full queue holds nobody up for ever: "
-        "its worker takes results when it next calls, which waits for nobody. Assumed: messages arrive, and nobody "
-        f"dies.{EXPLORED}",
+        "Suppose that no thread moves, no message is in transit, and every worker waits for a result or has ended. "
+        "All workers enter a round that one has entered, so all wait to enter the same round. If some still train, "
+        "each of them has arrived at that round, so its quorum is complete and it starts: a contradiction. If none "
+        "still trains, all know which rounds are needed, and the first unfinished one starts. A full queue blocks no "
+        "worker for ever: the worker takes results at its next call, which waits for no other. Assumed: messages "
+        f"arrive, and no worker fails.{EXPLORED}",
         essential=always,
     ),
     fact(
         "conservation",
-        "a gradient joins its worker's buffer, which a round takes whole and empties when the worker's thread enters "
-        "it: so each is in exactly one round, the next that the thread enters. A worker that ends tells everybody "
-        "which round has the last of it, the last round of all is the largest of these, and no round beyond it is ever "
-        f"entered: so all end at the same round, and nothing is left.{EXPLORED}",
+        "A gradient is added to its worker's buffer. A round takes the whole buffer when the worker's thread enters "
+        "it, so each gradient is in exactly one round, the next that the thread enters. A worker that ends announces "
+        "the round with its last gradient. The last round is the largest of these and no later one is entered, so "
+        f"all workers end at the same round and no gradient is left.{EXPLORED}",
         essential=always,
     ),
     fact(
@@ -241,18 +244,19 @@ QUORUM = (
         (
             If(
                 lambda s, _: isinstance(s.strategy.sync, PartialAllReduce) and s.strategy.sync.keeps_equal,
-                "a worker takes no result while it computes, and its thread enters no round while {rounds} wait",
-                "models are synchronized every {rounds} rounds, and no thread goes on before its own model is",
+                "A worker takes no result while it computes, and its thread enters no round while {rounds} results "
+                "wait",
+                "Models are synchronized every {rounds} rounds, and no thread continues before its own model is",
             ),
             (
-                "; so at most {bound} lie between those that the weights have with which a gradient was computed, and "
-                "the round that has the gradient, where synchronous rounds have none: it comes at most {next} rounds "
-                f"after the last one that its weights have.{EXPLORED}"
+                ". So at most {bound} (0 in synchronous rounds) lie between the last round in the weights with which a "
+                "gradient was computed and the round that averages it, which comes at most {next} rounds after the "
+                f"former.{EXPLORED}"
             ),
         ),
         lambda _, n: {"bound": "1 round" if n["rounds"] == 1 else f"{n['rounds']} rounds", "next": n["rounds"] + 1},
         without=lambda _: (
-            "nothing holds rounds up for a slow worker, so any number of them may pass while it computes; use missed "
+            "unbounded: rounds do not wait for a slow worker, so any number may pass while it computes; use missed "
             "each, or synchronize_every."
         ),
     ),
@@ -261,18 +265,18 @@ QUORUM = (
         (
             If(
                 lambda _, n: n["of"] == "gradients",
-                "the result of a round is the same for all, none is overwritten, and every worker applies each of them "
-                "in order: after as many rounds all hold the same parameters and optimizer state. At one instant "
-                "workers may have applied different numbers of rounds.",
-                "every {every} rounds all take the mean of their parameters. Between these rounds they differ, because "
-                "results that a worker is too late for are overwritten, and optimizer state always may.",
+                "The result of a round is the same on all workers, none is overwritten, and every worker applies them "
+                "in order: after the same number of rounds all hold the same parameters and optimizer state. At one "
+                "instant workers may have applied different numbers of rounds.",
+                "Every {every} rounds all workers take the mean of their parameters. Between these rounds they differ, "
+                "because results that a worker misses are overwritten; optimizer state may always differ.",
             ),
             SAME_START,
             EXPLORED,
         ),
         essential=always,
         without=lambda _: (
-            "a result that a worker is too late for is overwritten, and nothing brings parameters together again; use "
+            "a result that a worker misses is overwritten, and nothing brings the parameters together again; use "
             "missed each, or synchronize_every."
         ),
     ),

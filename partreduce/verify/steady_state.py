@@ -6,7 +6,7 @@ solves X = F(X) + ε·I in floats, with an ε that exceeds the rounding of X to 
 
 `outer-consensus`: workers with separate outer parameters agree at zero gradients, with a factor c per period, because
 of a P for each class of characters with c²·P − MᵀPM positive semidefinite, where M is a period of models and outer
-momentum together (`topo.metrics.outer_steps`).
+momentum together (`topo.metrics.stability`).
 
 The results of this module are not trusted: they are rounded to integers, to which the checker itself applies one period
 (`verify/checker/`).
@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.metrics.decomposition import batch_of_classes, dense_sectors, merged_classes, steps_of_ranks
-from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.sectors import NEVER, Sectors
+from partreduce.topo.metrics.stability import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.steady_state import after_period, noise_traces
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
@@ -69,7 +69,7 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
     (batch,) = motion.batches
     size = batch.size
     if len(batch.multiplicity) * size * (size + 1) // 2 > MAX_ENTRIES:
-        return not_proved(NAME, "the covariances of all classes are too many numbers for a certificate.")
+        return not_proved(NAME, "the covariances of all classes are too large for a certificate.")
     if motion.radius >= NEVER:
         return not_proved(NAME, "it is infinite: workers never agree.")
     noise = after_period(batch, np.zeros_like(batch.matrices[0]), is_delayed=motion.is_delayed)
@@ -93,9 +93,9 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
     exact = _bound(motion, np.ldexp(rounded, -bits))
     at_most = fraction_above(max(exact * (1 + FLOATS) + size * units, 2.0**-64))
     text = (
-        f"consensus distance ≤ {upper(at_most, 8)}: a covariance of the workers is listed that one period with its "
-        "noise makes smaller, and what averaging does keeps that order; so no period that starts with equal workers "
-        "leads above it, nor does the steady state."
+        f"consensus distance ≤ {upper(at_most, 8)}: one period with its noise makes the listed covariance of the "
+        "workers smaller, and averaging preserves that order. So neither a run that starts with equal workers nor the "
+        "steady state exceeds it."
     )
     lower = np.tril_indices(size)
     covariance = [x[lower].astype(int).tolist() for x in rounded]
@@ -135,10 +135,7 @@ def motion_of(schedule: Schedule) -> Sectors | str:
 
 def _by_workers(schedule: Schedule) -> Sectors | str:
     if schedule.num_workers > MAX_WORKERS:
-        return (
-            f"groups of over {MAX_WORKERS} workers that no rule describes, or of different steps per round, are "
-            "not checked."
-        )
+        return f"explicit groups, or different steps per round, are not checked beyond {MAX_WORKERS} workers."
     if schedule.period * schedule.largest_steps_per_round * schedule.num_workers**2 > MAX_STEPS:
         return "the schedule is too large for a check that multiplies it out; write a rule."
     steps = schedule.steps()
@@ -180,10 +177,10 @@ def prove_outer_consensus(schedule: Schedule) -> Claim:
         return replace(agrees, claim=OUTER)
     parts = outer_operators(schedule)
     if parts is None:
-        return not_proved(OUTER, "so many workers or classes are too large a matrix; write a smaller rule.")
+        return not_proved(OUTER, "the matrix of so many workers or classes is too large; write a smaller rule.")
     radius = radius_of(parts)
     if radius > 1 + EDGE:
-        text = f"a period multiplies a difference between outer parameters and momenta by {radius:.9g} in the long run."
+        text = f"in the long run a period multiplies differences of outer parameters and momenta by {radius:.9g}."
         return refuted(OUTER, text, {"radius": radius})
     for share in (1 / 8, 1 / 2):  # a bound near the radius needs a P that is far from the identity
         c = radius + share * (1 - radius)
@@ -191,9 +188,8 @@ def prove_outer_consensus(schedule: Schedule) -> Claim:
         if all(found is not None for found in weights):
             squared = fraction_above(c * c)
             text = (
-                "where gradients are zero, outer parameters come to agree, and momenta to rest, by at most "
-                f"{upper(squared, power=2)} "
-                f"a period in a norm that is listed for each of {len(parts)} classes (radius {radius:.6g})."
+                f"without gradients, a period leaves at most {upper(squared, power=2)} of the differences of outer "
+                f"parameters and of momenta, in a norm listed for each of {len(parts)} classes (radius {radius:.6g})."
             )
             return proved(OUTER, text, {"radius": radius}, squared=str(squared), weights=weights)
     return not_proved(OUTER, f"workers agree too slowly for a certificate in integers (radius {radius:.9g}).")

@@ -25,9 +25,9 @@ from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.state.peer_state import Handover
+from partreduce.runtime.state.saved_state import Handover
 from partreduce.runtime.strategies.gradient_average import GradientAverage
-from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
+from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator
 from partreduce.strategies import AllReduce
 
 RATE = 0.25

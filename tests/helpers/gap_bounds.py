@@ -6,14 +6,14 @@ from benchmarks.explore.explorer import Network, NoDeadlock, explore
 from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import check_setting
-from partreduce.topo.graphs import classic, hop
+from partreduce.topo.graphs import named
 
 DRAWN = {
-    "ring": classic.ring,
-    "ring-based": hop.ring_based,
-    "double-ring": hop.double_ring,
-    "complete": classic.complete,
-    "star": classic.star,
+    "ring": named.ring,
+    "ring-based": named.ring_based,
+    "double-ring": named.double_ring,
+    "complete": named.complete,
+    "star": named.star,
 }
 
 

@@ -3,7 +3,7 @@
 import networkx as nx
 import numpy as np
 
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs import Graph
 
 
 def ours(graph):

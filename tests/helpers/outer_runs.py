@@ -10,7 +10,7 @@ import torch
 from helpers.random_schedules import groups_of_round, random_phase
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
-from partreduce.topo.metrics.outer_steps import outer_radius
+from partreduce.topo.metrics.stability import outer_radius
 
 LAYERS = ("0", "1", "2", "3")
 """Of the model below, in its order."""

@@ -626,8 +626,8 @@ def test_a_run_that_ends_before_all_have_averaged_says_so_once(ranks, steps, war
 PAIR_OF_THREE = st.Phase.from_groups(3, [[1, 2]])
 EDGES_OF_TWO = st.Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
 APART = {
-    "groups": (st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
-    "edges": (st.NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"the workers \{0\} take weight from"),
+    "groups": (st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE,))), r"workers \{0\} share no group"),
+    "edges": (st.NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"workers \{0\} receive only from"),
 }
 
 

@@ -13,9 +13,8 @@ from helpers.training import wrapped
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import FileError, InputError
-from partreduce.runtime.recorder import RING_LENGTH, Recorder
+from partreduce.runtime.recorder import RING_LENGTH, Recorder, write_stats
 from partreduce.runtime.transport.waiting import LOOK_SECONDS
-from partreduce.runtime.worker.stats import write_stats
 from partreduce.strategies import AllReduce
 
 N = 3

@@ -12,7 +12,7 @@ from helpers.figures_by_definition import n_eff
 from helpers.golden import GOLDEN
 from partreduce.schedulers import registry
 from partreduce.schedulers.constructions import base_graph
-from partreduce.schedulers.constructions.moshpit import random_phase
+from partreduce.schedulers.constructions.per_round import random_phase
 from partreduce.schedulers.imports import from_networkx
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError

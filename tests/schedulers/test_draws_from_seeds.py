@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.group_generator.draw import (
     salt_of,
 )
 from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
-from partreduce.schedulers.protocols.group_generator.system import GroupSystem
+from partreduce.schedulers.protocols.group_generator.worker import GroupSystem
 from partreduce.topo.strategies.dynamic_groups import GroupSplit
 
 EVERYBODY = frozenset(range(4))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partreduce.schedulers import registry
 from partreduce.schedulers.rules.algebra import compose, interleave, refine, repeat
-from partreduce.schedulers.rules.prague import figure_10_rule
+from partreduce.schedulers.rules.nested import figure_10_rule
 from partreduce.topo.arithmetic.whole_numbers import (
     ceil_log,
     divisors,

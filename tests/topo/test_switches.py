@@ -12,13 +12,12 @@ from helpers.random_switches import switches_over
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.hardware import Hardware, Link, Switch, above, regular_levels
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds

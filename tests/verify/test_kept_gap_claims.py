@@ -16,7 +16,7 @@ from helpers.claims import facts_of
 from helpers.gap_bounds import named
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import NeighborAveraging, Round

@@ -80,7 +80,7 @@ def test_a_sample_is_asked_where_all_answers_are_too_long_and_proves_nothing(mon
     claim = prove_membership(schedule)
     assert (claim.status, claim.entry) == (Status.NOT_PROVED, None)
     places = sum(len(block.local) for phase in rule.phases for block in phase)
-    assert f"{1 + 4 * places} workers drawn at random were asked" in claim.explanation
+    assert f"{1 + 4 * places} random workers were asked" in claim.explanation
     assert "assumed of the installed code" in claim.explanation
     everywhere = Schedule("all", Cluster.regular(16, 2), AllReduce())
     monkey(membership, "EVALUATED", 32**2)

@@ -19,7 +19,7 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.metrics.outer_steps import outer_radius
+from partreduce.topo.metrics.stability import outer_radius
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, OuterStep, Payload, RulePhases, StaticGroups

@@ -96,7 +96,7 @@ def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(opt
     assert proof.verdict is Status.PROVED
     assert "survives" in confirmed(schedule, proof)
     (claim,) = (claim for claim in proof.claims if claim.claim == "survives")
-    said = "This speaks of exact averages" if "transport" in options else "Outer steps move all workers alike"
+    said = "This speaks of exact averages" if "transport" in options else "Outer steps move all workers equally"
     assert said in claim.explanation
 
 

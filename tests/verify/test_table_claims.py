@@ -20,7 +20,7 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Payload, Placement, Server, StaticGroups, TablePlacement
-from partreduce.topo.strategies.outer import OuterParams, OuterStep
+from partreduce.topo.strategies.payload import OuterParams, OuterStep
 from partreduce.verify.base import Status
 from partreduce.verify.prove import prove
 

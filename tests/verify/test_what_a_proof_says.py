@@ -154,8 +154,8 @@ def test_claims_about_matrices_say_that_they_speak_of_exact_averages_where_a_cod
 def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_or_in_a_thread():
     said = prove(SCHEDULES["pipeline"])["deadlock-free"].explanation
     assert "Up to 2 of them are in flight at once" in said
-    assert "cut into pieces that all workers begin in the same order" in said
-    assert "A thread carries out its stages in this order" in said
+    assert "cut into pieces that all workers start in the same order" in said
+    assert "One thread carries out its stages in this order" in said
     said = prove(SCHEDULES["allreduce"])["deadlock-free"].explanation
     assert not any(word in said for word in ("in flight", "pieces", "thread"))
 

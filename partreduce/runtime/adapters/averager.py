@@ -14,10 +14,9 @@ from typing import Any, Self
 
 import torch
 
-from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.arguments import checked_choice, checked_timeout, read_schedule
 from partreduce.runtime.averaging.p_reduce import p_reduce, queue_p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import is_alone, log_single_process, place
 from partreduce.runtime.transport.torch_api import GradBucket
 from partreduce.runtime.transport.worlds import World
@@ -26,8 +25,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
-WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""Where accelerate leaves every process a whole model and the averaging to DDP, which can be silenced."""
+WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # where every process has a whole model, and DDP can be silenced
 
 
 class ScheduleAverager:
@@ -115,11 +113,9 @@ def check_strategy(schedule: Schedule, who: str) -> None:
 class HookGradients(StrEnum):
     """What DDP's hook does with gradients."""
 
-    LOCAL = "local"
-    """Nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD."""
+    LOCAL = "local"  # nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD
 
-    GROUP = "group"
-    """The mean over the group of the round; workers without a group keep their own."""
+    GROUP = "group"  # the mean over the group of the round; workers without a group keep their own
 
 
 class ScheduleHookState:
@@ -148,10 +144,7 @@ class ScheduleHookState:
     ) -> None:
         self.schedule = read_schedule(schedule)
         check_strategy(self.schedule, "schedule_hook")
-        try:
-            self.gradients = HookGradients(gradients)
-        except ValueError:
-            raise InputError(f"gradients: {gradients!r} is not one of local, group") from None
+        self.gradients = HookGradients(checked_choice("gradients", gradients, HookGradients))
         self.all_reduce_steps, self.timeout, self.world = all_reduce_steps, checked_timeout(timeout), world
         self.rank = world.rank if world is not None else place()[0]
         self.step = 0

@@ -11,24 +11,21 @@ from typing import Any
 
 import torch
 
+from partreduce.runtime.arguments import read_schedule
 from partreduce.runtime.guard.wrapping import FOLLOWS
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.schedule_file import read_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
-VERDICTS = ("found_inf", "grad_scale")
-"""What a GradScaler leaves at the optimizer whose step it calls."""
+VERDICTS = ("found_inf", "grad_scale")  # what a GradScaler leaves at the optimizer whose step it calls
 
 
 class FrameworkRun:
     """What a script does around `step()`, on the events of a framework, which come on all workers.
 
-    Args:
-        optimizer, model, schedule, options: as `DistributedOptimizer` takes them.
-        who: the adapter, for messages.
-        clipping: the framework's setting that clips gradients before `step()`, if it is in use.
+    `who` is the adapter, for messages, and `clipping` the framework's setting that clips gradients before `step()`, if
+    it is in use; the rest is as `DistributedOptimizer` takes it.
     """
 
     def __init__(
@@ -65,12 +62,10 @@ class FrameworkRun:
             self.holds_mean = True
 
     def give_back(self) -> None:
-        """Each worker has its own parameters again."""
         self._mean.close()
         self.holds_mean = False
 
     def finish(self) -> None:
-        """End the run with the mean over all workers in the model."""
         self.give_back()
         self.optimizer.finish()
 

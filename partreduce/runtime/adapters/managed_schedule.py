@@ -10,16 +10,14 @@ from typing import Any, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from partreduce.runtime.arguments import read_schedule
 from partreduce.runtime.averaging.dtensor_shards import is_sharded
-from partreduce.runtime.averaging.outer_optimizer import outer_step
-from partreduce.runtime.averaging.reference import OffloadedArray
-from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.averaging.reference import OffloadedArray, outer_step
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec, Synchronous
-from partreduce.topo.strategies.fragments import assign, number_of, round_ends
-from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import OuterStep, assign, number_of, round_ends
 
 WHO = "TorchftSchedule"
 State = dict[str, Any]
@@ -67,8 +65,7 @@ class TorchftSchedule:
             raise InputError(f"{WHO}: the model is sharded; take whole models, or DistributedOptimizer(..., mesh=...)")
         numbers = assign(strategy.payload.fragments, [((name,), p.numel()) for name, p in named])
         self.manager, self.optimizer = manager, optimizer
-        self.steps = 0
-        """Taken by this replica, or by the one whose state it took over."""
+        self.steps = 0  # taken by this replica, or by the one whose state it took over
         count = number_of(strategy.payload.fragments)
         self._parts = [
             _Part([p for (_, p), number in zip(named, numbers, strict=True) if number == part], strategy.payload.outer)

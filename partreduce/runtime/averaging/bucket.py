@@ -1,14 +1,18 @@
-"""Define a bucket: one flat array that a group operation sends and commits as a whole, with the layout of its parts."""
+"""Define a bucket: one flat array that a group operation sends and commits as a whole, with the layout of its parts.
+
+The functions that commit take `ok`: None on CPU, where the tags were checked before, or a 0-d bool tensor on CUDA; with
+False nothing changes. The check is made on the device, so the host never waits inside a step.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
+from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec, check_spec
 from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH, Tail
 
 ALIGN_BYTES = 64
@@ -36,21 +40,16 @@ class Slot:
 
     @property
     def gradient(self) -> torch.Tensor | None:
-        """The gradient of `values`."""
         return self.parameter.grad
 
     def put_gradient(self, values: torch.Tensor | None) -> None:
         self.parameter.grad = values
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """This parameter's part of an array that is laid out as the bucket."""
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """The same with a storage that ends where the parameter does.
-
-        What writes storages (`torch.save`, safetensors) then writes this parameter and not the whole array.
-        """
+        """The same with a storage that ends with the parameter, so that `torch.save` writes no more than that."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
@@ -65,10 +64,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:
-    """A tensor that rides along: copied into the scratch array, reduced, copied back.
-
-    What no group averages (rule `own`) rides with the mean model alone, as bytes.
-    """
+    """A tensor that rides along; what no group averages (rule `own`) rides with the mean model alone, as bytes."""
 
     name: str
     spec: BufferSpec
@@ -83,7 +79,6 @@ class Piggybacked:
 
     @property
     def room(self) -> int:
-        """How many numbers of an array belong to it."""
         count = torch.Size(self.spec.shape).numel()
         return count * self.spec.dtype.itemsize if self.rule is BufferRule.OWN else count
 
@@ -106,10 +101,9 @@ class _Parts:
 class Bucket:
     """What is reduced as one array: the flat parameters of one (device, dtype), piggybacked tensors, the tag.
 
-    `size` counts parameters with padding, `length` piggybacked tensors too; the array of an operation is `length` +
-    presence + tag long, where presence holds one number per parameter that has a gradient somewhere. Each operation
-    borrows an array while it runs and until its sums are committed; those that came back are lent again, so there are
-    as many as operations ever were under way at once. Any thread may borrow and give back.
+    `size` counts parameters with padding, `length` piggybacked tensors too; an operation's array has `length` numbers,
+    presence (one number per parameter that has a gradient somewhere) and the tag. Each operation borrows an array until
+    its sums are committed; those that came back are lent again. Any thread may borrow and give back.
     """
 
     device: torch.device
@@ -119,18 +113,11 @@ class Bucket:
     slots: list[Slot] = field(default_factory=list)
     piggybacked: list[Piggybacked] = field(default_factory=list)
     length: int = 0
-    fragment: int = 0
-    """Of the model's fragments the one that it belongs to."""
+    fragment: int = 0  # of the model's fragments the one that it belongs to
     _spare: list[torch.Tensor] = field(default_factory=list)
     _parts: dict[int, _Parts] = field(default_factory=dict)
     _home: torch.Tensor | None = None
-    _own_users: int = 0
-    """How many tensors lie in a live parameter's memory by this bucket's own doing."""
-
-    @property
-    def tail(self) -> int:
-        """Where presence and tag begin in an operation's array."""
-        return self.length
+    _own_users: int = 0  # how many tensors lie in a live parameter's memory by this bucket's own doing
 
     @property
     def exact(self) -> bool:
@@ -139,12 +126,10 @@ class Bucket:
 
     @property
     def num_bytes(self) -> int:
-        """The payload of one operation."""
         return self.length * self.flat.element_size()
 
     @property
     def array_length(self) -> int:
-        """Numbers of an operation's array."""
         return self.length + len(self.slots) + (TAG_LENGTH if self.exact else 0)
 
     def lend(self) -> torch.Tensor:
@@ -159,7 +144,6 @@ class Bucket:
             self.lose(array)
 
     def windows(self, array: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters' windows of a lent array, in the order of the slots."""
         parts = self._parts_of(array)
         if parts.windows is None:
             parts.windows = [slot.window(array) for slot in self.slots]
@@ -169,7 +153,7 @@ class Bucket:
         """Presence and tag of a lent array in host memory."""
         parts = self._parts_of(array)
         if parts.tail is None:
-            parts.tail = array[self.tail :].numpy()
+            parts.tail = array[self.length :].numpy()
         return parts.tail
 
     def _parts_of(self, array: torch.Tensor) -> _Parts:
@@ -187,17 +171,9 @@ class Bucket:
         if array is not self._home:
             self._spare.append(array)
 
-    def _is_shared(self) -> bool:
-        """Whether anybody but the parameters and this bucket's own windows looks into the live array."""
-        return any(_users(slot.values) > self._own_users for slot in self.slots)
-
     def swap(self, array: torch.Tensor) -> None:
-        """Make an operation's array the live parameters', without copying; the old live array is lent next.
-
-        The very first array holds parameters only and has no room for the tail, so it goes. Where the script holds
-        tensors in the memory of a parameter (`p.detach()`, a state dict), the parameter stays there, and is copied to.
-        """
-        if self._is_shared():
+        """Make an array the live parameters', without copying, unless the script holds tensors in their memory."""
+        if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return
         old, self._home = self._home, array
@@ -211,6 +187,14 @@ class Bucket:
     def count_own_users(self) -> None:
         """Called when the parameters have come to lie in new memory, which nothing else refers to yet."""
         self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
+
+
+def copy_to(arrays: list[torch.Tensor], buckets: Sequence[Bucket]) -> list[torch.Tensor]:
+    """The live numbers of some buckets in these arrays; in new ones where there are none."""
+    arrays = arrays or [torch.empty_like(bucket.flat) for bucket in buckets]
+    for array, bucket in zip(arrays, buckets, strict=True):
+        array.copy_(bucket.flat)
+    return arrays
 
 
 def _users(tensor: torch.Tensor) -> int:
@@ -227,11 +211,101 @@ def align_count(count: int, dtype: torch.dtype) -> int:
 
 
 def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor that are in memory: an expanded one (`mask.expand(8, n, n)`) repeats them.
-
-    What is written into it is written into all repetitions.
-    """
+    """The numbers of a tensor that are in memory: an expanded one (`mask.expand(8, n, n)`) repeats them."""
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     once = (slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
     return tensor.detach()[tuple(once)]
+
+
+def commit_mean(
+    bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
+) -> None:
+    """Commit x ← x + relaxation · (mean − x); with `swap`, relaxation 1 and no `ok` by exchanging the arrays."""
+    mean, live = sums[: bucket.size], bucket.flat
+    if relaxation != 1:
+        torch.lerp(live, mean, relaxation, out=mean if ok is not None else live)
+        if ok is None:
+            return
+    elif swap and ok is None:
+        bucket.swap(sums)
+        return
+    replace_where(live, mean, ok)
+
+
+def commit_delayed(
+    bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
+) -> None:
+    """Commit x ← x + relaxation · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
+    change, live = sums[: bucket.size], bucket.flat
+    change.sub_(snapshot[: bucket.size])
+    if ok is not None:
+        only_where(change, ok)
+    live.add_(change, alpha=relaxation)
+
+
+def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
+    """Commit x ← start + factor · (x − start): what a round learned, scaled to a common number of steps per round."""
+    bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
+
+
+def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
+    """Write new values over the live ones, unless the device's check says otherwise."""
+    if ok is None:
+        live.copy_(new)
+    else:
+        torch.where(ok, new, live, out=live)
+
+
+def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
+    """Make values zero if the check is false; a product would leave NaN and infinity as they are."""
+    torch.where(ok, values, values.new_zeros(()), out=values)
+
+
+def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
+    """Copy what rides along into an array, divided by `divisor`; what is copied from the lowest rank only there."""
+    for tensor in bucket.piggybacked:
+        value = tensor.fetch()
+        if not tensor.is_state:
+            check_spec(tensor.name, value, tensor.spec, rank)
+        part = tensor.view(array)
+        is_copied = tensor.rule is not BufferRule.MEAN
+        if value is None or (is_copied and not is_first):
+            part.zero_()
+        elif is_copied:
+            part.copy_(value)
+        else:
+            torch.div(value.detach(), divisor, out=part)
+
+
+def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
+    """Copies of what rides along, None where there is nothing yet."""
+    values = (tensor.fetch() for tensor in bucket.piggybacked)
+    return [None if value is None else value.detach().clone() for value in values]
+
+
+def commit_piggybacked(
+    bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
+) -> None:
+    """Write averaged buffers and optimizer state back; with `before` what changed since that snapshot stays."""
+    for index, tensor in enumerate(bucket.piggybacked):
+        value = tensor.fetch()
+        if value is None:
+            continue
+        new = tensor.view(sums)
+        if tensor.rule is BufferRule.OWN:
+            if ok is not None:  # of some dtypes a device may not choose between two tensors
+                own = value.detach().contiguous().reshape(-1).view(torch.uint8)
+                new = torch.where(ok, new.reshape(-1).view(torch.uint8), own).view(value.dtype).view(value.shape)
+            value.copy_(new)
+            continue
+        old = before[index] if before is not None else None
+        if old is not None and tensor.rule is BufferRule.FIRST:
+            # Whose values these are may have others by now, and keeps them. All of it, since vectors belong together.
+            new = torch.where((new == old).all(), value, new)
+        elif old is not None:
+            # What stood still takes the mean as it is: the infinities of a mask would make a difference of no number.
+            new = torch.where(value == old, new, new + (value - old))
+            if tensor.name.endswith("running_var"):
+                new = new.clamp_min(0)  # a variance stays one
+        replace_where(value, new, ok)

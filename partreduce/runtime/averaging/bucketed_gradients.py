@@ -1,42 +1,34 @@
 """Send a step's gradients in segments during the backward pass, overlapped with the rest of it.
 
-Backward computes the gradients of the last layers first. A segment is a stretch of the flat array, from its end toward
-its beginning; it is sent when all its parameters have their gradients and all segments before it were sent, so that the
-order is the same on all workers, independent of their timing. Unused parameters, piggybacked buffers, presence and tag
-follow at the end of the step.
-
-A gradient that was sent cannot be recalled. A later change to it raises an error at the step, depending on the backward
-pass and not on the segments sent, so that all workers raise; the operation is then completed with a separate tag, so
-that no worker uses its sums as gradients and the next operation starts at the same place on all.
+A segment is a stretch of the flat array, from its end toward its beginning; it is sent when all its parameters have
+their gradients and all segments before it were sent, so that the order is the same on all workers. Unused parameters,
+piggybacked buffers, presence and tag follow at the end of the step. A later change to a gradient that was sent raises
+an error at the step on all workers; the operation is then completed with a tag that fits no sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Slot
-from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
-from partreduce.runtime.averaging.compressed_reduce import CodecInput, launch_compressed
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reduction import CodecInput, Reduction
 from partreduce.runtime.codecs import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
-from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
+from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.phase import Group
 
-SEGMENT_BYTES = 128 * 2**10
-"""Layers that are smaller share a segment: at 200 Mbit/s as much takes 5 ms, well above what an operation costs."""
+SEGMENT_BYTES = 128 * 2**10  # smaller layers share one: at 200 Mbit/s as much takes 5 ms, above an operation's own cost
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """A stretch of one bucket's array, with the parameters that lie in it."""
 
     bucket: int
@@ -66,41 +58,24 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sends one worker's gradients segment by segment.
-
-    Args:
-        reducer: carries the operations out.
-        order: the parameters from the first layer to the last.
-        kind: of the operations, for reports and tags.
-        membership: says over whom gradients are summed.
-        divisor: of gradients, the number of workers by default.
-    """
+    """Sends one worker's gradients segment by segment; `order` are the parameters from the first layer to the last."""
 
     def __init__(
-        self,
-        reducer: Reducer,
-        order: Iterable[torch.nn.Parameter],
-        kind: str,
-        membership: FixedMembership,
-        *,
+        self, reducer: Reducer, order: Iterable[torch.nn.Parameter], kind: str, membership: FixedMembership, *,
         divisor: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.reducer, self.kind, self.membership, self._divisor = reducer, kind, membership, divisor
         self.segments = segments_of(reducer.buckets, order)
         self.codings: Codings | None = None
-        self.clock: Callable[[], int] = lambda: 0
-        """The step that backward works for."""
-        self.settings: Callable[[], Settings] = tuple
-        """The settings of the optimizer that will take it."""
-        self.may_begin: Callable[[], bool] = lambda: True
-        """Whether a first segment may leave already."""
+        self.clock: Callable[[], int] = lambda: 0  # the step that backward works for
+        self.settings: Callable[[], Settings] = tuple  # the settings of the optimizer that will take it
+        self.may_begin: Callable[[], bool] = lambda: True  # whether a first segment may leave already
         self._of: dict[torch.Tensor, tuple[int, Slot]] = {
             reducer.buckets[segment.bucket].slots[slot].parameter: (number, reducer.buckets[segment.bucket].slots[slot])
             for number, segment in enumerate(self.segments)
             for slot in segment.slots
         }
-        self._made: dict[torch.Tensor, tuple[int, int]] = {}
-        """Gradients that backward has made for this step, by parameter: identity and version."""
+        self._made: dict[torch.Tensor, tuple[int, int]] = {}  # of this step's gradients identity and version
         self._missing: list[int] = []
         self._reduction: Reduction | None = None
         self._coded: list[Coding] | None = None
@@ -119,7 +94,6 @@ class LayerSender:
         return bool(self._made) and not self._closed
 
     def finish(self, step: int) -> Reduction:
-        """Send what is still to be sent; the whole operation."""
         problem = self._problem or self._find_changed_gradient(step)
         if problem is not None:
             if isinstance(problem, InputError):
@@ -203,7 +177,6 @@ class LayerSender:
             self.reducer.send(reduction, lambda one=reduction: self._send_next(one))  # type: ignore[misc]
 
     def _open_reduction(self, step: int) -> Reduction:
-        """The step's operation, begun now if it was not."""
         if self._reduction is None:
             group = Group(self.membership.members)
             self._reduction = self.reducer.begin_parts(self.kind, step, step, group, settings=self.settings())
@@ -233,34 +206,16 @@ class LayerSender:
     def _send_rest(self, reduction: Reduction, tag: tuple[int, ...]) -> None:
         while self._sent < len(self.segments):
             self._send_next(reduction)
-        streams, communicator = self.reducer.streams, reduction.communicator
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
             with self.reducer.stream(bucket.device), torch.no_grad():
                 absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
-                with_tail_apart = streams.runs_ahead or not bucket.exact
-                tail = None if with_tail_apart else bucket.tail_of(array)
-                load_presence(bucket, array, absent, tail)
-                reduction.absent[index] = absent
-                load_piggybacked(
-                    bucket, array, reduction.num_members, is_first=communicator.is_first, rank=self.reducer.world.rank
-                )
-                if tail is not None:
-                    tail[-TAG_LENGTH:] = tag
-                if self._coded is not None:
-                    given = self._given.get(index) or CodecInput(torch.zeros(1, device=bucket.device))
-                    reduction.coded[index], works = launch_compressed(
-                        bucket, array, tag, given, coding=self._coded[0], communicator=communicator, streams=streams
-                    )
-                    reduction.works += works
-                    continue
-                if len(rest := array[bucket.size :]):
-                    reduction.works.append(communicator.all_reduce(rest))
-                if with_tail_apart:
-                    side = reduction.sides[index] = streams.upload(tag, torch.float32)
-                    reduction.works.append(communicator.all_reduce(side))
+                load_presence(bucket, array, absent, self.reducer.tail(bucket, array))
+                reduction.absent[index], given = absent, self._given.get(index)
+                if given is None and self._coded is not None:
+                    given = CodecInput(self._coded[0], torch.zeros(1, device=bucket.device))
+                self.reducer.send_rest(reduction, index, bucket.size, tag, given)
 
     def _find_changed_gradient(self, step: int) -> InputError | None:
-        """Why the gradients are not those that backward made."""
         for parameter, (tensor, version) in self._made.items():
             gradient = parameter.grad
             if gradient is None or id(gradient) != tensor or gradient._version != version:  # noqa: SLF001 - as above

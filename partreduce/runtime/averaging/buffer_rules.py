@@ -1,8 +1,7 @@
 """Define how a model's buffers are averaged: one table of rules for all strategies.
 
-A rule depends on the buffer's type, its name, and the class of its module. So all workers that run the same model have
-the same rules, which the handshake compares. One rule depends on values: a buffer of zeros and ones is a mask. It is
-applied where all workers have the same values, or have exchanged whether they are zeros and ones.
+A rule depends on the buffer's type, its name, and its module's class, so the handshake can compare them. One depends on
+values: a buffer of zeros and ones is a mask. It is applied where all workers have, or have exchanged, the same values.
 """
 
 from __future__ import annotations
@@ -15,23 +14,17 @@ import torch
 
 from partreduce.topo.errors import InputError
 
-AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What a trainable parameter may be of, and a buffer that is averaged."""
-QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")
-"""Classes of quantization-aware training, by name, since versions of torch and torchao have their own."""
+AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of parameters, and of averaged buffers
+QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")  # by name, since versions of torch and torchao have their own
 
 
 class BufferRule(StrEnum):
     """What an average does with a buffer."""
 
-    MEAN = "mean"
-    """Each average of a group, and the mean model, take the mean."""
-    FIRST = "first"
-    """Both take the values of the group's lowest rank."""
-    OWN = "own"
-    """Each worker keeps its own values; the mean model takes those of the lowest rank."""
-    CONSTANT = "constant"
-    """No worker sends it; the handshake compares it."""
+    MEAN = "mean"  # each average of a group, and the mean model, take the mean
+    FIRST = "first"  # both take the values of the group's lowest rank
+    OWN = "own"  # each worker keeps its own values; the mean model takes those of the lowest rank
+    CONSTANT = "constant"  # no worker sends it; the handshake compares it
 
 
 class Kind(NamedTuple):
@@ -40,18 +33,6 @@ class Kind(NamedTuple):
     name: str
     fits: Callable[[str, torch.Tensor, torch.nn.Module], bool]
     rule: BufferRule
-
-
-def _is_sparse(_attribute: str, buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return buffer.layout is not torch.strided
-
-
-def _is_no_real_number(_attribute: str, buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return buffer.dtype not in AVERAGED
-
-
-def _is_of_quantizer(_attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
-    return any(base.__name__ in QUANTIZERS for base in type(module).__mro__)
 
 
 def _is_singular_vector(attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
@@ -65,24 +46,20 @@ def _is_statistic(attribute: str, _buffer: torch.Tensor, module: torch.nn.Module
     return attribute.startswith("running_") or isinstance(module, torch.nn.modules.batchnorm._NormBase)  # noqa: SLF001 - as above
 
 
-def _is_mask(attribute: str, _buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return attribute == "mask" or attribute.endswith("_mask")
-
-
-def _is_any(_attribute: str, _buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
-    return True
+def _is_of_quantizer(_attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
+    return any(base.__name__ in QUANTIZERS for base in type(module).__mro__)
 
 
 KINDS = (
-    Kind("sparse", _is_sparse, BufferRule.CONSTANT),
-    Kind("integer, bool, complex, float8", _is_no_real_number, BufferRule.OWN),
+    Kind("sparse", lambda _name, buffer, _module: buffer.layout is not torch.strided, BufferRule.CONSTANT),
+    Kind("integer, bool, complex, float8", lambda _name, buffer, _module: buffer.dtype not in AVERAGED, BufferRule.OWN),
     Kind("of an observer or fake quantizer", _is_of_quantizer, BufferRule.OWN),
     Kind("vectors of `spectral_norm`", _is_singular_vector, BufferRule.FIRST),
     Kind("running statistics", _is_statistic, BufferRule.MEAN),
-    Kind("masks, by name", _is_mask, BufferRule.FIRST),
-    Kind("other real numbers", _is_any, BufferRule.MEAN),
+    Kind("masks, by name", lambda name, _buffer, _module: name == "mask" or name.endswith("_mask"), BufferRule.FIRST),
+    Kind("other real numbers", lambda _name, _buffer, _module: True, BufferRule.MEAN),
 )
-"""The table: the first kind that fits counts."""
+"""The table: the first kind that fits counts. Of the last kind the values decide: zeros and ones alone are a mask."""
 
 
 def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> Kind:
@@ -90,18 +67,11 @@ def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -
     return next(kind for kind in KINDS if kind.fits(attribute, buffer, module))
 
 
-def may_be_mask(kind: Kind) -> bool:
-    """Whether the values of such a buffer decide: with zeros and ones alone it is a mask."""
-    return kind is KINDS[-1]
-
-
 class Values(StrEnum):
     """What the values of a buffer look like."""
 
-    MASK = "mask"
-    """Zeros and ones."""
-    UNIFORM = "uniform"
-    """Only zeros, or only ones, as masks and new statistics may be."""
+    MASK = "mask"  # zeros and ones
+    UNIFORM = "uniform"  # only zeros, or only ones, as masks and new statistics may be
     OTHER = "other"
 
 
@@ -130,10 +100,7 @@ class BufferSpec(NamedTuple):
 
 
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
-    """How a buffer of worker `rank` differs from the form that it had `then`, and what to do; empty where it does not.
-
-    A float may become a float of another width.
-    """
+    """How a buffer differs from the form that it had `then`, and what to do; empty where it has it, in any float."""
     if buffer is None:
         return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"
     if buffer.shape != spec.shape:

@@ -1,9 +1,8 @@
 """Report the results of device-side checks of queued operations, and watch over their completion.
 
-On CUDA no step waits for the device: the device checks whether all members meant the same operation (a commit with a
-false check changes nothing, and neither does any later one), and the host reads it a few operations later. A thread
-looks once a second at the oldest operation, since the training loop may stand in a call that waits for the device: when
-a member can no longer come, or the timeout has passed, it destroys the groups, which ends their kernels.
+On CUDA no step waits for the device: a commit with a false check changes nothing, and neither does any later one; the
+host reads it a few operations later. A thread looks once a second at the oldest operation: when a member can no longer
+come, or the timeout has passed, it destroys the groups, which ends their kernels.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from partreduce.runtime.transport.work import Background
 from partreduce.runtime.transport.worlds import World
 
 MAX_IN_FLIGHT = 2
-IDLE_SECONDS = 10.0
-"""A watch over nothing ends after so long; the next operation starts another."""
+IDLE_SECONDS = 10.0  # a watch over nothing ends after so long; the next operation starts another
 
 
 @dataclass(slots=True)
@@ -48,8 +46,7 @@ class DeviceChecks:
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
         self._healthy: torch.Tensor | None = None
-        self.why: str | None = None
-        """Why the watch destroyed the groups."""
+        self.why: str | None = None  # why the watch destroyed the groups
         self._watch: threading.Thread | None = None
         self._clock: DeviceClock | None = None
         self._closed = False
@@ -118,11 +115,9 @@ class DeviceChecks:
         self._closed = True
 
     def flush(self, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait until the device has finished everything that was queued, and read all checks."""
         self.look(0, given_up)
 
     def _read(self, pending: _Pending) -> None:
-        """The check of an operation that the device has finished."""
         assert pending.check is not None, "set with its mark"
         assert pending.ended is not None, "set with its check"
         with self._lock:

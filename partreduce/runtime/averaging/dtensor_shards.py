@@ -1,8 +1,7 @@
 """Average each rank's local shards if a model is sharded over the ranks of a replica.
 
 A worker of the schedule is then a replica, and every rank of one runs the schedule with the ranks that hold the same
-shards of the other replicas. The schedule is unaffected: a `ShardSlot` gives the local numbers of a DTensor in place of
-those of a parameter.
+shards of the other replicas: a `ShardSlot` gives the local numbers of a DTensor.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ class Sharders:
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: list[Any] = []
         self._held: dict[torch.Tensor, Any] = {}
-        self.shards = any(map(is_sharded, model.parameters()))
-        """Whether the model is sharded at all."""
+        self.shards = any(map(is_sharded, model.parameters()))  # whether the model is sharded at all
         if self.shards:
             from torch.distributed.fsdp import FSDPModule  # only here: it takes a while
 
@@ -107,15 +105,11 @@ class Sharders:
             )
 
     def reshard(self) -> None:
-        """Let modules hold their shards again, where a forward pass without a backward pass left them whole.
-
-        What is whole is not gathered again, so the next forward pass would not see what becomes of the shards here.
-        """
+        """Shard again what a forward pass without a backward pass left whole: it would not be gathered again."""
         for module in self._modules:
             module.reshard()
 
     def slot(self, slot: Slot) -> Slot:
-        """The slot of a parameter, as a sharded one's where it is sharded."""
         if not is_sharded(slot.parameter):
             return slot
         held = self._held.get(slot.parameter)
@@ -123,14 +117,8 @@ class Sharders:
 
 
 def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule) -> list[int]:
-    """The ranks that hold a sharded model together with this one, itself first; empty for whole models.
-
-    Args:
-        model: the model.
-        mesh: the dimension along which the replicas lie.
-        schedule: whose workers are the replicas.
-    """
-    shards = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
+    """The ranks that hold a sharded model together with this one, itself first; empty for whole models."""
+    shards: dict[str, Any] = {name: one for name, one in model.named_parameters() if is_sharded(one)}
     if mesh is None and shards:
         name, parameter = next(iter(shards.items()))
         over = f"DTensor over {_mesh_dims(parameter)}"
@@ -147,7 +135,7 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
         )
     own, replicas, together = dist.get_rank(), set(mesh.mesh.tolist()), set[int]()
     for name, parameter in shards.items():
-        ranks = set(_mesh_of(parameter).mesh.flatten().tolist())
+        ranks = set(parameter.device_mesh.mesh.flatten().tolist())
         if others := sorted((replicas & ranks) - {own}):
             raise InputError(
                 f"model: parameter {name!r} lies on rank {others[0]}, too (over {_mesh_dims(parameter)}), which is of "
@@ -176,7 +164,8 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
 
 def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
     """The ranks of a sharded model."""
-    mesh, *others = {_mesh_of(parameter) for parameter in model.parameters() if is_sharded(parameter)}
+    sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    mesh, *others = {parameter.device_mesh for parameter in sharded}
     if others or mesh.ndim > 1:
         raise InputError(
             "model: lies over several dimensions of a mesh, and a checkpoint is written over one; save the model by "
@@ -186,12 +175,6 @@ def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
     return group
 
 
-def _mesh_of(parameter: Any) -> DeviceMesh:  # noqa: ANN401 - a DTensor, whose module is imported by who has one
+def _mesh_dims(parameter: Any) -> str:  # noqa: ANN401 - a DTensor, whose module is imported by who has one
     mesh: DeviceMesh = parameter.device_mesh
-    return mesh
-
-
-def _mesh_dims(parameter: torch.Tensor) -> str:
-    """The dimensions over which a parameter lies."""
-    mesh = _mesh_of(parameter)
     return " × ".join(mesh.mesh_dim_names or ()) or f"a mesh of {mesh.size()}"

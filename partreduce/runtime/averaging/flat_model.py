@@ -1,15 +1,12 @@
-"""Store a model's parameters as views of one flat array per (device, dtype), with piggybacked tensors.
-
-After `FlatModel(...)` every trainable parameter is a view of a flat array: a group operation moves one array and
-commits it with one pass. Buffers (by their rules) and optimizer state, if a policy asks for it, are part of the same
-operation.
-"""
+"""Store a model's parameters as views of one flat array per (device, dtype), with piggybacked tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from hashlib import blake2b
 from operator import itemgetter
 from typing import Any
 from weakref import ref
@@ -18,25 +15,15 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, align_count, drop_repetitions
-from partreduce.runtime.averaging.buffer_rules import (
-    BufferRule,
-    BufferSpec,
-    Values,
-    buffer_kind,
-    may_be_mask,
-    values_of,
-)
-from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.buffer_rules import KINDS, BufferRule, BufferSpec, Values, buffer_kind, values_of
 from partreduce.runtime.averaging.dtensor_shards import Sharders, local
-from partreduce.runtime.averaging.optimizer_state import state_keys
-from partreduce.topo.strategies.fragments import Fragments, assign
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.payload import Fragments, assign
 
-SAMPLED_FROZEN = 1 << 12
-"""Numbers of each frozen parameter by which a change is noticed."""
+SAMPLED_FROZEN = 1 << 12  # numbers of each frozen parameter by which a change is noticed
 
 
-_newest: Any = WeakTensorKeyDictionary()
-"""For each parameter the flat model that it was put into last, weakly."""
+_newest: Any = WeakTensorKeyDictionary()  # for each parameter the flat model that it was put into last, weakly
 
 
 def newest_of(parameter: torch.Tensor) -> FlatModel | None:
@@ -46,11 +33,7 @@ def newest_of(parameter: torch.Tensor) -> FlatModel | None:
 
 
 class BufferPolicy(StrEnum):
-    """What happens to the model's buffers at each group operation.
-
-    Each by its rule (see `buffer_rules`), which is the mean for BatchNorm's statistics; none of them; or those of rule
-    `mean`, too, are copied from the group's lowest rank.
-    """
+    """What happens to buffers at each group operation: by their rules, none, or copied from the lowest rank."""
 
     AVERAGE = "average"
     LOCAL = "local"
@@ -67,13 +50,8 @@ class StatePolicy(StrEnum):
 class FlatModel:
     """The model's trainable parameters as flat buckets. What the model must be is checked before, by `guard.wrapping`.
 
-    Args:
-        model: the module.
-        optimizer: trains its parameters.
-        buffers: what happens to buffers.
-        state: what happens to the optimizer's state.
-        apart: parameters that are exchanged another way, with a line for each that says what they are.
-        fragments: into which parts it is cut, each with its own buckets.
+    `apart` are parameters that are exchanged another way, with a line for each that says what they are; each of the
+    `fragments` has its own buckets.
     """
 
     def __init__(
@@ -90,8 +68,7 @@ class FlatModel:
         self.model = model
         self.sharders = Sharders(model)
         named = [entry for entry in _named_parameters(model) if entry[2] not in self.apart]
-        self.frozen_names = {p: names[0] for names, _, p in named if not p.requires_grad}
-        """The parameters that were not trainable at wrapping."""
+        self.frozen_names = {p: names[0] for names, _, p in named if not p.requires_grad}  # not trainable at wrapping
         trainable = [(names, owners, p) for names, owners, p in named if p.requires_grad]
         numbers = assign(fragments, [(names, p.numel()) for names, _, p in trainable])
         keys = [(number, p.device, p.dtype) for number, (_, _, p) in zip(numbers, trainable, strict=True)]
@@ -100,17 +77,12 @@ class FlatModel:
             same = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
             self.buckets.append(_flatten(same, self.sharders, fragment=key[0]))
         self.buffer_policy = buffers
-        self.buffer_buckets: list[Bucket] = []
-        """Buckets of buffers alone, for the mean model: of those that do not ride along with every operation."""
-        self.rules: dict[str, BufferRule] = {}
-        """What an average does with each buffer."""
-        self._undecided: list[str] = []
-        """Buffers that are averaged unless their values are those of a mask."""
-        self.keeps_buffers = False
-        """Whether averages of groups leave workers with different buffers, counters aside."""
+        self.buffer_buckets: list[Bucket] = []  # of buffers that do not ride along with every operation
+        self.rules: dict[str, BufferRule] = {}  # what an average does with each buffer
+        self._undecided: list[str] = []  # buffers that are averaged unless their values are those of a mask
+        self.keeps_buffers = False  # whether averages of groups leave workers with different buffers, counters aside
         self._add_buffers()
-        self.riding: dict[torch.nn.Parameter, list[str]] = {}
-        """The optimizer's states that are averaged together with each parameter, where a policy asks for it."""
+        self.riding: dict[torch.nn.Parameter, list[str]] = {}  # the optimizer's states that are averaged with each
         if state is StatePolicy.AVERAGE:
             self._add_state(optimizer)
         for bucket in self.buckets + self.buffer_buckets:
@@ -124,7 +96,6 @@ class FlatModel:
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     def arrays(self) -> list[torch.Tensor]:
-        """The live numbers of all buckets."""
         return [bucket.flat.detach() for bucket in self.buckets]
 
     @property
@@ -145,10 +116,7 @@ class FlatModel:
         return parameter in self._known or parameter in self.apart
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """The model's dense buffers of every dtype, each once; of expanded ones the numbers that are in memory.
-
-        Sparse ones are constants, such as a graph, which are equal on all workers (see `layout`).
-        """
+        """The dense buffers, each once; sparse ones are constants, such as a graph (see `layout`)."""
         return [
             (name, drop_repetitions(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided
         ]
@@ -176,13 +144,9 @@ class FlatModel:
         ]
         return lines
 
-    def rule_lines(self) -> list[str]:
-        """One line per buffer with its rule, equal on all workers that run the same model."""
-        return [f"buffer {name} {rule.value}" for name, rule in self.rules.items()]
-
     def details(self) -> dict[str, list[str]]:
-        """The lines behind what a handshake compares by hashes."""
-        return {"model": self.layout(), "buffer rules": self.rule_lines()}
+        rules = [f"buffer {name} {rule.value}" for name, rule in self.rules.items()]
+        return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
         """What the values of those buffers look like that are averaged unless they are masks; waits for a device."""
@@ -222,7 +186,7 @@ class FlatModel:
                     self.keeps_buffers |= buffer.is_floating_point()
                     _ride(self.buffer_buckets, name, drop_repetitions(buffer), rule, fetch)
                     continue
-                if may_be_mask(kind):
+                if kind is KINDS[-1]:
                     self._undecided.append(name)
                 if rule is BufferRule.MEAN and self.buffer_policy is BufferPolicy.BROADCAST:
                     rule = BufferRule.FIRST
@@ -305,3 +269,36 @@ def _digest_if_sparse(buffer: torch.Tensor) -> str:
         return ""
     whole: torch.Tensor = buffer.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
     return f" sparse {digest_of([whole.indices(), whole.values()])}"
+
+
+def digest_of(arrays: Iterable[torch.Tensor]) -> str:
+    """A fingerprint of the arrays' bits; waits for a device."""
+    digest = blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(array.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
+    """The per-parameter tensors that an optimizer keeps (under a group's settings), found by a step of a copy of it."""
+    device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
+    probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
+    probe.grad = torch.zeros_like(probe)
+    settings = dict(optimizer.defaults) if group is None else {**optimizer.defaults, **group}
+    try:
+        known = inspect.signature(type(optimizer)).parameters
+        copy = type(optimizer)([probe], **{k: v for k, v in settings.items() if k in known and k != "params"})
+        copy.step()
+    except Exception as error:  # noqa: BLE001 - any constructor's refusal means the same to the user
+        raise InputError(
+            f"optimizer_state='average': the state of {type(optimizer).__name__} cannot be foreseen ({error}); "
+            "use optimizer_state='local'"
+        ) from None
+    tensors = {key: value for key, value in copy.state[probe].items() if isinstance(value, torch.Tensor)}
+    shapeless = sorted(key for key, value in tensors.items() if value.numel() > 1 and value.shape != probe.shape)
+    if shapeless:
+        raise InputError(
+            f"optimizer_state='average': {type(optimizer).__name__} keeps {', '.join(shapeless)} in other shapes than "
+            "its parameters', so it cannot be averaged with them; use optimizer_state='local'"
+        )
+    return sorted(key for key, value in tensors.items() if value.shape == probe.shape)

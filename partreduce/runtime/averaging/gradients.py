@@ -1,19 +1,22 @@
-"""Send, replace and scale a model's gradients, and decide which memory holds them.
+"""Send, replace and scale a model's gradients, and take a step of the wrapped optimizer with their mean.
 
 Gradients own their memory, as torch made it: an average is written into them, so that neither the mean model nor the
-next average can change them afterwards. That costs one pass over the gradients in each step and no array.
+next average can change them afterwards. That costs one pass over the gradients in each step and no array. No worker
+takes a step with non-finite gradients if a GradScaler is used, and a step whose gradients were no means, which only a
+device knows, is undone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import only_where
-from partreduce.runtime.averaging.bucket import Bucket, Slot
+from partreduce.runtime.averaging.bucket import Bucket, Slot, copy_to, only_where, replace_where
+from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.transport.tags import EXACT_DTYPES, Tail
 from partreduce.topo.errors import InputError
 
@@ -28,10 +31,7 @@ def sparse_gradient(name: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a bucket sends, as it was in one step: parameters, or gradients, of which some slots may have none.
-
-    No array where this worker did not take that step.
-    """
+    """What a bucket sends, as it was in one step: parameters or gradients; no array of a step not taken here."""
 
     bucket: Bucket
     array: torch.Tensor | None
@@ -40,14 +40,12 @@ class Snapshot:
 
     @classmethod
     def of_gradients(cls, bucket: Bucket) -> Snapshot:
-        """Those that are in place, in an array that the bucket lends."""
         array = bucket.lend()
         with torch.no_grad():
             return cls(bucket, array, load_some(bucket.slots, bucket.windows(array), 1))
 
     @classmethod
     def copy(cls, bucket: Bucket, values: torch.Tensor) -> Snapshot:
-        """Parameters, in an array that the bucket lends."""
         array = bucket.lend()
         with torch.no_grad():
             array[: bucket.size].copy_(values[: bucket.size])
@@ -66,11 +64,7 @@ class Snapshot:
 def load_gradients(
     bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
-    """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
-
-    `tail` is that of an array in host memory; `kept` takes the place of the gradients as they are. Returns the slots
-    whose parameters have none here.
-    """
+    """Fill an array with the gradients' shares, or `kept` ones, and who has one; the slots that have none."""
     if kept is None:
         absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
     else:
@@ -112,11 +106,7 @@ def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
-    """Give each gradient its own memory, in which it can be changed.
-
-    `backward()` makes them so. What a script puts there by hand may be a view (of `torch.autograd.grad`), expanded, or
-    one tensor for several parameters.
-    """
+    """Give each gradient its own memory, where a script has put a view there, or one tensor for several parameters."""
     seen: set[int] = set()
     for slot in slots:
         gradient = slot.parameter.grad
@@ -132,7 +122,7 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
     if tail is not None:
         tail[: len(bucket.slots)] = flags
         return
-    presence = scratch[bucket.tail : bucket.tail + len(bucket.slots)]
+    presence = scratch[bucket.length : bucket.length + len(bucket.slots)]
     if absent:
         presence.copy_(torch.tensor(flags, dtype=bucket.dtype), non_blocking=True)
     else:
@@ -142,24 +132,25 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
     """Write the mean over the group into each parameter's gradient.
 
-    Args:
-        bucket: whose parameters.
-        sums: what came of `load_gradients`, maybe called some steps ago.
-        ok: the device's check, see `commit`.
-        absent: the slots without a gradient here when it was sent. Without one on any member they have none now; of the
-            others somebody had one, so that the host need not ask the device.
+    `absent` are the slots without a gradient here when it was sent: without one on any member they have none now. Of
+    the others somebody had one, so that the host need not ask the device.
     """
     if ok is not None:
         only_where(sums[: bucket.size], ok)
-    presence = sums[bucket.tail : bucket.tail + len(bucket.slots)].tolist() if absent else ()
+    presence = sums[bucket.length : bucket.length + len(bucket.slots)].tolist() if absent else ()
+    put_gradients(bucket.slots, bucket.windows(sums), [place for place in absent if presence[place] == 0])
+
+
+def put_gradients(slots: Sequence[Slot], values: Sequence[torch.Tensor], missing: Sequence[int]) -> None:
+    """Write values into the parameters' gradients; those of the `missing` places have none now."""
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
-    for index, (slot, average) in enumerate(zip(bucket.slots, bucket.windows(sums), strict=True)):
+    for index, (slot, average) in enumerate(zip(slots, values, strict=True)):
         gradient = slot.gradient
-        if index in absent and presence[index] == 0:
+        if missing and index in missing:
             slot.put_gradient(None)
         elif gradient is None:
-            slot.put_gradient(average.clone())
+            slot.put_gradient(average.to(slot.parameter.device, copy=True))
         else:
             gradients.append(gradient)
             averages.append(average)
@@ -190,3 +181,94 @@ def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
     """Whether the averaged gradients, equal on all workers, are finite; all skip the step otherwise."""
     gradients = [slot.gradient for bucket in buckets for slot in bucket.slots]
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
+
+
+class OptimizerStepper:
+    """Takes the wrapped optimizer's steps with mean gradients; `apart` are parameters that others exchange."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, flat: FlatModel, apart: Sequence[torch.nn.Parameter] = ()
+    ) -> None:
+        self.optimizer, self._flat, self._apart = optimizer, flat, apart
+        self.scaled = False  # whether a GradScaler scaled the loss of this worker's last step
+        self.changes_means = False  # whether the script changed the last step's means, as clipping does
+        self.after_averaging: Callable[[], object] | None = None  # what it does to means, for those it does not see
+        self.is_stepping = False  # whether its own step is wanted, where its `step` drives the schedule (see `attach`)
+        self.evaluated: list[Any] = []  # the loss of the script's closure, which has made the averaged gradients
+        self._before: list[torch.Tensor] = []
+        self._ok: torch.Tensor | None = None
+
+    def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
+        """Take a step of its own, between those of the training loop; whether it was taken.
+
+        `put` writes mean gradients and returns the device's check on them, None where the host knows that all is well.
+        """
+        aside = [parameter.grad for parameter in self._apart]
+        for parameter in self._apart:
+            parameter.grad = None  # of a step that the training loop asks for, or asked for
+        self.remember(put())
+        taken = self.step(check_finite=check_finite)
+        self.undo()
+        for parameter, gradient in zip(self._apart, aside, strict=True):
+            parameter.grad = gradient
+        return taken
+
+    def step(self, *, check_finite: bool) -> bool:
+        """Step with the gradients that are in place; with `check_finite` only if all are finite, equally on all."""
+        if check_finite and not averaged_are_finite(self._flat.buckets):
+            return False
+        self.plain_step()
+        return True
+
+    def plain_step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - what the closure returns
+        if closure is None and self.evaluated:
+            closure = self._known_loss(*self.evaluated)
+        self.is_stepping = True
+        try:
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        finally:
+            self.is_stepping = False
+
+    def _known_loss(self, loss: Any) -> Callable[[], Any]:  # noqa: ANN401 - what the closure returned
+        """A closure for an optimizer that evaluates it once and first, which has been done."""
+        begun, asked = self._versions(), 0
+
+        def closure() -> Any:  # noqa: ANN401 - as above
+            nonlocal asked
+            asked += 1
+            if asked > 1 or self._versions() != begun:
+                raise InputError(
+                    f"optimizer: {type(self.optimizer).__name__} evaluates its closure several times, or after it has "
+                    "changed the model, and this schedule averages the gradients of one evaluation before the step; "
+                    "average parameters instead (steps_per_round > 1)"
+                )
+            return loss
+
+        return closure
+
+    def _versions(self) -> list[tuple[int, int, int]]:
+        """Which gradients and parameters there are, and how often they were changed."""
+        parameters = [slot.parameter for slot in self._flat.slots()]
+        gradients = [parameter.grad for parameter in parameters]
+        return [
+            (parameter._version, id(gradient), 0 if gradient is None else gradient._version)  # noqa: SLF001 - no public way
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]
+
+    def remember(self, ok: torch.Tensor | None) -> None:
+        """Keep the parameters until the coming step is known to be right, where only the device knows whether it is."""
+        self._ok = ok
+        if ok is None:
+            return
+        with torch.no_grad():
+            self._before = copy_to(self._before, self._flat.buckets)
+
+    def undo(self) -> None:
+        """Undo the step where the device found no means: by zeros, too, momentum and decay would move parameters."""
+        if self._ok is None:
+            return
+        wrong = ~self._ok
+        with torch.no_grad():
+            for bucket, before in zip(self._flat.buckets, self._before, strict=True):
+                replace_where(bucket.flat, before, wrong)
+        self._ok = None

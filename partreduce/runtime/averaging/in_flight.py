@@ -1,9 +1,7 @@
 """Queue operations in flight: each begins in one step, and is awaited and committed or dropped in a later one.
 
-`begin → wait → commit`. The payload is gradients, parameters, or the change of parameters since a reference. The queue
-belongs to the run's membership, which lists the members. Here the members are fixed; a run that continues after
-failures has the same queue (`elastic.member`), and each of its operations is committed by all members of its group or
-by none. Operations in flight are part of a checkpoint.
+The queue belongs to the run's membership, which lists the members. Here these are fixed; a run that continues after
+failures has the same queue (`elastic.member`), whose operations are committed by all members of a group or by none.
 """
 
 from __future__ import annotations
@@ -19,59 +17,41 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import Snapshot
-from partreduce.runtime.averaging.mean_model import average_model
+from partreduce.runtime.averaging.mean_model import average_model, common_start
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.reference_sync import common_start
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 Sums = list[tuple[Reducer, Reduction]]
-Piggybacked = Sequence[Sequence[torch.Tensor | None]]
-"""By bucket the values of what rides along; None where there is nothing yet."""
+Piggybacked = Sequence[Sequence[torch.Tensor | None]]  # by bucket what rides along; None where there is nothing yet
 State = dict[str, torch.Tensor]
-KEY = "flight"
-"""What the names of tensors begin with that belong to an operation in flight."""
+KEY = "flight"  # what the names of tensors begin with that belong to an operation in flight
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Flight:
     """One group operation from its beginning to its commit."""
 
-    turn: int
-    """The operation of the schedule, counted from 0, with which it is committed."""
+    turn: int  # the operation of the schedule, counted from 0, with which it is committed
     step: int
-    round: int
-    """Where it began, as reports and tags name it."""
-    start: Callable[[Flight, Group], Sums]
-    """Copies what is sent and begins to sum it over a group; once more, where members were lost."""
-    group: Group | None = None
-    """With whom, as the schedule says; None where this worker rests."""
+    round: int  # where it began, as reports and tags name it
+    start: Callable[[Flight, Group], Sums]  # copies what is sent and begins to sum it; again, where members failed
+    group: Group | None = None  # with whom, as the schedule says; None where this worker rests
     kind: str = ""
-    settings: Settings = ()
-    """What all members must have in common where gradients are sent."""
-    kept: Sequence[Snapshot] = ()
-    """By bucket what is sent, as it was when the operation began, where it is needed for longer."""
-    before: Piggybacked = ()
-    """What rode along, as it was when the sum began; empty where it is taken from the sums as it is."""
-    scaled: bool = False
-    """Whether gradients were scaled by a GradScaler: the step is skipped if an averaged one is infinite or NaN."""
-    sums: Sums | None = None
-    """None before they have begun, and after they were lost."""
+    settings: Settings = ()  # what all members must have in common where gradients are sent
+    kept: Sequence[Snapshot] = ()  # by bucket what is sent, as it was in the beginning, where that is needed for longer
+    before: Piggybacked = ()  # what rode along, as it was when the sum began; empty where it is taken as it is
+    scaled: bool = False  # whether by a GradScaler: the step is skipped if an averaged one is infinite or NaN
+    sums: Sums | None = None  # None before they have begun, and after they were lost
     is_waited: bool = False
-    is_restored: bool = False
-    """Whether the sums come from a checkpoint."""
+    is_restored: bool = False  # whether the sums come from a checkpoint
 
     def wait(self) -> None:
-        """Wait for the sums.
-
-        Raises:
-            PeerFailedError: a member is gone, or too late.
-            InputError: all members refuse the sums.
-        """
+        """Wait for the sums; PeerFailedError where a member is gone, InputError where all members refuse them."""
         if not self.is_waited:
             for reducer, reduction in self.sums or ():
                 reducer.wait(reduction)
@@ -85,13 +65,11 @@ class Flight:
         self.release_kept()
 
     def release_kept(self) -> None:
-        """Give back the copy of what was sent."""
         for snapshot in self.kept:
             snapshot.release()
         self.kept = ()
 
     def abandon(self, why: str) -> None:
-        """Abandon the sums."""
         for reducer, reduction in self.sums or ():
             if not self.is_waited and reduction.operation.end is None:
                 reducer.recorder.end(reduction.operation, f"failed: {why}")
@@ -102,19 +80,15 @@ class Flight:
 class FixedMembership:
     """The workers of a run that ends with the first one that is lost."""
 
-    may_change = False
-    """Whether operations may have to begin again, so that what they send is kept until they are committed."""
+    may_change = False  # whether operations may have to begin again, so that what they send is kept until the commit
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self._members = members
-        self.flights: deque[Flight] = deque()
-        """What has begun and is not committed, the oldest first."""
-        self.changed: list[Callable[[], object]] = []
-        """Called where members have failed or join, when all that continue connect, and before one gives its state."""
+        self.flights: deque[Flight] = deque()  # what has begun and is not committed, the oldest first
+        self.changed: list[Callable[[], object]] = []  # called where members have changed, before one gives its state
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Who averages."""
         return self._members
 
     @property
@@ -129,11 +103,7 @@ class FixedMembership:
         return contextlib.nullcontext()
 
     def begin(self, flight: Flight) -> None:
-        """Put an operation in flight: its sum runs while this worker computes.
-
-        Raises:
-            PeerFailedError: a member is gone.
-        """
+        """Put an operation in flight: its sum runs while this worker computes."""
         self.flights.append(flight)
         if flight.group is None:
             return
@@ -147,10 +117,6 @@ class FixedMembership:
         """Wait for an operation, and take it from the queue to be committed. A synchronous one begins here, too.
 
         With `meets` it is one of all members that belongs to no turn of the schedule.
-
-        Raises:
-            PeerFailedError: a member is gone, or too late.
-            InputError: all members refuse the sums.
         """
         is_queued = flight in self.flights
         if not is_queued and flight.sums is None and flight.group is not None:
@@ -185,22 +151,16 @@ class FixedMembership:
         """A turn in which nothing is due yet."""
 
     def givers(self, step: int) -> int:  # noqa: ARG002 - for members that join
-        """How many members took a step."""
         return len(self._members)
 
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """The reference of a run's `starts`-th start, from which all measure their parameters.
-
-        Raises:
-            PeerFailedError: a worker is gone, too late, or at another round.
-        """
+        """The reference of a run's `starts`-th start, from which all measure their parameters."""
         del name  # for members that meet by notes
         return common_start(reducer, self._members, starts, step, round_, host=host)
 
     def average_model(self, reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-        """Replace parameters of all workers by their means, and buffers by their rules; all of them call this."""
         average_model(reducers, members, step, round_)
 
     # Who else is there, for those that wait by notes.
@@ -222,11 +182,7 @@ class FixedMembership:
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
-    """A flight by the names that its tensors have in a file; its sums have arrived.
-
-    A worker that `joins` gets sums of a checkpoint, which all have. Other sums begin again: of these it gets what it
-    has to know, and the parameters that it adds, which are its donor's. Of gradients it has none to give.
-    """
+    """A flight by its tensors' names in a file; one that `joins` gets sums of a checkpoint, or what to begin again."""
     begins_again = joins and not flight.is_restored
     sums, rode = ([], []) if begins_again else (flight.sums or [], flight.before)
     facts = [flight.turn, flight.step, flight.round, flight.scaled, len(sums), len(rode)]
@@ -235,7 +191,7 @@ def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: b
     named[f"{prefix}/common"] = torch.frombuffer(bytearray(common), dtype=torch.uint8)
     for _, reduction in sums:
         for index, (bucket, array) in enumerate(zip(buckets, reduction.arrays, strict=True)):
-            named[f"{prefix}/sums/{index}"] = array[: bucket.tail + len(bucket.slots)]
+            named[f"{prefix}/sums/{index}"] = array[: bucket.length + len(bucket.slots)]
             if index in reduction.absent:
                 named[f"{prefix}/absent/{index}"] = torch.tensor(sorted(reduction.absent[index]), dtype=torch.int64)
     for index, (bucket, snapshot) in enumerate(zip(buckets, flight.kept, strict=bool(flight.kept))):
@@ -256,11 +212,7 @@ def restore_flights(
     lag: int = 0,
     since: Callable[[Group], Reference | None] = lambda _: None,
 ) -> Flight:
-    """The flight that `state_of` gave.
-
-    Raises:
-        KeyError, ValueError, RuntimeError: the state is of another model.
-    """
+    """The flight that `state_of` gave; KeyError, ValueError or RuntimeError where it is of another model."""
     turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
     kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))
     flight = Flight(

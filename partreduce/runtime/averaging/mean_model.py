@@ -1,27 +1,33 @@
-"""Compute the mean model over all workers, which is used for evaluation, saving and the end of the run."""
+"""Run what all workers do together: wait for all at one call, start from one model, take the mean model.
+
+By notes in the store all members know that they have reached the same call before anything is sent. A worker that calls
+alone (it saves under `if rank == 0`, or loads a state and the others do not) then starts no operation, in which others
+would receive arrays of another length and gloo would end their processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import commit_mean
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, commit_mean, commit_piggybacked
 from partreduce.runtime.averaging.buffer_rules import BufferSpec, check_spec
-from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked
-from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.averaging.flat_model import FlatModel, digest_of
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.recorder import Operation
+from partreduce.runtime.transport.store import Notes
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.waiting import PeerGoneError, PeerTimeoutError, Wait
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 
 def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace the parameters of `members` by their means over all of them, and buffers by their rules; alone, nothing.
-
-    What is read or kept next is this mean, so the checks on it are waited for.
-    """
+    """Replace parameters of `members` by their means, and buffers by their rules; the checks are waited for."""
     if len(members) == 1:
         return
     for reducer in reducers:
@@ -72,8 +78,7 @@ def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tens
         raise problem
 
 
-SAMPLED = 1 << 16
-"""Numbers of each bucket that are compared."""
+SAMPLED = 1 << 16  # numbers of each bucket that are compared
 
 
 def sample_of(flat: FlatModel) -> list[torch.Tensor]:
@@ -98,3 +103,71 @@ def squared_distance(flat: FlatModel, own: list[torch.Tensor]) -> float:
 
 def _values(flat: FlatModel) -> list[torch.Tensor]:
     return [bucket.flat for bucket in flat.buckets] + [p.detach() for p in flat.frozen]
+
+
+POLL_SECONDS = 0.005
+
+
+def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
+    """What each member of `operation` says at `place`, by rank; a place is used once by each reducer."""
+    heartbeat, rank = reducer.heartbeat, reducer.world.rank
+    notes = Notes(reducer.world.store, f"{place}/{reducer.key}")
+    notes.write(str(rank), mine)
+    said, waiting = {rank: mine}, [member for member in operation.members if member != rank]
+    heartbeat.doing(f"entered {operation}", waiting)
+
+    def why() -> str | None:
+        return heartbeat.gone(waiting, operation.rounds_before) or heartbeat.elsewhere(waiting, operation.round)
+
+    wait = Wait(heartbeat, waiting, reducer.timeout, why=why)
+    while waiting:
+        came = {member: note for member in waiting if (note := notes.read(str(member))) is not None}
+        said |= came
+        waiting = [member for member in waiting if member not in came]
+        if waiting:
+            wait.only_for(waiting)
+            try:
+                wait.look()
+            except PeerTimeoutError as late:
+                apart = heartbeat.apart(operation.members, operation.round)
+                raise PeerTimeoutError(str(late) if apart is None else f"{apart} (it {late})") from None
+            time.sleep(POLL_SECONDS)
+    return said
+
+
+ADVICE = "call load_state_dict() on all workers at the same round, or on none"
+
+
+def common_start(
+    reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int, *, host: Streams | None = None
+) -> Reference:
+    """The reference of the run's `starts`-th start: the first worker's parameters, sent unless all have the same."""
+    arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
+    gathering = reducer.heartbeat.gathering("a new start", round_, ADVICE)
+    num_bytes = sum(array.nbytes for array in arrays)
+    with reducer.recorded("reference", step, round_, members, num_bytes) as operation, gathering:
+        # For a digest the host would have to wait for a GPU, whose links are faster anyway.
+        digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
+        said = monitored_barrier(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
+        for rank, text in said.items():
+            if (theirs := text.partition(" ")[0]) != str(round_):
+                raise PeerGoneError(f"worker {rank} begins again in round {theirs} and this one in round {round_}")
+        all_equal = len(set(said.values())) == 1 and bool(digest)
+        everyone = reducer.world.communicator(members)
+        for array in arrays:
+            if len(array) and not all_equal:
+                reducer.wait_for(everyone.broadcast(array), operation)
+    return Reference.of(arrays, starts, host)
+
+
+def same_start(
+    reducer: Reducer, is_same: Callable[[str], bool], starts: int, round_: int, *, host: Streams | None
+) -> Reference:
+    """The same where nothing is sent; `is_same` says whether all have this digest."""
+    arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
+    if not is_same(digest_of(arrays)):
+        raise InputError(
+            f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
+            "same on all, or run it with --tolerate-failures 0, where worker 0's goes to all"
+        )
+    return Reference.of(arrays, starts, host)

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.averaging.apply_average import commit_mean
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, commit_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Recorder
@@ -73,10 +72,6 @@ def queue_p_reduce(
     """As `p_reduce`; on CUDA the host only queues it, and hears the check at a later call or by the result's `flush`.
 
     Until then a failed operation has left the tensors as they were. None in a script that runs alone.
-
-    Raises:
-        InputError: as `p_reduce`.
-        PeerFailedError: as `p_reduce`, also for an earlier call.
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _check_tensors(all_tensors)
@@ -114,8 +109,8 @@ class _PReducer:
         if not world.has(members):
             world.create(members)
         call = self._calls[members] = self._calls.get(members, 0) + 1
-        buckets = [self._bucket(key, [t for t in tensors if (t.device, t.dtype) == key]) for key in _kinds(tensors)]
-        reducer.buckets = buckets
+        kinds = dict.fromkeys((tensor.device, tensor.dtype) for tensor in tensors)
+        reducer.buckets = [self._bucket(kind, [t for t in tensors if (t.device, t.dtype) == kind]) for kind in kinds]
         layout = [(tuple(t.shape), str(t.dtype)) for t in tensors]
         reducer.agree("P-Reduce header", call, group, relaxation, layout, deferred=True)
         reduction = reducer.begin("P-Reduce", call, call, group)
@@ -144,10 +139,6 @@ class _PReducer:
 
 
 _of_world: WeakKeyDictionary[World, _PReducer] = WeakKeyDictionary()
-
-
-def _kinds(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.device, torch.dtype]]:
-    return list(dict.fromkeys((tensor.device, tensor.dtype) for tensor in tensors))
 
 
 def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

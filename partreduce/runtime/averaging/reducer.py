@@ -1,29 +1,25 @@
 """Run one group operation in a scratch array, with a tag, a deadline, and a check before any commit.
 
-No user-visible state changes until every sum has arrived and every tag agrees: a worker that is killed during an
-operation leaves partial sums in the scratch arrays of its peers, never in their parameters. On CUDA the host does not
-wait: the commit itself checks the tag on the device, and a violation is reported a few rounds later, at the latest by
-`flush`. There the tag is always summed separately, after the payload: an aborted operation may have summed the end of
-an array and not its beginning.
+No user-visible state changes until every sum has arrived and every tag agrees: a worker that is killed leaves partial
+sums in the scratch arrays of its peers, never in their parameters. On CUDA the commit itself checks the tag on the
+device, and a violation is reported a few rounds later, at the latest by `flush`. There the tag is always summed
+separately, after the payload: an aborted operation may have summed the end of an array and not its beginning.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.buffers_and_state import load_piggybacked
-from partreduce.runtime.averaging.compressed_reduce import launch_coded
+from partreduce.runtime.averaging.bucket import Bucket, load_piggybacked
 from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import Snapshot, load_gradients
-from partreduce.runtime.averaging.reduction import Alone, Reduction
+from partreduce.runtime.averaging.reduction import Alone, CodecInput, CodedPart, Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -38,8 +34,7 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PeerFailedError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
-Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
-"""Takes a bucket's index, the bucket, its sums and the check `ok` on them."""
+Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]  # bucket's index, bucket, sums, check
 _NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
 
@@ -47,8 +42,7 @@ SPLIT_BYTES = 4 * 2**20
 class FailureHandler(Protocol):
     """What decides what becomes of a run whose operation fails, where it may continue."""
 
-    glance: float
-    """Seconds between two questions whether anybody failed, while an operation is waited for."""
+    glance: float  # seconds between two questions whether anybody failed, while an operation is waited for
 
     def why(self, operation: Operation) -> str | None:
         """Why it makes no sense to wait for an operation any longer."""
@@ -57,49 +51,30 @@ class FailureHandler(Protocol):
         """What a failed operation raises."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """What stays the same from one operation of a group to the next."""
-
-    group: Group
-    name: str
-    communicator: Communicator
-
-
 class Reducer:
-    """Runs the group operations of one worker, each group's in one order that is the same on all its members.
+    """Runs one worker's group operations, in one order for each group; threads may share it, each with its own."""
 
-    Threads may share it: each begins, waits for and commits its own operations, on its own communicator.
-    """
+    sums_up = True  # whether an array that arrives is the sum of all members
 
     def __init__(
-        self,
-        world: World,
-        buckets: Sequence[Bucket],
-        recorder: Recorder,
-        heartbeat: Heartbeat,
-        *,
-        key: str,
+        self, world: World, buckets: Sequence[Bucket], recorder: Recorder, heartbeat: Heartbeat, *, key: str,
         timeout: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
-        self._lines: dict[tuple[int, ...], _Line] = {}
-        self.outlives: FailureHandler | None = None
-        """Asked what a failure means, for as long as it is set; else it ends the run."""
+        self._lines: dict[tuple[int, ...], tuple[Group, str, Communicator]] = {}  # by members, what stays the same
+        self.outlives: FailureHandler | None = None  # says what a failure means, while it is set; else the run ends
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
-    def of(self, buckets: Sequence[Bucket], name: str) -> Reducer:
-        """A reducer of some of the buckets; `name` is part of its tags."""
-        part = Reducer(
-            self.world, buckets, self.recorder, self.heartbeat, key=f"{self.key} {name}", timeout=self.timeout
-        )
+    def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:
+        """A reducer of some of the buckets, maybe over another world; `name` is part of its tags."""
+        key = f"{self.key} {name}".rstrip()
+        part = Reducer(world or self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
         part.checks = self.checks
         return part
 
     @cached_property
     def streams(self) -> Streams:
-        """Where the operations run; all buckets lie on one device."""
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(
@@ -120,15 +95,15 @@ class Reducer:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
         With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. What was
-        `kept`, a snapshot for each bucket, takes the place of what is live now. Gradients are divided by the number of
-        members, or by `divisor`; everything else by the number of members. With `codings`, one for each bucket,
-        parameters (or gradients) travel coded, and what else is in the arrays as it is. With `since` only what
+        `kept`, a snapshot for each bucket, takes the place of what is live. Gradients are divided by the number of
+        members, or by `divisor`. With `codings`, one for each bucket, they travel coded. With `since` only what
         parameters have become since that reference is summed; all members must have the same one, and the same
-        `settings` of the optimizer that will step with the sums (see `settings_of`).
+        `settings` (see `settings_of`).
         """
         reduction = self._announce(kind, step, round_, group, lag=lag, since=since, settings=settings)
+        reduction.gradients, reduction.kept, reduction.divisor, reduction.codings = gradients, kept, divisor, codings
         try:
-            self._start(reduction, gradients=gradients, kept=kept, divisor=divisor, codings=codings)
+            self._start(reduction)
         except (PeerGoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         return reduction
@@ -158,7 +133,6 @@ class Reducer:
         return reduction
 
     def send(self, reduction: Reduction, action: Callable[[], None]) -> None:
-        """Start parts of an operation; a failure is the operation's."""
         try:
             action()
             self._fills_first()
@@ -170,9 +144,8 @@ class Reducer:
     ) -> Reduction | None:
         """A whole operation whose failure ends its own group only: None then, and nothing to commit.
 
-        `given_up` is asked now and then, and says why the operation shall not be waited for. After a failure the
-        scratch arrays are left to whatever may still arrive in them, and the caller destroys the group, so that its
-        members learn.
+        `given_up` says why the operation shall not be waited for. After a failure the caller destroys the group, so
+        that its members learn.
         """
         reduction = self._announce(kind, step, round_, group)
         try:
@@ -203,35 +176,27 @@ class Reducer:
     ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._check_after_abort()
-        line = self._lines.get(group.members)
-        if line is None or line.communicator.is_closed or (line.group is not group and line.group != group):
-            is_alone = len(group.members) == 1
-            communicator = Alone(self.world.rank) if is_alone else self.world.communicator(group.members)
-            line = self._lines[group.members] = _Line(group, str(group), communicator)
-        num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) if num_bytes is None else num_bytes
+        name, communicator, copies = self._line_of(group, round_)
+        num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) * copies if num_bytes is None else num_bytes
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.now = operation.entered, ()
-        tag = tag_of(self.key, kind, round_, line.name, settings or "sum", *(() if since is None else (since.version,)))
-        return Reduction(line.communicator, group, operation, tag, self.buckets, since=since, settings=settings)
+        tag = tag_of(self.key, kind, round_, name, settings or "sum", *(() if since is None else (since.version,)))
+        return Reduction(communicator, group, operation, tag, self.buckets, since=since, settings=settings)
 
-    def _start(
-        self,
-        reduction: Reduction,
-        *,
-        gradients: bool = False,
-        kept: Sequence[Snapshot] = (),
-        divisor: int | None = None,
-        codings: Sequence[Coding] | None = None,
-        watched: bool = True,
-    ) -> None:
+    def _line_of(self, group: Group, round_: int) -> tuple[str, Communicator, int]:  # noqa: ARG002 - of neighbors
+        """A group's name in tags, its communicator, and how many copies of the arrays this worker sends."""
+        line = self._lines.get(group.members)
+        if line is None or line[2].is_closed or (line[0] is not group and line[0] != group):
+            is_alone = len(group.members) == 1
+            communicator = Alone(self.world.rank) if is_alone else self.world.communicator(group.members)
+            line = self._lines[group.members] = group, str(group), communicator
+        return line[1], line[2], 1
+
+    def _start(self, reduction: Reduction, *, watched: bool = True) -> None:
         self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(reduction.buckets):
-            coding = codings[index] if codings else None
             with self.stream(bucket.device):
-                snapshot = kept[index] if kept else None
-                self._launch(
-                    reduction, index, bucket, gradients=gradients, kept=snapshot, divisor=divisor, coding=coding
-                )
+                self._launch(reduction, index, bucket)
         self._fills_first()
 
     def _look(self, operation: Operation, *, watched: bool = True) -> None:
@@ -241,27 +206,15 @@ class Reducer:
             self.checks.begun(operation, self.streams, watched=watched)
 
     def _check_after_abort(self) -> None:
-        """Where the watch has destroyed the groups, say why."""
         if self.checks.why is not None:
             raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
     def _fills_first(self) -> None:
-        """Let the user's stream wait for the fills, which read parameters and buffers that it changes next.
-
-        The side stream holds nothing else, since sums run on streams of the groups: they still overlap what follows.
-        """
+        """Let the user's stream wait for the fills, which read what it changes next; sums run on other streams."""
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
-        """Compare `fields` over the group with one tiny operation, before an operation whose sizes might differ.
-
-        Args:
-            kind: of the operation, for reports.
-            round_: for reports and the tag.
-            group: who compares.
-            fields: what must be equal on all members.
-            deferred: where the host runs ahead of the device, leave the check to it; it holds for what follows, too.
-        """
+        """Compare `fields` over the group by one tiny operation; with `deferred` a device's check comes later."""
         if len(group.members) == 1:
             return
         self._check_after_abort()
@@ -269,10 +222,7 @@ class Reducer:
         operation = self.recorder.begin(kind, round_, round_, group.members, 16)
         reduction = Reduction(communicator, group, operation, ())
         tag = tag_of(self.key, kind, round_, group, *fields)
-        streams, complaint = (
-            self.streams,
-            "its members called it with different tensors, relaxation or order of calls",
-        )
+        streams, complaint = self.streams, "its members called it with different tensors, relaxation or order of calls"
         try:
             if streams.runs_ahead:
                 self._agree_on_device(reduction, tag, complaint)
@@ -319,45 +269,36 @@ class Reducer:
             self.wait_for(work, reduction.operation, given_up)
         reduction.works.clear()
         checks: list[torch.Tensor] = []
-        agree, streams = True, self.streams
+        agree, streams, summed = True, self.streams, reduction.num_members if self.sums_up else 1
         for index, bucket in enumerate(reduction.buckets):
             with self.stream(bucket.device):
-                tags = self._tags(reduction, index)
-                if not streams.runs_ahead:
-                    agree = sums_agree(tags, reduction.tag, reduction.num_members) and agree
-                    continue
-                assert isinstance(tags, torch.Tensor), "a device's tags travel apart"
-                checks.append(agreement(tags, reduction.tag, reduction.num_members, streams.upload))
-                if index in reduction.coded:
-                    checks.append(reduction.coded[index].stays_in_range())
+                for tags in self._tags(reduction, index):
+                    if not streams.runs_ahead:
+                        agree = sums_agree(tags, reduction.tag, summed) and agree
+                        continue
+                    assert isinstance(tags, torch.Tensor), "a device's tags travel apart"
+                    checks.append(agreement(tags, reduction.tag, summed, streams.upload))
+                self._arrive(reduction, index, checks)
         self._judge(reduction, agree, checks)
 
-    @staticmethod
-    def _tags(reduction: Reduction, index: int) -> torch.Tensor | Tail:
+    def _tags(self, reduction: Reduction, index: int) -> Sequence[torch.Tensor | Tail]:
+        """The tags of all arrays that have arrived for a bucket."""
         if index in reduction.coded:
-            return reduction.coded[index].take_back()
+            return (reduction.coded[index].take_back(),)
         if index in reduction.sides:
-            return reduction.sides[index]
-        return reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:]
+            return (reduction.sides[index],)
+        return (reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:],)
 
-    def _check_beyond_range(self, reduction: Reduction) -> None:
-        """Where the host knows the sums: raise where a number left its codec's range, on all members."""
-        operation = reduction.operation
-        try:
-            for part in reduction.coded.values():
-                part.check_beyond_range(f"step {operation.step}, round {operation.round}")
-        except InputError as error:
-            self.recorder.end(operation, f"failed: {error}")
-            reduction.release()
-            raise
+    def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
+        """Make of what has arrived for a bucket what is committed; a device's `checks` may become more."""
+        if self.streams.runs_ahead and index in reduction.coded:
+            checks.append(reduction.coded[index].stays_in_range())
 
-    def _check_unlike(self, reduction: Reduction) -> None:
-        """Where the sums are no use because members step with different settings: say so, on all members."""
-        operation = reduction.operation
-        if reduction.settings and (why := self.heartbeat.unlike(operation.members, operation.step, reduction.settings)):
-            self.recorder.end(operation, f"failed: {why}")
-            reduction.release()
-            raise InputError(f"step {operation.step}: {why}")
+    def _refuse(self, reduction: Reduction, why: str, place: str) -> NoReturn:
+        """Where the host knows that the sums are no use: say so, on all members."""
+        self.recorder.end(reduction.operation, f"failed: {why}")
+        reduction.release()
+        raise InputError(f"{place}: {why}")
 
     def commit(self, reduction: Reduction, action: Committing) -> None:
         """Let `action` make the sums of each bucket, by its index, what is live; then the arrays are given back."""
@@ -374,25 +315,40 @@ class Reducer:
             with self.streams.side():
                 reduction.ok = self.checks.add(reduction.operation, checks, self.streams, reduction.complaint())
         elif agree:
-            if reduction.coded:
-                self._check_beyond_range(reduction)
-            self.recorder.end(reduction.operation)
-        else:
             operation = reduction.operation
-            if (why := self.heartbeat.apart(operation.members, operation.rounds_before)) is None:
-                self._check_unlike(reduction)
-            raise PeerGoneError(why or reduction.complaint())
+            for part in reduction.coded.values():
+                if beyond := part.beyond_range():
+                    self._refuse(reduction, beyond, f"step {operation.step}, round {operation.round}")
+            self.recorder.end(operation)
+        else:
+            members, step, settings = reduction.operation.members, reduction.operation.step, reduction.settings
+            if (why := self.heartbeat.apart(members, reduction.operation.rounds_before)) is not None:
+                raise PeerGoneError(why)
+            if settings and (why := self.heartbeat.unlike(members, step, settings)):
+                self._refuse(reduction, why, f"step {step}")
+            raise PeerGoneError(reduction.complaint())
         self.heartbeat.now = reduction.operation.finished, ()
+
+    @contextlib.contextmanager
+    def recorded(
+        self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int = 0, *, lag: int = 0
+    ) -> Iterator[Operation]:
+        """Around an operation of the run that is no reduction: what fails inside ends the run."""
+        operation = self.recorder.begin(kind, step, round_, members, num_bytes, lag=lag)
+        try:
+            yield operation
+        except (RuntimeError, PeerGoneError, UnavailableError) as error:
+            raise self.failure(operation, error) from None
+        self.recorder.end(operation)
+        self.heartbeat.doing(operation.finished)
 
     def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
         """For strategies in which no worker waits for all: now and then look whether the run can still end well."""
         if (why := watch.gone()) is not None:
-            raise self.failure(
-                self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), PeerGoneError(why)
-            )
+            operation = self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0)
+            raise self.failure(operation, PeerGoneError(why))
 
     def failed(self, reduction: Reduction, error: Exception) -> UnavailableError:
-        """The error for a failed reduction; see `failure`."""
         reduction.works.clear()
         if self.outlives is not None:
             return self.outlives.broke(reduction.operation, error)
@@ -412,7 +368,7 @@ class Reducer:
         self.heartbeat.record_failure(text)
         with contextlib.suppress(OSError):
             self.recorder.dump(text)
-        return PeerFailedError(text)
+        return PeerFailedError(text + self.heartbeat.way_out(reason))
 
     def stream(self, _device: torch.device) -> contextlib.AbstractContextManager[object]:
         """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""
@@ -424,32 +380,18 @@ class Reducer:
         if self.streams.runs_ahead:
             self.streams.rejoin()
 
-    def _launch(
-        self,
-        reduction: Reduction,
-        index: int,
-        bucket: Bucket,
-        *,
-        gradients: bool,
-        kept: Snapshot | None,
-        divisor: int | None,
-        coding: Coding | None,
-    ) -> None:
-        """Fill the bucket's scratch array and start reducing it.
-
-        A large array on CPU goes in two pieces, an eighth and the rest, so that filling the rest hides behind the first
-        piece's time on the wire. More pieces cost more in context switches than they hide.
-        """
+    def _launch(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
+        """Fill and send a scratch array; a large one on CPU in two pieces, so that filling hides behind sending."""
         scratch, communicator = reduction.arrays[index], reduction.communicator
+        coding = reduction.codings[index] if reduction.codings else None
+        kept = reduction.kept[index] if reduction.kept else None
         # Every member contributes its share x / k, so that the sum is the mean: no pass over the result is needed and
         # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
-        shares = reduction.num_members
-        first = 0
-        beside = self.streams.runs_ahead or not bucket.exact
-        tail = None if beside else bucket.tail_of(scratch)
+        first, given = 0, None
         with torch.no_grad():
-            if gradients:
-                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares, tail, kept)
+            if reduction.gradients:
+                divisor, tail = reduction.divisor or reduction.num_members, self.tail(bucket, scratch)
+                reduction.absent[index] = load_gradients(bucket, scratch, divisor, tail, kept)
             else:
                 if bucket.size and bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
@@ -457,20 +399,36 @@ class Reducer:
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
                 if bucket.size:
                     reduction.load(index, slice(first, bucket.size), kept)
-            if bucket.piggybacked:
-                load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
-            if tail is not None:
-                tail[-TAG_LENGTH:] = reduction.tag
             if coding is not None:
-                reduction.coded[index], works = launch_coded(
-                    bucket, scratch, reduction.tag, coding=coding, communicator=communicator, streams=self.streams
-                )
-                reduction.works += works
-                return
-            reduction.works.append(communicator.all_reduce(scratch[first:] if first else scratch))
-            if beside:
-                side = reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
-                reduction.works.append(communicator.all_reduce(side))
+                values = scratch[: bucket.size]
+                given = CodecInput.of(bucket.slots, scratch, values, coding, self.streams)
+                reduction.works.append(communicator.all_reduce(values, coding))
+            self.send_rest(reduction, index, first, reduction.tag, given)
+
+    def tail(self, bucket: Bucket, array: torch.Tensor) -> Tail | None:
+        """The end of an array in host memory, where presence and tag stand; None where the tag travels apart."""
+        return None if self.streams.runs_ahead or not bucket.exact else bucket.tail_of(array)
+
+    def send_rest(
+        self, reduction: Reduction, index: int, start: int, tag: tuple[int, ...], given: CodecInput | None = None
+    ) -> None:
+        """Fill in what rides along and the tag; start reducing an array from `start` on, or what is not coded of it."""
+        bucket, array, works = reduction.buckets[index], reduction.arrays[index], reduction.works
+        communicator = reduction.communicator
+        if bucket.piggybacked:
+            is_first = communicator.is_first
+            load_piggybacked(bucket, array, reduction.num_members, is_first=is_first, rank=self.world.rank)
+        if (tail := self.tail(bucket, array)) is not None:
+            tail[-TAG_LENGTH:] = tag
+        if given is not None:
+            part = reduction.coded[index] = CodedPart.made(bucket, array, tag, given, self.streams)
+            works += [communicator.all_reduce(one) for one in part.sent()]
+            return
+        if len(rest := array[start:] if start else array):
+            works.append(communicator.all_reduce(rest))
+        if tail is None:
+            side = reduction.sides[index] = self.streams.upload(tag, torch.float32)
+            works.append(communicator.all_reduce(side))
 
     def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
         """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come."""

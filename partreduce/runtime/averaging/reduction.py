@@ -1,21 +1,134 @@
-"""Hold one group operation in flight, with the arrays that it borrowed from its buckets."""
+"""Hold one group operation in flight, with the arrays that it borrowed from its buckets, and send its numbers coded.
+
+The rest of a coded array (piggybacked tensors, presence, the tag) is sent as it is, together with one number: how many
+members contributed infinite or NaN values. If none did and the sum still has such values, they exceeded the codec's
+range, and all members detect this from the sum's bits and that number.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.compressed_reduce import CodedPart
+from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.tags import TAG_LENGTH
 from partreduce.runtime.transport.work import Work
+from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.phase import Group
+
+
+@dataclass(slots=True)
+class CodedPart:
+    """One bucket's array of a running operation, of which the first `bucket.size` numbers travel coded."""
+
+    bucket: Bucket
+    array: torch.Tensor
+    coding: Coding
+    extra: torch.Tensor  # what goes uncoded and holds, at its end, the number of members that gave what is not finite
+    with_rest: bool  # whether `extra` has the rest of the array too, the tag at its end; else it begins with the tag
+    worst: tuple[str, float] | None
+    """This worker's share that is beyond the codec's range, with the name of its parameter."""
+
+    @classmethod
+    def made(
+        cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
+    ) -> CodedPart:
+        """The part of an array whose first numbers are on their way already."""
+        with_rest = bucket.exact and not streams.runs_ahead
+        rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
+        extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
+        return cls(bucket, array, given.coding, extra, with_rest, given.worst)
+
+    def sent(self) -> list[torch.Tensor]:
+        """What travels next to the coded numbers."""
+        rest = self.array[self.bucket.size :]
+        return [self.extra] if self.with_rest or not len(rest) else [rest, self.extra]
+
+    def take_back(self) -> torch.Tensor:
+        """Put what traveled apart into the array; its sums of tags."""
+        if not self.with_rest:
+            return self.extra[:TAG_LENGTH]
+        self.array[self.bucket.size :].copy_(self.extra[:-1])
+        return self.array[-TAG_LENGTH:]
+
+    def stays_in_range(self) -> torch.Tensor:
+        """Whether no finite number became infinite on its way, as a 0-d bool tensor on the array's device."""
+        whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.extra[-1] > 0)
+        if self.coding.in_blocks:
+            self._clear_padding()
+        return whole
+
+    def beyond_range(self) -> str:
+        """Why a sum left the codec's range, empty where it did not; to be called where the host may look."""
+        values = self.array[: self.bucket.size]
+        if _peak(values) < math.inf:
+            return ""
+        given = bool(self.extra[-1] > 0)
+        bad = ~torch.isfinite(values)
+        names = [slot.names[0] for slot in self.bucket.slots if bool(slot.view(bad).any())]
+        self._clear_padding()
+        if given:
+            return ""
+        name, share = self.worst or (names[0] if names else "?", None)
+        largest, codec = LARGEST[self.coding.transport.codec], self.coding.transport.codec
+        given_here = "another worker's, or the sum" if share is None else f"this worker's, {share:g}"
+        others = " or ".join(other for other in ("bfloat16", "int8") if other != codec)
+        return (
+            f"{name!r}: a share of its mean is beyond {codec}'s largest number {largest:g} ({given_here}); "
+            f"use the codec {others}, or scale the loss down"
+        )
+
+    def _clear_padding(self) -> None:
+        """Where a block of numbers became NaN so did what lies between parameters, which is not written again."""
+        end = 0
+        for slot in self.bucket.slots:
+            self.array[end : max(end, slot.start)].zero_()
+            end = slot.start + slot.values.numel()
+        self.array[end : max(end, self.bucket.size)].zero_()
+
+
+class CodecInput(NamedTuple):
+    """What is known of a worker's numbers before they are coded."""
+
+    coding: Coding
+    not_finite: torch.Tensor  # one number on their device: 1 if one of them is infinite or none
+    worst: tuple[str, float] | None = None  # the parameter with the largest number, if beyond the codec's range, and it
+
+    @classmethod
+    def of(
+        cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
+    ) -> CodecInput:
+        """Of the `values` of an array, which are these parameters'."""
+        if streams.runs_ahead:
+            return cls(coding, (~torch.isfinite(values).all()).float().view(1))
+        peak = _peak(values)
+        beyond = LARGEST[coding.transport.codec] < peak < math.inf
+        peaks = ((one.names[0], float(one.view(array).abs().max())) for one in slots if beyond and one.values.numel())
+        worst = max(peaks, key=lambda found: found[1], default=None)
+        return cls(coding, torch.tensor([0.0 if peak < math.inf else 1.0]), worst)
+
+    def together(self, other: CodecInput) -> CodecInput:
+        both = [one for one in (self.worst, other.worst) if one is not None]
+        worst = max(both, key=lambda one: one[1], default=None)
+        return CodecInput(self.coding, torch.maximum(self.not_finite, other.not_finite), worst)
+
+
+def _peak(values: torch.Tensor) -> float:
+    return float(torch.maximum(values.amax(), values.amin().neg())) if len(values) else 0.0
+
+
+NOTHING_KEPT: Sequence[Snapshot] = ()
 
 
 class Alone(Communicator):
@@ -29,10 +142,7 @@ class Alone(Communicator):
 
 
 class Reduction:
-    """One running or finished group operation, with the scratch arrays that it borrowed until it is committed.
-
-    Several may be under way at once, and a finished one may be committed while others run.
-    """
+    """One group operation, running or finished, with the scratch arrays that it borrowed until it is committed."""
 
     def __init__(
         self,
@@ -47,18 +157,20 @@ class Reduction:
     ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
         self.buckets, self.since, self.settings = tuple(buckets), since, settings
-        self.arrays = [bucket.lend() for bucket in self.buckets]
-        """What is summed, one array for each bucket."""
-        self.absent: dict[int, frozenset[int]] = {}
-        """Of gradients, by bucket: the slots that had none here."""
+        self.arrays = [bucket.lend() for bucket in self.buckets]  # what is summed, one array for each bucket
+        self.absent: dict[int, frozenset[int]] = {}  # of gradients, by bucket: the slots that had none here
         self.works: list[Work] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.coded: dict[int, CodedPart] = {}
         self.ok: torch.Tensor | None = None
+        # What it sends (see `Reducer.begin`).
+        self.gradients, self.kept = False, NOTHING_KEPT
+        self.divisor: int | None = None
+        self.codings: Sequence[Coding] | None = None
+        self.apart = "ran different operations"
 
     @property
     def num_members(self) -> int:
-        """k, the members of the group."""
         return len(self.group.members)
 
     def release(self) -> None:
@@ -84,7 +196,7 @@ class Reduction:
 
     def complaint(self) -> str:
         """What it means that the tags of its members differ, or, where the device finds that out, something else."""
-        text = "its members ran different operations at the same time"
+        text = f"its members {self.apart} at the same time"
         if self.since is not None:
             text += f", or measure their parameters from another reference than this worker's, {self.since}"
         if self.settings:

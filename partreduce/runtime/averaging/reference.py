@@ -1,8 +1,7 @@
-"""Keep reference parameters, bitwise equal on all workers, from which each encodes its change.
+"""Keep reference parameters, bitwise equal on all workers, from which each encodes its change, and the outer optimizer.
 
-Rounding parameters themselves loses each update that is smaller than their last digit, and adds noise of the size of
-the parameters. A worker's change since the last common parameters is as small as the updates, and so is its rounding
-error.
+A worker's change since the last common parameters is as small as the updates, and so is its rounding error. Outer steps
+(DiLoCo) take the workers' mean change as a gradient.
 """
 
 from __future__ import annotations
@@ -12,32 +11,26 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import replace_where
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, replace_where
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.payload import OuterStep
 
 WHOLE = slice(None)
 
 
 class OffloadedArray:
-    """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory.
-
-    Copies change no bit. They are queued in the streams that use them, so no worker waits for them. On CPU both
-    memories are one, and nothing is copied.
-    """
+    """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory."""
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
         self.device = values.device
-        self.values, self._is_apart = values, host is not None and host.runs_ahead
-        """Where it lies; of one in host memory the device may still have to write it."""
+        self.values, self._is_apart = values, host is not None and host.runs_ahead  # which may still be written
         if self._is_apart:
             assert host is not None, "as just said"
             self.values = host.host_room(values.nbytes).view(values.dtype)
             self.values.copy_(values, non_blocking=True)
 
     def here(self, part: slice = WHOLE) -> torch.Tensor:
-        """On the device: itself, or a copy."""
         values = self.values[part]
         if not self._is_apart:
             return values
@@ -45,7 +38,6 @@ class OffloadedArray:
         return copy.copy_(values, non_blocking=True)
 
     def put(self, new: torch.Tensor, ok: torch.Tensor | None = None) -> None:
-        """Take the values of an array, unless the device's check says otherwise."""
         if not self._is_apart:
             replace_where(self.values, new, ok)
         else:
@@ -54,11 +46,7 @@ class OffloadedArray:
 
 @dataclass(slots=True)
 class Reference:
-    """One array for each bucket, with the place in the run where all workers took it.
-
-    `starts` counts how often the run began from one model: at first, and after every load. `round` is that of the last
-    mean over all since then, -1 where there was none.
-    """
+    """One array for each bucket, of the run's `starts`-th start from one model, or of the mean over all of `round`."""
 
     arrays: list[OffloadedArray]
     starts: int
@@ -81,15 +69,18 @@ class Reference:
         self.arrays[index].put(mean, ok)
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
-        """Arrays and place by names that begin so, for checkpoints."""
         named = {f"{name}/{index}": array.values for index, array in enumerate(self.arrays)}
         return named | {f"{name}/place": torch.tensor([self.starts, self.round])}
+
+    @classmethod
+    def of(cls, arrays: Sequence[torch.Tensor], starts: int, host: Streams | None) -> Reference:
+        """These arrays, which lie in host memory meanwhile where there is a `host`."""
+        return cls([OffloadedArray(array, host) for array in arrays], starts)
 
     @classmethod
     def restored(
         cls, name: str, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket], host: Streams | None
     ) -> Reference:
-        """What `state` gave."""
         names = [f"{name}/{index}" for index in range(len(buckets))]
         if set(state) != {*names, f"{name}/place"}:
             raise InputError(
@@ -101,3 +92,45 @@ class Reference:
         ]
         starts, round_ = map(int, state[f"{name}/place"])
         return cls(arrays, starts, round_)
+
+
+class OuterOptimizer:
+    """Makes of a movement what is added to the outer parameters; keeps a momentum for each bucket, unless it is 0."""
+
+    def __init__(self, outer: OuterStep, buckets: Sequence[Bucket], host: Streams | None) -> None:
+        self._outer = outer
+        self._momenta = {
+            f"momentum/{index}": OffloadedArray(torch.zeros_like(bucket.flat), host)
+            for index, bucket in enumerate(buckets if outer.momentum else ())
+        }
+        """By the names that they have in a saved state."""
+        self.names = self._momenta.keys()
+
+    def step(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
+        outer_step(self._outer, movement, self._momenta.get(f"momentum/{index}"), ok)
+
+    def clear(self) -> None:
+        for momentum in self._momenta.values():
+            momentum.put(torch.zeros(len(momentum.values), dtype=momentum.values.dtype, device=momentum.device))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: momentum.values for name, momentum in self._momenta.items()}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        for name, momentum in self._momenta.items():
+            momentum.put(state[name].to(momentum.device))
+
+
+def outer_step(
+    outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
+) -> None:
+    """Make of a movement what the outer optimizer adds to the outer parameters, in place; and the next momentum."""
+    if momentum is not None:
+        following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
+        momentum.put(following, ok)
+        if outer.nesterov:
+            movement.add_(following, alpha=float(outer.momentum))
+        else:
+            movement.copy_(following)
+    if not outer.is_plain:
+        movement.mul_(float(outer.lr))

@@ -14,32 +14,20 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from partreduce.runtime.transport.store import (
-    ANSWER,
-    CHANGES,
-    DEATHS,
-    JOIN,
-    JOINED,
-    LEFT,
-    MEMBERSHIP,
-    NEWS,
-    OPEN,
-    RELEASED,
-    Notes,
-)
+from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.schedulers.protocols.membership.authority import Authority
-from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.machine import Authority, Membership
 from partreduce.schedulers.protocols.membership.messages import Expire, Join, Left, Publish, Released, Stop, View, Vote
 
 if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
-IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002
-"""Between two looks at the workers, and while they wait for a view."""
-END_SECONDS = 10.0
-"""How long a process that was killed here may take until its end is known."""
+MEMBERSHIP = "partreduce/membership"
+"""Below all prefixes of the store: there workers vote, ask and leave, and the launcher answers."""
+JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
+IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002  # between two looks at the workers, and while they wait for a view
+END_SECONDS = 10.0  # how long a process that was killed here may take until its end is known
 
 
 class Process(Protocol):
@@ -56,28 +44,22 @@ class Process(Protocol):
 class Output(Protocol):
     """Where the launcher's lines go."""
 
-    def write(self, text: str, *, errors: bool) -> None: ...
+    def say(self, text: str) -> None: ...
 
 
 P = TypeVar("P", bound=Process)
 
 
 class FailureRule(Generic[P]):
-    """Whether the others of a run continue without a worker that has failed: by this rule they do not.
-
-    With `patient` they may continue for as long as they can, though the run has failed.
-    """
+    """Whether the others continue without a worker that has failed: here not, or, `patient`, while they can."""
 
     def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:
         self._workers, self._outlet, self.patient = list(workers), outlet, patient
-        self.evicted: set[int] = set()
-        """Which workers were killed here because they were silent."""
-        self._ended: list[tuple[P, Deadline]] = []
-        """Processes that were ended from here, and until when that may take."""
+        self.evicted: set[int] = set()  # which workers were killed here because they were silent
+        self._ended: list[tuple[P, Deadline]] = []  # processes that were ended from here, and until when that may take
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
         return IDLE_SECONDS
 
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
@@ -85,15 +67,13 @@ class FailureRule(Generic[P]):
         return False
 
     def has_ended(self, worker: P) -> bool:
-        """Whether a process was ended from here."""
         return any(one is worker for one, _ in self._ended)
 
     def restart(self, worker: P) -> P | None:  # noqa: ARG002 - as above
         """A process in the place of one that failed, while the others still train and there is one left."""
         return None
 
-    def exited_well(self, worker: P) -> None:
-        """A worker ended with exit code 0."""
+    def exited_well(self, worker: P) -> None: ...
 
     def poll(self) -> None:
         """Hear what is new, and act on it; wait no longer for processes that are out of reach."""
@@ -110,21 +90,15 @@ class FailureRule(Generic[P]):
 class Generator(Protocol):
     """The group generator's process, where groups are handed out on request."""
 
-    environment: dict[str, str]
-    """The variables by which workers find it."""
+    environment: dict[str, str]  # the variables by which workers find it
 
-    def failed(self, rank: int) -> None:
-        """Let it hear of a worker that has failed."""
+    def failed(self, rank: int) -> None: ...
 
-    def evicted(self) -> Iterable[int]:
-        """The workers that it has evicted because they were silent."""
+    def evicted(self) -> Iterable[int]: ...
 
 
 class OnRequest(FailureRule[P]):
-    """Groups on request: up to `max_failures` may fail, and the generator hands out groups of the others.
-
-    It hears from here at once which processes have ended, and the silent ones that it evicts are killed here.
-    """
+    """Groups on request: up to `max_failures` may fail; the generator hears of it, what it evicts is killed here."""
 
     def __init__(self, workers: Sequence[P], generator: Generator, max_failures: int, outlet: Output) -> None:
         super().__init__(workers, outlet)
@@ -140,9 +114,7 @@ class OnRequest(FailureRule[P]):
         for rank in self._generator.evicted():
             if self._workers[rank].code is None and rank not in self.evicted:
                 self.evicted.add(rank)
-                self._outlet.write(
-                    f"partreduce: worker {rank} said nothing for longer than its lease and was given up\n", errors=True
-                )
+                self._outlet.say(f"worker {rank} said nothing for longer than its lease and was given up")
                 self._end(rank)
         super().poll()
 
@@ -150,8 +122,8 @@ class OnRequest(FailureRule[P]):
 class Coordinator(FailureRule[P]):
     """Fixed rounds: it decides for these workers by their votes; up to `max_failures` may be missing.
 
-    `start` starts a worker in the place of a failed one, of this rank, while there are any left, and `restarted` is
-    called when it has.
+    `start` starts a worker of a failed one's rank, as number so many of the run, at most `max_restarts` in all; None
+    where it cannot. `restarted` is called when it has.
     """
 
     def __init__(
@@ -161,18 +133,19 @@ class Coordinator(FailureRule[P]):
         max_failures: int,
         outlet: Output,
         *,
-        start: Callable[[int], P | None] = lambda _: None,
+        start: Callable[[int, int], P | None] = lambda *_: None,
+        max_restarts: int = 0,
         restarted: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(workers, outlet)
-        self._start, self._restarted = start, restarted
+        self._start, self._restarted, self._num_started, self._max_restarts = start, restarted, 0, max_restarts
         self._machine = Membership(len(workers), max_failures)
         started, _ = self._machine.start(self._machine.authority)
         assert isinstance(started, Authority), "that process"
         self._state = started
         self._notes = Notes(store, MEMBERSHIP, own_server=True)
         self._deaths = Notes(store, DEATHS, own_server=True)
-        self._seen, self._seen_of, self._has_begun = 0, dict[str, int](), False
+        self._seen, self._has_begun = dict[str, int](), False
         self._lease = Deadline(float("inf"))
         self._asked: dict[int, str] = {}
         """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
@@ -194,8 +167,10 @@ class Coordinator(FailureRule[P]):
     def restart(self, worker: P) -> P | None:
         if not self._state.view.members or self._state.left or worker is not self._workers[worker.rank]:
             return None
-        started = self._start(worker.rank)
+        enough = self._num_started == self._max_restarts
+        started = None if enough else self._start(worker.rank, self._num_started + 1)
         if started is not None:
+            self._num_started += 1
             self._restarted()
             self._workers[worker.rank] = started
         return started
@@ -211,8 +186,7 @@ class Coordinator(FailureRule[P]):
         """Read what workers wrote, decide, and publish what was decided; as the other rules."""
         if not self._all_have_joined():
             return
-        if (news := self._notes.count(NEWS)) != self._seen:
-            self._seen = news
+        if self._is_new(NEWS):
             self._read()
         if self._state.is_open and self._lease.is_over and any(self._state.votes):
             self._handle(Expire())
@@ -246,9 +220,8 @@ class Coordinator(FailureRule[P]):
                 self._handle(Received(worker, Join()))
 
     def _is_new(self, kind: str) -> bool:
-        """Whether a worker has written something of this kind since the last time."""
-        known, self._seen_of[kind] = self._seen_of.get(kind, 0), self._notes.count(kind)
-        return self._seen_of[kind] != known
+        known, self._seen[kind] = self._seen.get(kind, 0), self._notes.count(kind)
+        return self._seen[kind] != known
 
     def _handle(self, event: object) -> None:
         was = self._state
@@ -289,27 +262,23 @@ class Coordinator(FailureRule[P]):
         before = self._state.log[view.generation - 1].members
         failed = [worker for worker in before if worker not in view.members and worker not in self._state.left]
         for rank in [rank for rank in failed if self.has_ended(self._workers[rank])]:
-            self._outlet.write(
-                f"partreduce: worker {rank} said nothing for {self._facts()['timeout']:g} s and was given up\n",
-                errors=True,
-            )
+            self._outlet.say(f"worker {rank} said nothing for {self._facts()['timeout']:g} s and was given up")
         if failed:
-            self._outlet.write(self._line(failed, view), errors=True)
+            self._outlet.say(self._line(failed, view))
         if view.joined:
-            self._outlet.write(self._line_of_joined(view), errors=True)
+            self._outlet.say(self._line_of_joined(view))
 
     def _line(self, failed: list[int], view: View) -> str:
-        """What happened, in one line."""
         m, names = len(view.members), " and ".join(f"worker {rank}" for rank in failed)
         on = f"the other {m} continue together" if m > 1 else f"worker {view.members[0]} continues alone"
         model = "that model was" if len(failed) == 1 else "the mean of those models was"
         moved = self._moved(len(failed), m, model)
-        return f"partreduce: without {names} {on} from {self._place(view)}; {moved}\n"
+        return f"without {names} {on} from {self._place(view)}; {moved}"
 
     def _line_of_joined(self, view: View) -> str:
         m, k, names = len(view.members), len(view.joined), " and ".join(f"worker {rank}" for rank in view.joined)
         with_, moved = f"with the state of worker {view.donor}", self._moved(k, m, "that state's model was")
-        return f"partreduce: {names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}\n"
+        return f"{names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}"
 
     def _place(self, view: View) -> str:
         """Where the members of a view average again."""

@@ -15,65 +15,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 
 from partreduce.runtime.averaging.in_flight import FixedMembership, Flight, Sums
-from partreduce.runtime.averaging.mean_model import commit_plain_mean
+from partreduce.runtime.averaging.mean_model import ADVICE, commit_plain_mean, same_start
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.reference_sync import ADVICE, same_start
+from partreduce.runtime.elastic.coordinator import ANSWER, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, RELEASED
 from partreduce.runtime.elastic.regroup import Regroup, State, name_of
 from partreduce.runtime.elastic.survivors import CONNECT_SECONDS, await_gathering
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS, RESTARTED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.store import (
-    ANSWER,
-    CHANGES,
-    JOIN,
-    JOINED,
-    LEFT,
-    MEMBERSHIP,
-    NEWS,
-    OPEN,
-    RELEASED,
-    Notes,
-    Pauses,
-    root_store,
-)
+from partreduce.runtime.transport.store import CHANGES, Notes, Pauses, root_store
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, PeerGoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.membership import messages
+from partreduce.schedulers.protocols.membership.machine import Member as MemberState
 from partreduce.schedulers.protocols.membership.machine import Membership
-from partreduce.schedulers.protocols.membership.member import Member as MemberState
-from partreduce.schedulers.protocols.membership.messages import (
-    Broken,
-    Confirmed,
-    Connected,
-    Enter,
-    Healed,
-    Join,
-    Knock,
-    Leave,
-    Left,
-    Members,
-    Open,
-    Phase,
-    Released,
-    Summed,
-    View,
-    Vote,
-)
 from partreduce.topo.errors import EvictedError, InputError, PeerFailedError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.payload import round_ends
 
-LONGEST_PAUSE = 10.0
-"""Seconds between two times that a worker outside asks to join; the first is 0.5 s, then twice as long each time."""
+LONGEST_PAUSE = 10.0  # seconds between two times that a worker outside asks to join, at most
 SHORTEST_GLANCE = 0.05
 MEMBERS_CHANGE = "a worker is lost, or joins"
-MAX_STORE_QUERIES = 1280
-"""A second, of all workers together that wait for an operation."""
+MAX_STORE_QUERIES = 1280  # a second, of all workers together that wait for an operation
 
 
 def joins() -> bool:
@@ -90,7 +58,6 @@ class _BrokenError(UnavailableError):
         self._recorder, self.operation, self.why = recorder, operation, why
 
     def record(self) -> None:
-        """The run continues without it."""
         if self.operation.end is None:
             self._recorder.end(self.operation, f"failed: {self.why}")
 
@@ -107,31 +74,25 @@ class Member(FixedMembership):
         self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MAX_STORE_QUERIES))
         self.turns = schedule.strategy.payload.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
-        self._entered: Flight | None = None
-        """The operation that this worker is in."""
+        self._entered: Flight | None = None  # the operation that this worker is in
         self._machine = Membership(world.size, int(os.environ[MAX_FAILED]))
         started, _ = self._machine.start(world.rank)
         assert isinstance(started, MemberState), "a worker"
         self.state = self._machine.joiner() if joins() else started
-        self.called = 0
-        """For which generation the launcher asked last to vote, as far as this worker has looked."""
+        self.called = 0  # for which generation the launcher asked last to vote, as far as this worker has looked
         self.commits_prepared = False
-        """Whether the last view says to commit what this worker has prepared."""
         self.notes = Notes(root_store(world.store), MEMBERSHIP)
         self._asked = 0
         self.regroup = Regroup(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
-        self.views: list[tuple[int, Members]] = [(-1, tuple(range(world.size)))]
+        self.views: list[tuple[int, messages.Members]] = [(-1, tuple(range(world.size)))]
         """Which workers are members from which turn on, as data is dealt (see `data.dealing`)."""
         self.since: dict[int, int] = {}
         """From which turn on a member that has joined is there; the others are from the first."""
 
     def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
-        """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
-
-        From then on survivors continue after a failure. A worker that was started again waits until it is a member.
-        """
+        """The run's operations go by these; wait until the launcher knows that all are connected, or this one joins."""
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.poll
         if self.state.blank:
@@ -151,31 +112,24 @@ class Member(FixedMembership):
             pauses.sleep()
 
     @property
-    def members(self) -> Members:
+    def members(self) -> messages.Members:
         return self.state.view.members
 
     @property
     def is_between(self) -> bool:
-        return self.state.phase is not Phase.RUN
+        return self.state.phase is not messages.Phase.RUN
 
     @property
     def resumes(self) -> int:
-        """The turn from which on all average in this generation."""
         return self.state.view.resume[0]
 
-    # What the run asks of it.
-
     def begin(self, flight: Flight) -> None:
-        """Put an operation in flight; if its sums are lost, `wait` finds that out.
-
-        Called in one order by all members of a generation: after an operation in which all were, and when they connect.
-        """
+        """Put an operation in flight, in one order on all members; if its sums are lost, `wait` finds that out."""
         self.flights.append(flight)
         self._start_ahead(flight)
 
     @contextlib.contextmanager
     def outliving(self) -> Iterator[None]:
-        """Inside, what fails is a `_BrokenError`."""
         for reducer in self.regroup.reducers:
             reducer.outlives = self
         try:
@@ -195,7 +149,7 @@ class Member(FixedMembership):
         is_ahead = flight in self.flights
         self._entered = flight
         try:
-            self._carry_out(flight, Enter(place, (), meets=meets))
+            self._carry_out(flight, messages.Enter(place, (), meets=meets))
         finally:
             self._entered = None
             if is_ahead:
@@ -220,7 +174,6 @@ class Member(FixedMembership):
         """What is in flight neither hinders a mean of all nor is changed by it."""
 
     def drop(self) -> None:
-        """Give up all that is in flight: all members do, at one place."""
         while self.flights:
             flight = self.flights.popleft()
             if not flight.is_restored:
@@ -243,7 +196,7 @@ class Member(FixedMembership):
         """How many members have taken a step, with one step per round: all but those that joined since."""
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
-    def average_model(self, reducers: Sequence[Reducer], members: Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors
+    def average_model(self, reducers: Sequence[Reducer], members: messages.Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors
         def start(_: Flight, group: Group) -> Sums:
             return [(reducer, reducer.begin("mean model", step, round_, group)) for reducer in reducers]
 
@@ -268,18 +221,14 @@ class Member(FixedMembership):
         return same_start(reducer, is_same, starts, round_, host=host)
 
     def step_of(self, turn: int, steps_per_round: int) -> int:
-        """The step after which a turn's operation is due."""
         round_, fragment = divmod(turn, self.turns)
         return round_ * steps_per_round + round_ends(self.turns, steps_per_round)[fragment] - 1
 
     def leave(self) -> None:
-        """This worker has committed everything and needs no worker any more."""
-        self.handle(Leave())
+        self.handle(messages.Leave())
         self.await_view()
-        if self.state.phase is not Phase.LEFT:
+        if self.state.phase is not messages.Phase.LEFT:
             self._continue(None)
-
-    # Which workers have failed, for those that wait by notes.
 
     @property
     def lost_workers(self) -> Callable[[], frozenset[int]]:
@@ -300,9 +249,7 @@ class Member(FixedMembership):
         await_gathering(self.heartbeat, place, missing, self.timeout)
         return self.members
 
-    # An operation.
-
-    def _carry_out(self, flight: Flight, entry: Enter) -> None:
+    def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
         """Bring an operation to where its sums are to be committed; none where this worker has no part in it."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
@@ -313,11 +260,18 @@ class Member(FixedMembership):
                     flight.sums = []
                 return
             try:
-                if self.is_called and not entry.meets:
-                    operation = self._first.recorder.begin("vote", 0, entry.place[0] // self.turns, group.members, 0)
-                    raise self.broke(operation, RuntimeError("a vote is under way"))
                 # What is no turn's counts to its own round: members may have ended after the last turn.
-                self._sum(flight, group, flight.round if entry.meets else entry.place[0] // self.turns)
+                round_ = flight.round if entry.meets else entry.place[0] // self.turns
+                if self.is_called and not entry.meets:
+                    operation = self.regroup.first.recorder.begin("vote", 0, round_, group.members, 0)
+                    raise self.broke(operation, RuntimeError("a vote is under way"))
+                with self.outliving():  # sum into scratch arrays, then know that all members have done so
+                    if flight.sums is None:
+                        flight.sums = flight.start(flight, group)
+                    flight.wait()
+                    self.handle(messages.Summed())
+                    self.regroup.first.agree("confirm", round_, group, *self.state.place)
+                    self.handle(messages.Confirmed())
             except _BrokenError as broken:
                 self._recover(broken)
                 if not self.commits_prepared:
@@ -325,16 +279,6 @@ class Member(FixedMembership):
                         flight.abandon(MEMBERS_CHANGE)
                     continue
             return
-
-    def _sum(self, flight: Flight, group: Group, round_: int) -> None:
-        """Sum into scratch arrays, then know that all members have done so."""
-        with self.outliving():
-            if flight.sums is None:
-                flight.sums = flight.start(flight, group)
-            flight.wait()
-            self.handle(Summed())
-            self._first.agree("confirm", round_, group, *self.state.place)
-            self.handle(Confirmed())
 
     def _start_ahead(self, flight: Flight) -> None:
         try:
@@ -350,42 +294,27 @@ class Member(FixedMembership):
             with self.outliving():
                 flight.sums = flight.start(flight, group)
 
-    @property
-    def _first(self) -> Reducer:
-        return self.regroup.first
-
-    # What a reducer asks of it in an operation.
-
     def why(self, operation: Operation) -> str | None:
-        """Why it makes no sense to wait for an operation any longer."""
         if self.is_open:
             return MEMBERS_CHANGE
         round_ = operation.rounds_before
         return self.heartbeat.gone(operation.members, round_) or self.heartbeat.elsewhere(operation.members, round_)
 
     def broke(self, operation: Operation, error: Exception) -> UnavailableError:
-        """What a failed operation raises here, before it is known what it means."""
-        return _BrokenError(self._first.recorder, operation, error)
-
-    # Votes, by notes in the store.
+        return _BrokenError(self.regroup.first.recorder, operation, error)
 
     @property
     def is_open(self) -> bool:
-        """Whether a vote for the next generation is under way."""
         return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
 
     def poll(self) -> None:
-        """Now and then, during training: whether a vote is under way that no wait would notice, since all come.
-
-        It runs in another thread: meanwhile that vote may be over, and what it was for lies behind this worker.
-        """
+        """Now and then, in another thread: whether a vote is under way that no wait would notice, since all come."""
         generation = self.state.view.generation + 1
         if self.notes.has(f"{OPEN}/{generation}"):
             self.called = generation
 
     @property
     def is_called(self) -> bool:
-        """Whether `poll` has found one."""
         return self.called > self.state.view.generation
 
     def handle(self, event: object) -> None:
@@ -395,48 +324,45 @@ class Member(FixedMembership):
         self.state, rank = state, self.world.rank
         for action in actions:
             match action:
-                case Send(_, Vote() as vote):
+                case Send(_, messages.Vote() as vote):
                     self._write(f"vote/{vote.generation}/{rank}", json.dumps(list(astuple(vote)[1:])))
-                case Send(_, Join()):
+                case Send(_, messages.Join()):
                     self._asked += 1
                     self._write(f"{JOIN}/{rank}", self._question, JOIN)
-                case Send(_, Left()):
+                case Send(_, messages.Left()):
                     self._write(f"{LEFT}/{rank}", "1", LEFT)
                 case Note(("unblock",)):
-                    self._abandon_flights()
+                    for flight in self.flights:  # no sum in flight arrives any more
+                        if not (flight.is_restored or (flight is self._entered and flight.is_waited)):
+                            flight.abandon(MEMBERS_CHANGE)
                     self.world.start_over(name_of(state.view.generation + 1))
                 case Note(("forward",)):
                     self.commits_prepared = True
-                case Note(("rebuild", View() as view)):
+                case Note(("rebuild", messages.View() as view)):
                     self.views.append((view.resume[0], view.members))
                     self.since.update(dict.fromkeys(view.joined, view.resume[0]))
 
     def _write(self, key: str, text: str, *kinds: str) -> None:
-        """Say something to the launcher, and count that."""
         self.notes.write(key, text)
         for kind in (*kinds, NEWS):
             self.notes.count(kind, 1)
 
-    def _receive(self, message: Open | Released | View) -> None:
+    def _receive(self, message: messages.Open | messages.Released | messages.View) -> None:
         self.handle(Received(self._machine.authority, message))
 
     def vote(self) -> None:
-        """Vote, because a vote is under way."""
-        self._receive(Open(self.state.view.generation + 1))
+        self._receive(messages.Open(self.state.view.generation + 1))
 
     def await_view(self) -> bool:
-        """Wait for what the launcher decides, or until this worker may leave; whether it said anything.
-
-        It gives those who are silent as long as any operation, and is given longer here.
-        """
+        """Wait for what the launcher decides, or until this worker may leave; whether it said anything."""
         generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
-        leaves = self.state.phase is Phase.LEAVING
+        leaves = self.state.phase is messages.Phase.LEAVING
         what = "that it may leave" if leaves else f"who continues in generation {generation}"
         self.heartbeat.doing(f"waits for the launcher to say {what}")
         pauses = Pauses()
         while True:
             if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
-                self._receive(Released())
+                self._receive(messages.Released())
                 return True
             if (text := self.notes.read(f"view/{generation}")) is not None:
                 self._receive(self._view_of(text))
@@ -447,12 +373,11 @@ class Member(FixedMembership):
             pauses.sleep()
 
     def ask_to_join(self) -> None:
-        """Ask once, and wait for the answer."""
         time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._asked) if self._asked else 0.0)
-        self.handle(Knock())
+        self.handle(messages.Knock())
         self._receive(self._await_answer())
 
-    def _await_answer(self) -> View:
+    def _await_answer(self) -> messages.View:
         """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
         self.heartbeat.doing("waits to join")
         pauses = Pauses()
@@ -461,41 +386,39 @@ class Member(FixedMembership):
             pauses.sleep()
         return self._view_of(self.notes.wait_for(f"view/{generation}"))
 
-    def _view_of(self, text: str) -> View:
+    def _view_of(self, text: str) -> messages.View:
         view = json.loads(text)
         self.heartbeat.settled = view[CHANGES]
         members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
-        return View(view["generation"], **members, donor=view["donor"])
+        return messages.View(view["generation"], **members, donor=view["donor"])
 
     @property
     def _question(self) -> str:
         """Names one time that this process asks to join, among all processes that had this rank."""
         return f"{os.environ[RESTARTED]}.{self._asked}"
 
-    # From one generation to the next.
-
     def _recover(self, broken: _BrokenError) -> None:
         self.commits_prepared = False
-        self.handle(Broken())
+        self.handle(messages.Broken())
         self._continue(broken)
         broken.record()
 
     def _continue(self, broken: _BrokenError | None) -> None:
         """Come from a vote, or from outside, to the next generation in which all members are connected."""
-        while self.state.phase is not Phase.RUN:
+        while self.state.phase is not messages.Phase.RUN:
             match self.state.phase:
-                case Phase.OUTSIDE:
+                case messages.Phase.OUTSIDE:
                     self.ask_to_join()
-                case Phase.VOTE:
+                case messages.Phase.VOTE:
                     if not self.await_view():
                         raise self._end(broken)
-                case Phase.REBUILD:
+                case messages.Phase.REBUILD:
                     for forget in self.changed:
                         forget()
                     view = self.state.view
-                    done = self.regroup.connect(view, lambda: self.is_open, lambda: self.handle(Healed()))
-                    self.handle(Connected() if done else Broken())
-                case Phase.FENCED:
+                    done = self.regroup.connect(view, lambda: self.is_open, lambda: self.handle(messages.Healed()))
+                    self.handle(messages.Connected() if done else messages.Broken())
+                case messages.Phase.FENCED:
                     raise EvictedError(
                         f"worker {self.world.rank} was silent for longer than the others wait, and they continued "
                         "without it; it changes nothing any more"
@@ -510,15 +433,8 @@ class Member(FixedMembership):
                     flight.abandon(MEMBERS_CHANGE)
                 self._start_ahead(flight)
 
-    def _abandon_flights(self) -> None:
-        """Before the groups are destroyed: no sum in flight arrives any more."""
-        for flight in self.flights:
-            if not (flight.is_restored or (flight is self._entered and flight.is_waited)):
-                flight.abandon(MEMBERS_CHANGE)
-
     def _end(self, broken: _BrokenError | None) -> Exception:
-        """Why the run ends here, as if it could not continue."""
         if broken is None:
             failed = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
             return PeerFailedError(f"generation {self.state.view.generation}: {failed}")
-        return self._first.failure(broken.operation, broken.why)
+        return self.regroup.first.failure(broken.operation, broken.why)

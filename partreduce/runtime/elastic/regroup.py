@@ -30,8 +30,7 @@ FAILED = "a further worker is lost"
 class State(Protocol):
     """A worker's whole state, which one that joins takes from another."""
 
-    def give(self) -> bytes:
-        """All of it, where a round ends."""
+    def give(self) -> bytes: ...
 
     def take(self, data: bytes, turn: int) -> None:
         """Put in place what another gave, to continue with the step before the operation of a turn."""
@@ -50,12 +49,10 @@ class Regroup:
 
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
-        self.reducers: dict[Reducer, str] = {}
-        """Whose operations go by generations, with the keys that they began with."""
+        self.reducers: dict[Reducer, str] = {}  # whose operations go by generations, with the keys that they began with
         self.held: State | None = None
         self._members: Members = tuple(range(world.size))
-        self._now: Schedule | None = schedule
-        """What is run now; None where this worker is alone."""
+        self._now: Schedule | None = schedule  # None where this worker is alone
 
     @property
     def first(self) -> Reducer:
@@ -114,7 +111,6 @@ class Regroup:
         return True
 
     def _compare(self, view: View, facts: dict[str, str], what: str) -> None:
-        """All members say the same, or have come."""
         name, ranks = name_of(view.generation), {place: [rank] for place, rank in enumerate(view.members)}
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)

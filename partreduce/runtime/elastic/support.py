@@ -15,9 +15,9 @@ from partreduce.runtime.transport.rendezvous import may_be_started_again, place
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import InputError, MissingDependencyError, ScheduleError
+from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.failure_plan import BY_NAME, check_covered
-from partreduce.topo.metrics.outer_steps import check_unstable
+from partreduce.topo.metrics.stability import check_unstable
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure, after_failure_of_nodes
 
@@ -32,19 +32,28 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
                 "torchrun with --max-restarts; here a failure ends it"
             )
         return False
+    if refusal := _blocker_of_run(schedule, world, key, replica):
+        raise InputError(
+            f"schedule {schedule.name!r}: {refusal}, and no such run continues after a failure yet; run it with "
+            "--tolerate-failures 0, and with --max-restarts R all begin again from their last checkpoint"
+        )
+    return True
+
+
+def way_to_continue(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> str:
+    """What a failure's message adds where this run would have continued if its user had asked for it; else nothing."""
+    if os.environ.get(MAX_FAILED) or _blocker_of_run(schedule, world, key, replica):
+        return ""
+    return "; under `partreduce run --tolerate-failures K` the other workers continue after such a failure"
+
+
+def _blocker_of_run(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> str:
     refusals = {
         "a second DistributedOptimizer": key != "1",
         "sharded replicas": bool(replica),
         "groups of NCCL": not isinstance(world, GlooWorld),
     }
-    if refusal := elastic_blocker(schedule) or next(
-        (BY_NAME[name].words for name, holds in refusals.items() if holds), ""
-    ):
-        raise MissingDependencyError(
-            f"schedule {schedule.name!r}: {refusal}, and no such run continues after a failure yet; run it with "
-            "--tolerate-failures 0, and with --max-restarts R all begin again from their last checkpoint"
-        )
-    return True
+    return elastic_blocker(schedule) or next((BY_NAME[name].words for name, holds in refusals.items() if holds), "")
 
 
 def elastic_blocker(schedule: Schedule) -> str:

@@ -14,28 +14,22 @@ from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.store import POLL_SECONDS, Notes, Pauses
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, Wait
-from partreduce.runtime.transport.worlds import GroupTable
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 
-CONNECT_SECONDS = 15.0
-"""How long members that are all there may take to connect; one that dies meanwhile costs the others this."""
+CONNECT_SECONDS = 15.0  # how long members that are all there may take to connect; one that dies meanwhile costs this
 
 
 class Survivors(FixedMembership):
-    """What one worker knows of the others.
+    """What one worker knows of the others; `evicted` are those that the group generator gave up, as far as it heard.
 
-    Args:
-        world: its communicators.
-        heartbeat: knows what the launcher, and workers, noted of failures.
-        evicted: the workers that the group generator gave up, as far as this one has heard.
-        key: of this optimizer, so that notes of several do not mix.
-        timeout: seconds after which a worker that lives but does not come is no longer waited for.
+    After `timeout` seconds a worker that lives but does not come is no longer waited for. `key` is the optimizer's.
     """
 
     def __init__(
         self,
-        world: GroupTable,
+        world: World,
         heartbeat: Heartbeat,
         evicted: Callable[[], frozenset[int]],
         *,
@@ -71,15 +65,11 @@ class Survivors(FixedMembership):
         return self._failed
 
     def why(self, members: tuple[int, ...]) -> str | None:
-        """Why it makes no sense to wait for these any longer."""
         failed = sorted(self.failed().intersection(members))
         return f"worker {failed[0]} has failed" if failed else None
 
     def connected(self, members: tuple[int, ...], instance: str, why: Callable[[], str | None]) -> bool:
-        """Have a communicator of these members, all of whom call this; False if one does not come.
-
-        A group that was made once is kept until it fails. `instance` names this making of it.
-        """
+        """Have a communicator, made once, of these members, all of whom call this; False if one does not come."""
         if self.world.has(members):
             return True
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")
@@ -98,11 +88,7 @@ class Survivors(FixedMembership):
         return True
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        """Wait until everybody that has not failed has come to the present gathering; who has, connected.
-
-        Who has failed is asked before who has come, so all that are here agree: a worker that fails has come for all of
-        them, or for none.
-        """
+        """Wait until everybody that has not failed has come to the present gathering; who has, connected."""
         members: tuple[int, ...] = ()
 
         def missing() -> frozenset[int]:
@@ -117,7 +103,6 @@ class Survivors(FixedMembership):
         return members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Have a communicator of all survivors."""
         if self.why(members) is not None or not self.connected(members, place, lambda: self.why(members)):
             raise UnavailableError(f"{place}: {self.why(members) or 'not all survivors connected'}")
 

@@ -15,33 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from partreduce.runtime.generator.messages import (
-    LEASE_SHARE,
-    MAX_NUMBER,
-    MAX_REPLY_BYTES,
-    SERVICE,
-    FromWorker,
-    Lease,
-    Rejection,
-    unpack_reply,
-)
+from partreduce.runtime.generator import messages
 from partreduce.runtime.transport.endpoint import Endpoint, Received
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, own_time
 from partreduce.schedulers.protocols.base import Send
+from partreduce.schedulers.protocols.group_generator import worker as protocol
 from partreduce.schedulers.protocols.group_generator.service import Ask
-from partreduce.schedulers.protocols.group_generator.worker import (
-    ASKED,
-    ENDED,
-    EVICTED,
-    GRANTED,
-    LATER,
-    Broke,
-    Computed,
-    Enter,
-    GroupWorker,
-    NextRound,
-    WorkerState,
-)
 from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 
 RETRY_SECONDS = 0.5
@@ -49,7 +28,7 @@ COST_ROUNDS = 4
 POLL_SECONDS = 0.05
 MAX_QUEUED = 1000
 
-SendMessage = Callable[[FromWorker], None]
+SendMessage = Callable[[messages.FromWorker], None]
 
 
 class GeneratorClient:
@@ -88,60 +67,57 @@ class GeneratorClient:
         self.failed: frozenset[int] = frozenset()
         self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
         self._begun: float | None = None
-        self._retry, self._lease = retry, min(lease, LEASE_SHARE * timeout)
+        self._retry, self._lease = retry, min(lease, messages.LEASE_SHARE * timeout)
         self._beat = min(retry, self._lease / 4)
-        self._session = secrets.randbelow(MAX_NUMBER)
-        self._worker = GroupWorker(-1, collective=False)
-        self._state: WorkerState | None = None
+        self._session = secrets.randbelow(messages.MAX_NUMBER)
+        self._worker = protocol.GroupWorker(-1, collective=False)
+        self._state: protocol.WorkerState | None = None
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._closing = False
         self._taken = True
         self._transport = transport
-        self._outbox: list[FromWorker] = []
+        self._outbox: list[messages.FromWorker] = []
         self._heard = own_time()
-        self._endpoint = Endpoint("group generator", key, rank, max_header=MAX_REPLY_BYTES, queue=MAX_QUEUED)
+        self._endpoint = Endpoint("group generator", key, rank, max_header=messages.MAX_REPLY_BYTES, queue=MAX_QUEUED)
         self._thread = self._endpoint.thread(self._run, name=f"partreduce-generator-{rank}")
         self._thread.start()
 
     def begin(self) -> None:
-        """Ask for the group of the round that begins; returns at once. Reports the last group as done.
-
-        Does nothing while the answer to the last request has not been taken by `group`.
-        """
+        """Report the last group as done and ask for the next round's, if its answer was taken; returns at once."""
         with self._changed:
             self._raise()
             if not self._taken:
                 return
             self._taken = False
+            self._heard, self._begun = own_time(), time.monotonic()
             if self._state is None:
                 self._state, actions = self._worker.start(0, None)
-            elif self._state.stage == GRANTED:
-                self.executed.append((self._state.seq, self._state.members))
-                self._state, actions = self._worker.step(self.rank, self._state, Enter())
+                self._send(actions)
+            elif (granted := self._granted) is not None:
+                self.executed.append(granted)
+                self._step(protocol.Enter())
             else:
-                if self._state.stage == ENDED:
+                if self._state.stage == protocol.ENDED:
                     self._worker.rounds = None
-                self._state, actions = self._worker.step(self.rank, self._state, NextRound())
-            self._heard, self._begun = own_time(), time.monotonic()
-            self._send(actions)
+                self._step(protocol.NextRound())
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
         """The sequence number and members of the round's group, None for none; called when the round is computed."""
         with self._changed:
             self._note_cost()
             deadline = Deadline(self.timeout)
-            while self._state is not None and self._state.stage in (ASKED, LATER) and self._error is None:
-                if self._state.stage == LATER:
-                    self._state, actions = self._worker.step(self.rank, self._state, Computed())
-                    self._send(actions)
-                if not self._changed.wait(min(GLANCE_SECONDS, self._retry)) and deadline.is_over:
-                    self._check_silence()
+            while self._stage in (protocol.ASKED, protocol.LATER) and self._error is None:
+                if self._stage == protocol.LATER:
+                    self._step(protocol.Computed())
+                news = self._changed.wait(min(GLANCE_SECONDS, self._retry))
+                if not news and deadline.is_over and own_time() - self._heard > self.timeout:
+                    self._error = UnavailableError(
+                        f"group generator at {self.address}: gave worker {self.rank} no answer for {self.timeout:g} s"
+                    )
             self._raise()
             self._taken = True
-            if self._state is None or self._state.stage != GRANTED:
-                return None
-            return self._state.seq, self._state.members
+            return self._granted
 
     def _note_cost(self) -> None:
         """The round is computed: its cost is the least of the last rounds', so that one disturbance does not count."""
@@ -155,24 +131,21 @@ class GeneratorClient:
         """Report that the granted group did not come about, which is also the request of the next round."""
         with self._changed:
             self._raise()
-            if self._state is None or self._state.stage != GRANTED:
-                return  # it was declared void meanwhile
-            self._taken = False
-            self._state, actions = self._worker.step(self.rank, self._state, Broke())
-            self._heard = own_time()
-            self._send(actions)
+            if self._granted is not None:  # else it was declared void meanwhile
+                self._taken = False
+                self._heard = own_time()
+                self._step(protocol.Broke())
 
     def is_void(self, seq: int) -> bool:
-        """Whether a granted group will not happen, because a member is gone."""
         with self._changed:
-            return self._state is None or self._state.stage != GRANTED or self._state.seq != seq
+            return self._granted is None or self._granted[0] != seq
 
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
         """Say that there are no further rounds. Returns a group that others wait in: run it and call `leave` again."""
         while True:
             with self._changed:
                 self._raise()
-                if self._state is None or self._state.stage == ENDED:
+                if self._stage in (None, protocol.ENDED):
                     self._taken = True
                     return None
                 if self._taken:
@@ -188,34 +161,42 @@ class GeneratorClient:
             self._closing = True
             self._endpoint.end()
 
+    @property
+    def _stage(self) -> str | None:
+        return None if self._state is None else self._state.stage
+
+    @property
+    def _granted(self) -> tuple[int, tuple[int, ...]] | None:
+        state = self._state
+        return None if state is None or state.stage != protocol.GRANTED else (state.seq, state.members)
+
+    def _step(self, event: object) -> None:
+        assert self._state is not None, "it has begun"
+        self._state, actions = self._worker.step(self.rank, self._state, event)
+        self._send(actions)
+
     def _send(self, actions: tuple[Any, ...]) -> None:
         asks = [action.message for action in actions if isinstance(action, Send)]
         self._outbox += [self._message(ask) for ask in asks if isinstance(ask, Ask)]
         self._endpoint.wake()
 
-    def _message(self, ask: Ask | None, *, goodbye: bool = False) -> FromWorker:
-        return FromWorker(self.rank, self._session, ask, goodbye, math.ceil(1000 * self.timeout))
+    def _message(self, ask: Ask | None, *, goodbye: bool = False) -> messages.FromWorker:
+        return messages.FromWorker(self.rank, self._session, ask, goodbye, math.ceil(1000 * self.timeout))
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _check_silence(self) -> None:
-        if own_time() - self._heard > self.timeout:
-            self._error = UnavailableError(
-                f"group generator at {self.address}: gave worker {self.rank} no answer for {self.timeout:g} s"
-            )
-
     def _run(self) -> None:
         try:
-            service = self._endpoint.connect(self.address, SERVICE, reads=True)
+            service = self._endpoint.connect(self.address, messages.SERVICE, reads=True)
 
-            def send(message: FromWorker) -> None:
+            def send(message: messages.FromWorker) -> None:
                 with contextlib.suppress(self._endpoint.error):  # it is sent again after the retry interval
                     service.send(self.rank, *message.packed())
 
             self._loop(self._transport(send))
-            if self._state is not None and self._state.stage == ENDED:
+            if self._stage == protocol.ENDED:
                 send(self._message(None, goodbye=True))
         except Exception as error:  # noqa: BLE001 - the training loop must learn of whatever ended its thread
             with self._changed:
@@ -232,7 +213,7 @@ class GeneratorClient:
             now = time.monotonic()
             if outgoing:
                 asked = now
-            elif state is not None and state.stage in (ASKED, GRANTED) and now - asked > self._retry:
+            elif state is not None and state.stage in (protocol.ASKED, protocol.GRANTED) and now - asked > self._retry:
                 outgoing, asked = [self._message(state.ask)], now  # also while granted: a `Void` may be lost
             elif now - beaten > self._beat:
                 outgoing = [self._message(None)]
@@ -245,19 +226,19 @@ class GeneratorClient:
 
     def _take(self, came: Received) -> None:
         try:
-            reply = unpack_reply(came.kind, came.numbers)
+            reply = messages.unpack_reply(came.kind, came.numbers)
         except InputError:
             return  # not from a generator of this version; the request is repeated
         with self._changed:
             self._heard = own_time()
-            if isinstance(reply, Rejection):
+            if isinstance(reply, messages.Rejection):
                 self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
-            elif isinstance(reply, Lease):
+            elif isinstance(reply, messages.Lease):
                 self.failed = frozenset(reply.failed)
                 self._beat = min(self._lease, reply.lease / 1000) / 4
             elif self._state is not None:
                 self._state, _ = self._worker.received(self.rank, self._state, -1, reply)
-                if self._state.stage == EVICTED:
+                if self._stage == protocol.EVICTED:
                     self._error = EvictedError(
                         f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
                         "its lease; the others continued without it, and this process no longer belongs to the job"

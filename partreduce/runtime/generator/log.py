@@ -14,11 +14,9 @@ from partreduce.topo.errors import FileError, UnavailableError
 
 APPLICATION = 0x50524747
 OLD_LOG = b"partreduce.generator.log"
-LOG_ENDINGS = ("-wal", "-journal")
-"""Of the files that SQLite keeps next to a log."""
+LOG_ENDINGS = ("-wal", "-journal")  # of the files that SQLite keeps next to a log
 PAGE_BYTES = 512
-HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES
-"""Of the log's write-ahead file: its header, and a page with what stands before it."""
+HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES  # of the log's write-ahead file; a frame holds a page
 
 
 class Log:
@@ -78,7 +76,6 @@ class Log:
         return self._ahead.stat().st_size
 
     def close(self) -> None:
-        """Let another service have it."""
         with contextlib.suppress(sqlite3.Error):
             self._database.close()
 

@@ -13,39 +13,21 @@ import re
 import secrets
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from partreduce.schedulers.protocols.group_generator import service as protocol
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
-from partreduce.schedulers.protocols.group_generator.service import (
-    Alone,
-    Ask,
-    Bye,
-    Evicted,
-    GeneratorState,
-    Grant,
-    Later,
-    Reply,
-    Void,
-)
 from partreduce.topo.errors import FileError, InputError
 
 KEY_BYTES = 32
-SERVICE = -1
-"""The generator among the ranks of an endpoint."""
+SERVICE = -1  # the generator among the ranks of an endpoint
 MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1024, 2**20
-LEASE_SHARE = 0.75
-"""The lease as a part of the run's timeout: a worker that is stopped for half of that is not evicted."""
+LEASE_SHARE = 0.75  # the lease as a part of the run's timeout: a worker stopped for half of that is not evicted
 MAX_NUMBER = 2**53
-REPLIES: dict[str, type[Reply]] = {
-    "grant": Grant,
-    "alone": Alone,
-    "later": Later,
-    "bye": Bye,
-    "void": Void,
-    "evicted": Evicted,
-}
+KINDS = (protocol.Grant, protocol.Alone, protocol.Later, protocol.Bye, protocol.Void, protocol.Evicted)
+REPLIES: dict[str, type[protocol.Reply]] = {kind.__name__.lower(): kind for kind in KINDS}
 ASK, ALIVE, GOODBYE = "ask", "alive", "goodbye"
 REFUSED, HEARD = "refused ", "heard"
 PER_WORKER = ("requests", "counts", "alone", "status", "waiting", "costs")
@@ -96,18 +78,16 @@ def read_key(path: str | os.PathLike[str]) -> str:
 class FromWorker:
     """What a worker sends: a sign of life, and the request that it waits on, if any.
 
-    `session` is a number that its process drew. `patience` is its run's timeout in milliseconds, for which a worker of
-    the run may be silent; 0 says nothing.
+    `session` is drawn by its process; `patience` is its run's timeout in milliseconds, and 0 says nothing.
     """
 
     rank: int
     session: int
-    ask: Ask | None = None
+    ask: protocol.Ask | None = None
     goodbye: bool = False
     patience: int = 0
 
     def packed(self) -> tuple[str, list[int]]:
-        """Its kind and numbers."""
         if self.ask is not None:
             return ASK, [self.session, self.patience, *plain_ask(self.ask)]
         return GOODBYE if self.goodbye else ALIVE, [self.session, self.patience]
@@ -132,15 +112,15 @@ def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: in
     return FromWorker(rank, session, ask_of(ask), patience=patience)
 
 
-def plain_ask(ask: Ask) -> list[int]:
+def plain_ask(ask: protocol.Ask) -> list[int]:
     """A request as numbers; its salt is the explorer's alone."""
     return [ask.request, ask.done, int(ask.last), int(ask.failed), int(ask.computed), ask.cost]
 
 
-def ask_of(numbers: Sequence[int]) -> Ask:
+def ask_of(numbers: Sequence[int]) -> protocol.Ask:
     """The request of numbers that `plain_ask` wrote."""
     request, done, last, failed, computed, cost = numbers
-    return Ask(request, done, bool(last), bool(failed), bool(computed), cost)
+    return protocol.Ask(request, done, bool(last), bool(failed), bool(computed), cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +138,17 @@ class Rejection:
     why: str
 
 
-def pack_reply(reply: Reply | Rejection | Lease) -> tuple[str, list[int]]:
+def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int]]:
     """The kind and numbers of a reply; only the last of its fields may be several numbers."""
     if isinstance(reply, Rejection):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Lease):
         return HEARD, [reply.lease, *reply.failed]
-    name = next(name for name, kind in REPLIES.items() if type(reply) is kind)
-    values = [getattr(reply, field.name) for field in fields(reply)]
-    return name, [number for value in values for number in (value if isinstance(value, tuple) else (value,))]
+    numbers = [number for value in astuple(reply) for number in (value if isinstance(value, tuple) else (value,))]
+    return type(reply).__name__.lower(), numbers
 
 
-def unpack_reply(kind: str, numbers: Sequence[int]) -> Reply | Rejection | Lease:
+def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejection | Lease:
     """The generator's message."""
     if kind.startswith(REFUSED) and not numbers:
         return Rejection(kind.removeprefix(REFUSED)[:200])
@@ -178,14 +157,14 @@ def unpack_reply(kind: str, numbers: Sequence[int]) -> Reply | Rejection | Lease
     if kind not in REPLIES or not all(-1 <= number < MAX_NUMBER for number in numbers):
         raise InputError("reply: is none that the generator sends")
     make: Any = REPLIES[kind]
-    single = len(fields(make)) - (make is Grant)
-    if len(numbers) < single or (make is not Grant and len(numbers) > single):
+    single = len(fields(make)) - (make is protocol.Grant)
+    if len(numbers) < single or (make is not protocol.Grant and len(numbers) > single):
         raise InputError("reply: has too few or too many numbers")
-    reply: Reply = make(*numbers[:single], *([tuple(numbers[single:])] if make is Grant else []))
+    reply: protocol.Reply = make(*numbers[:single], *([tuple(numbers[single:])] if make is protocol.Grant else []))
     return reply
 
 
-def pack_state(state: GeneratorState) -> dict[str, Any]:
+def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
     """A state as a JSON object, for the log's first record."""
     buffers = state.buffers
     names = [field.name for field in fields(state) if field.name not in ("buffers", "answers")]
@@ -195,7 +174,7 @@ def pack_state(state: GeneratorState) -> dict[str, Any]:
     return raw | {"queues": buffers.buffers, "locks": buffers.locks, "next_seq": buffers.next_seq}
 
 
-def unpack_state(raw: dict[str, Any]) -> GeneratorState:
+def unpack_state(raw: dict[str, Any]) -> protocol.GeneratorState:
     """The state of a JSON object that `pack_state` wrote (the log's checksum has vouched for it)."""
     groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
     buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
@@ -203,4 +182,4 @@ def unpack_state(raw: dict[str, Any]) -> GeneratorState:
     rest: dict[str, Any] = {name: tuple(raw[name]) for name in PER_WORKER}
     rest["known"] = tuple(map(tuple, raw["known"]))
     rest |= {name: raw[name] for name in ("generation", "draws", "apart")}
-    return GeneratorState(buffers=buffers, answers=answers, **rest)
+    return protocol.GeneratorState(buffers=buffers, answers=answers, **rest)

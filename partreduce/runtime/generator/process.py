@@ -29,14 +29,11 @@ from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 
 PREFIX = "partreduce-generator-"
-START_SECONDS = 300.0
-"""In which it has imported itself, which over a network file system, or on a busy machine, takes minutes."""
-END_SECONDS = 3.0
-"""In which it ends when it is asked to."""
+START_SECONDS = 300.0  # in which it has imported itself, which over a network file system may take minutes
+END_SECONDS = 3.0  # in which it ends when it is asked to
 MAX_RESTARTS = 5
 STANDARD_INPUT = 0
-EVICTED = b"evicted "
-"""Before the number of a worker, in a line that a generator writes to its launcher."""
+EVICTED = b"evicted "  # before the number of a worker, in a line that a generator writes to its launcher
 
 
 @contextlib.contextmanager
@@ -72,9 +69,7 @@ class GeneratorProcess:
     def __init__(self, command: list[str], key: str, host: str) -> None:
         self.command, self.key, self._host = command, key, host
         self.environment: dict[str, str] = {}
-        """What workers need to find it."""
-        self._lines = [key]
-        """What each process hears: the key, then which workers have failed."""
+        self._lines = [key]  # what each process hears: the key, then which workers have failed
         self._evicted: set[int] = set()
         self._lock, self._ending = threading.Lock(), False
         self._reader = Background(self._keep, name="partreduce-generator-process")
@@ -83,27 +78,31 @@ class GeneratorProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start it in a new session, so that Ctrl-C does not end it before the workers."""
-        process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=_home(), start_new_session=True
-        )
+        home, pipe = Path(__file__).resolve().parents[3], subprocess.PIPE  # where the packages lie
+        process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, bufsize=0, cwd=home, start_new_session=True)
         _write(process, self._lines)
         return process
 
     def serve(self, address_file: Path) -> None:
         """Wait until it listens, and keep it running from then on."""
-        address = _address(self.process, address_file)
+        deadline = time.monotonic() + START_SECONDS
+        while not address_file.exists():
+            if self.process.poll() is not None:
+                raise UnavailableError("group generator: did not start; see its message above")
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"group generator: started, but served no worker within {START_SECONDS:g} s")
+            time.sleep(0.02)
+        address = address_file.read_text(encoding="utf-8").strip()
         self.command += ["--address", address]
         self.environment = {GENERATOR: f"tcp://{self._host}:{address.rpartition(':')[2]}", GENERATOR_KEYS: self.key}
         self._reader.start()
 
     def failed(self, rank: int) -> None:
-        """Let it hear of a worker that has failed."""
         with self._lock:
             self._lines.append(str(rank))
             _write(self.process, [str(rank)])
 
     def evicted(self) -> frozenset[int]:
-        """The workers that it gave up, the silent ones among them."""
         return frozenset(self._evicted)
 
     def _keep(self) -> None:
@@ -127,14 +126,18 @@ class GeneratorProcess:
     def end(self) -> None:
         with self._lock:
             self._ending = True
-        _end(self.process)
+        self.process.terminate()
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
         if self._reader.is_alive():
             self._reader.join(END_SECONDS)
         _close(self.process)
 
 
 def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
-    """To a process that may have ended; then the next one gets all lines."""
     assert process.stdin is not None, "asked for"
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write("".join(f"{line}\n" for line in lines).encode())
@@ -149,32 +152,6 @@ def _sweep() -> None:
                 shutil.rmtree(folder)
 
 
-def _home() -> str:
-    """The folder in which the packages lie, so that the child finds the same ones."""
-    return str(Path(__file__).resolve().parents[3])
-
-
-def _address(process: subprocess.Popen[bytes], file: Path) -> str:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        if file.exists():
-            return file.read_text(encoding="utf-8").strip()
-        time.sleep(0.02)
-    if process.poll() is None:
-        raise UnavailableError(f"group generator: started, but served no worker within {START_SECONDS:g} s")
-    raise UnavailableError("group generator: did not start; see its message above")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _close(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         assert stream is not None, "asked for"
@@ -185,10 +162,9 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     """For the generator's own process: end it with its parent, and remove these files and their folder then.
 
-    The folder is made here and not by the parent, which may be killed before it has a child that would remove it. The
-    files go however this process ends, since nothing starts it again: SIGKILL alone, after which it is started again,
-    leaves them. Whether the parent still lives would say too little: while one of several threads is killed it may
-    still count as the parent.
+    The folder is made here: the parent may be killed before it has a child that would remove it. The files go however
+    this process ends, but by SIGKILL, after which it is started again. Whether the parent still lives would say too
+    little: while one of several threads is killed it may still count as the parent.
     """
     try:
         with raise_on_sigterm():
@@ -228,7 +204,6 @@ class Launcher:
         return [int(line) for line in lines]
 
     def evicted(self, rank: int) -> None:
-        """Say that a worker was evicted."""
         with contextlib.suppress(BrokenPipeError):
             sys.stdout.write(f"{EVICTED.decode()}{rank}\n")
             sys.stdout.flush()

@@ -13,21 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from partreduce.runtime.generator import messages
 from partreduce.runtime.generator.log import Log
-from partreduce.runtime.generator.messages import (
-    LEASE_SHARE,
-    MAX_REQUEST_BYTES,
-    SERVICE,
-    FromWorker,
-    Lease,
-    Rejection,
-    ask_of,
-    pack_reply,
-    pack_state,
-    plain_ask,
-    unpack_request,
-    unpack_state,
-)
 from partreduce.runtime.transport.endpoint import Endpoint, Received
 from partreduce.runtime.transport.waiting import OwnTime
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
@@ -35,14 +22,12 @@ from partreduce.schedulers.protocols.group_generator.draw import GeneratorSettin
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
 from partreduce.topo.errors import InputError
 
-PATIENCE_SECONDS = 300.0
-"""Taken for the timeout of a worker that did not say it."""
+PATIENCE_SECONDS = 300.0  # taken for the timeout of a worker that did not say it
 COMPACT_BYTES = 8 * 2**20
 MAX_BATCH = 256
 MAX_QUEUED = 1000
 POLL_SECONDS = 0.05
-STOOD_SECONDS = 0.5
-"""A turn of the loop that took longer was held up: the process was stopped, or its machine or disk stood."""
+STOOD_SECONDS = 0.5  # a turn of the loop that took longer was held up: the process, its machine or its disk stood
 
 
 class GeneratorService:
@@ -82,15 +67,16 @@ class GeneratorService:
         self.sessions: dict[int, int] = {}
         self._probe, self._on_note, self._failed, self._on_evicted = probe, on_note, failed, on_evicted
         self._routes: dict[int, bytes] = {}
-        self._seen: dict[int, float] = {}
-        """When each worker gave its last sign of life, on this service's own clock."""
+        self._seen: dict[int, float] = {}  # when each worker gave its last sign of life, on this service's own clock
         self._clock = OwnTime(STOOD_SECONDS)
         self._patience: dict[int, float] = {}
         self._parted: set[int] = set()
         self._stopped = False
         self._unwritten: list[bytes] = []
         self._log: Log | None = None
-        self._endpoint = Endpoint("group generator", key, SERVICE, max_header=MAX_REQUEST_BYTES, queue=MAX_QUEUED)
+        self._endpoint = Endpoint(
+            "group generator", key, messages.SERVICE, max_header=messages.MAX_REQUEST_BYTES, queue=MAX_QUEUED
+        )
         try:
             self._log = None if log is None else Log(log)
             self.address = self._endpoint.listen(address, answers=True)
@@ -120,9 +106,8 @@ class GeneratorService:
             self._on_evicted(worker)
 
     def _apply(self, record: dict[str, Any]) -> tuple[Any, ...]:
-        """One logged fact on the state; returns the actions."""
         if "state" in record:
-            self.state = unpack_state(record["state"])
+            self.state = messages.unpack_state(record["state"])
             self.sessions = {int(rank): session for rank, session in record["sessions"].items()}
             return ()
         if "session" in record:
@@ -134,7 +119,7 @@ class GeneratorService:
             self.state, actions = self.generator.handle(self.state, record["lost"], Crashed())
         else:
             worker, *numbers = record["ask"]
-            self.state, actions = self.generator.handle(self.state, worker, ask_of(numbers))
+            self.state, actions = self.generator.handle(self.state, worker, messages.ask_of(numbers))
         return actions
 
     def _flush(self) -> None:
@@ -158,15 +143,12 @@ class GeneratorService:
 
     @property
     def is_over(self) -> bool:
-        """Whether every worker has said goodbye or was given up."""
         return all(worker in self._parted or status == DEAD for worker, status in enumerate(self.state.status))
 
     def stop(self) -> None:
-        """End `run` soon; from any thread."""
         self._stopped = True
 
     def close(self) -> None:
-        """Give the port and the log back."""
         self._endpoint.end()
         if self._log is not None:
             self._log.close()
@@ -188,32 +170,38 @@ class GeneratorService:
             if number == 1:
                 self._probe("between replies")
             if worker in self._routes:
-                self._reply_to(self._routes[worker], worker, reply)
+                self._endpoint.reply(self._routes[worker], worker, *messages.pack_reply(reply))
         self._probe("after reply")
         if self._log is not None and self._log.size() > COMPACT_BYTES:
             self._compact()
 
     def _handle(self, came: Received) -> list[tuple[int, Any]]:
-        """One message: refused, or given to the machine."""
         try:
             message = self._check(came)
         except InputError as error:
-            self._reply_to(came.route, came.source, Rejection(str(error)))
+            self._endpoint.reply(came.route, came.source, *messages.pack_reply(messages.Rejection(str(error))))
             return []
-        patience = message.patience / 1000
+        rank, patience = message.rank, message.patience / 1000
         if patience:
-            self._patience[message.rank] = patience
-        self._routes[message.rank] = came.route
-        self._parted.discard(message.rank)
-        if self.state.status[message.rank] != DEAD:
-            self._seen[message.rank] = self._clock()
-        return self._apply_message(message)
+            self._patience[rank] = patience
+        self._routes[rank] = came.route
+        self._parted.discard(rank)
+        if self.state.status[rank] != DEAD:
+            self._seen[rank] = self._clock()
+        if rank not in self.sessions:
+            self._stage({"session": [rank, message.session]})
+        if message.goodbye:
+            self._seen.pop(rank, None)
+            self._parted.add(rank)
+            return []
+        if message.ask is None:
+            return [(rank, messages.Lease(self._dead, math.ceil(1000 * self.lease_of(rank))))]
+        return self._sends(self._stage({"ask": [rank, *messages.plain_ask(message.ask)]}))
 
-    def _check(self, came: Received) -> FromWorker:
-        """The message, if it may be heard."""
+    def _check(self, came: Received) -> messages.FromWorker:
         if came.payload:
             raise InputError("message: is not one frame")
-        message = unpack_request(came.source, came.kind, came.numbers, self.setting.num_workers)
+        message = messages.unpack_request(came.source, came.kind, came.numbers, self.setting.num_workers)
         if self.sessions.get(message.rank, message.session) != message.session:
             raise InputError(f"rank {message.rank}: belongs to another process of this job")
         patience = message.patience / 1000
@@ -223,17 +211,6 @@ class GeneratorService:
                 "waited for; raise the timeout or lower --lease"
             )
         return message
-
-    def _apply_message(self, message: FromWorker) -> list[tuple[int, Any]]:
-        if message.rank not in self.sessions:
-            self._stage({"session": [message.rank, message.session]})
-        if message.goodbye:
-            self._seen.pop(message.rank, None)
-            self._parted.add(message.rank)
-            return []
-        if message.ask is None:
-            return [(message.rank, Lease(self._dead, math.ceil(1000 * self.lease_of(message.rank))))]
-        return self._sends(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """Apply a fact now and write it with the batch; facts that change nothing are not written."""
@@ -248,10 +225,6 @@ class GeneratorService:
             if isinstance(action, Note) and isinstance(action.what, tuple):
                 self._on_note(action.what)
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
-
-    def _reply_to(self, route: bytes, to: int, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
-        """Send without ever waiting: a worker that does not take its answer asks again."""
-        self._endpoint.reply(route, to, *pack_reply(reply))
 
     def _expire(self) -> None:
         """Evict workers that were there and have been silent for longer than the lease."""
@@ -273,19 +246,17 @@ class GeneratorService:
 
     @property
     def _dead(self) -> tuple[int, ...]:
-        """The workers that take part no longer."""
         return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
         """Seconds of silence after which a worker is evicted."""
-        return LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
+        return messages.LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:
-        """A log of many facts becomes a log of one state."""
         assert self._log is not None, "only a log is compacted"
         self._probe("before compaction")
         head = {"head": {"job": self.job, "workers": self.setting.num_workers}}
-        state = {"state": pack_state(self.state), "sessions": self.sessions}
+        state = {"state": messages.pack_state(self.state), "sessions": self.sessions}
         self._log.append([_bytes(head), _bytes(state)], instead=True)
         self._probe("after compaction")
 

@@ -1,8 +1,4 @@
-"""Watch one worker's run for misuse, from wrapping to its end.
-
-The engine calls it at the moments of a step; hooks call it where the script uses the model, loads it, or steps an
-optimizer. The checks are rows of the table (see `table`).
-"""
+"""Watch one worker's run for misuse, from wrapping to its end: the engine and hooks call the rows of the table."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.mean_model import sample_of
 from partreduce.runtime.guard import training
-from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at
+from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at, run_checks
 from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, version_of
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import Store, torch_compile_disable
@@ -44,7 +40,6 @@ class Guard(Facts):
             self._hook_gradients()
 
     def _plan(self) -> None:
-        """Choose the checks of the coming steps."""
         before, averaging = checks_at(Moment.BEFORE_STEP), checks_at(Moment.BEFORE_AVERAGING)
         if not self._is_early and not self.always:
             before, averaging = (tuple(row for row in rows if row.when is When.ALWAYS) for rows in (before, averaging))
@@ -55,7 +50,6 @@ class Guard(Facts):
     # From wrapping to the end.
 
     def attach(self) -> None:
-        """Begin to watch."""
         if self.run.alone:
             return
         self.resume()
@@ -65,13 +59,11 @@ class Guard(Facts):
             _watching.add(self)
 
     def detach(self) -> None:
-        """The run has ended."""
         self.pause()
         with LOCK:
             _watching.discard(self)
 
     def resume(self) -> None:
-        """Watch what the script does with the model."""
         if self.run.alone or self._hooks:
             return
         # Not where it is defined: it imports the compiler, as every optimizer that is made has done by now.
@@ -110,15 +102,13 @@ class Guard(Facts):
             training.loaded_in_mean_model(undone)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Before a group is added to the optimizer: refuse what would not be averaged."""
-        _run(Moment.ADD_GROUP, self, group)
+        run_checks(Moment.ADD_GROUP, self, group)
 
     # The moments of a step.
 
     def before_step(
         self, *, skip: bool = False, found_inf: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> None:
-        """Before a step, as it is asked of `Engine.step`."""
         if not self.steps:
             self.frozen = self.frozen_now()
         self.steps += 1
@@ -130,10 +120,9 @@ class Guard(Facts):
             if (found := look(self)) is not None:
                 row.report(found)
         if skip or found_inf is not None or scale is not None:
-            _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
+            run_checks(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def after_closure(self) -> None:
-        """The closure of a step was called, with its own forward pass."""
         training.model_inside_distributed_data_parallel(self)
 
     def before_averaging(self, *, skip: bool) -> None:
@@ -164,7 +153,7 @@ class Guard(Facts):
 
     def means_changed(self) -> bool:
         """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters)."""
-        _run(Moment.AFTER_AVERAGING, self)
+        run_checks(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
     def after_step(self, *, ends_round: bool = False) -> None:
@@ -179,7 +168,7 @@ class Guard(Facts):
                 self.made.clear()
         if ends_round and not self._is_torchs:
             self.prepare()
-            _run(Moment.ROUND_END, self)
+            run_checks(Moment.ROUND_END, self)
         if self.averages_gradients:
             self.has_stepped = True
             if self.shares:
@@ -188,11 +177,9 @@ class Guard(Facts):
                 self.left = {parameter: version_of(parameter) for parameter in held}
 
     def went_on(self) -> None:
-        """The run continues from another step, with what was loaded."""
         self.known_loads, self.means = self.loads, None
 
     def meeting(self) -> None:
-        """Where all meet."""
         self.check()
         training.frozen_changed(self)
 
@@ -227,11 +214,6 @@ class Guard(Facts):
             self.made[parameter] = version_of(parameter)
 
 
-def _run(moment: Moment, *facts: object) -> None:
-    for row in checks_at(moment):
-        row(*facts)
-
-
 def _remove(hooks: list[RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
@@ -243,13 +225,11 @@ def _remove(hooks: list[RemovableHandle]) -> None:
 # what it makes.
 
 _wholes: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
-_parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
-"""Apart, since a part of one optimizer's model may be the whole model of another."""
+_parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()  # maybe a whole model elsewhere
 _modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
 
 
-NOTHING = contextlib.nullcontext.__exit__
-"""Takes any positional arguments, does nothing and returns None."""
+NOTHING = contextlib.nullcontext.__exit__  # takes any positional arguments, does nothing and returns None
 
 
 class ModuleHook:
@@ -320,8 +300,7 @@ class _BeforeStateDict(ModuleHook):
 # One hook before every optimizer's step.
 
 _watching: WeakSet[Guard] = WeakSet()
-_hooked: list[object] = []
-"""Torch's handle of the hook, which all runs of the process share."""
+_hooked: list[object] = []  # Torch's handle of the hook, which all runs of the process share
 
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
@@ -329,4 +308,4 @@ def _before_optimizer_step(optimizer: torch.optim.Optimizer, _arguments: object,
         watching = list(_watching)
     for guard in watching:
         if not guard.run.applier.is_stepping and (id(optimizer) in guard.own or guard.share_of(optimizer)):
-            _run(Moment.OPTIMIZER_STEP, guard, optimizer)
+            run_checks(Moment.OPTIMIZER_STEP, guard, optimizer)

@@ -1,9 +1,8 @@
 """List all checks: what each inspects, when it runs, its cost, and its message.
 
-`@check(...)` registers a plain function. It receives the inspected state and returns None if all is well, and otherwise
-the values for the message. All checks run at wrapping and in the first steps. A later step runs only checks that cost
-almost nothing, or that state why they must run (`why`); `PARTREDUCE_CHECK=always` runs all in each step. The tables of
-`docs/errors.md` are printed from it.
+`@check(...)` registers a plain function, which returns None if all is well, and otherwise the values for the message.
+All run at wrapping and in the first steps, later only those that cost almost nothing or state why they must (`why`);
+`PARTREDUCE_CHECK=always` runs all in each step. The tables of `docs/errors.md` are printed from it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from partreduce.runtime.environment import CHECK
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 
-FIRST_STEPS = 3
-"""Steps in which all checks run: a script that misuses a model in its loop does so from the start."""
+FIRST_STEPS = 3  # steps in which all checks run: a script that misuses a model in its loop does so from the start
 
 Found: TypeAlias = "Mapping[str, object] | None"
 
@@ -71,12 +69,10 @@ class Check:
     why: str
 
     def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - what the moment has to show
-        """Look, and report what is found."""
         if (found := self.look(*facts)) is not None:
             self.report(found)
 
     def report(self, found: Mapping[str, object]) -> None:
-        """Refuse or warn of what `look` found."""
         text = self.message.format_map(found)
         if not self.warns:
             raise InputError(text)
@@ -87,12 +83,7 @@ TABLE: list[Check] = []
 
 
 def check(
-    *moments: Moment,
-    refuses: str = "",
-    warns: str = "",
-    when: When = When.ALWAYS,
-    cost: str = "none",
-    why: str = "",
+    *moments: Moment, refuses: str = "", warns: str = "", when: When = When.ALWAYS, cost: str = "none", why: str = ""
 ) -> Callable[[Callable[..., Found]], Check]:
     """Register a function as a row; its name is the row's, and its docstring says what it looks at."""
 
@@ -107,6 +98,12 @@ def check(
 def checks_at(moment: Moment) -> tuple[Check, ...]:
     """The checks of a moment, in the order of the table."""
     return tuple(row for row in TABLE if moment in row.moments)
+
+
+def run_checks(moment: Moment, *facts: object) -> None:
+    """Run the checks of a moment."""
+    for row in checks_at(moment):
+        row(*facts)
 
 
 def checks_always() -> bool:

@@ -12,10 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.runtime.averaging.bucket import Slot
-from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.flat_model import digest_of, state_keys
 from partreduce.runtime.averaging.mean_model import has_moved
-from partreduce.runtime.averaging.optimizer_state import state_keys
-from partreduce.runtime.data.data_fingerprints import pop_fingerprint
+from partreduce.runtime.data.sampler import pop_fingerprint
 from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import Found, Moment, When, check
@@ -44,16 +43,11 @@ def version_of(parameter: torch.Tensor) -> Version:
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
 
-LOCK = threading.Lock()
-"""Optimizers of several threads step, and each step looks at all runs: none may come while another one lists."""
+LOCK = threading.Lock()  # each step of any thread's optimizer lists all runs: none may come meanwhile
 
 
 class Facts(Layout):
-    """What is known of one run.
-
-    The `engine` says besides whether this worker's model may be another one than the mean of all (`differs`), whether
-    the gradients of the coming step are still to be averaged (`has_local_gradients`), and the `round`.
-    """
+    """What is known of one run."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         run: Run = engine.run
@@ -65,17 +59,13 @@ class Facts(Layout):
         self.said: set[str] = set()  # what was warned of
         self.averaged_elsewhere = False  # whether a forward pass ran inside a DistributedDataParallel
         self.asks_for_checkpoint = False  # whether the script has asked for one to continue from
-        self.loads = self.known_loads = 0
-        """How often the model, or a part of it, was loaded; and how many of these are as they should be."""
+        self.loads = self.known_loads = 0  # how often the model, or a part, was loaded; and how many are all right
         self.made: dict[torch.Tensor, Version] = {}  # gradients as the last backward pass made them
-        self.means: list[Version] | None = None
-        """The gradients as average_gradients() left them, until the step that takes them."""
+        self.means: list[Version] | None = None  # as average_gradients() left them, until the step that takes them
         self.added = ""  # the name of a parameter to whose mean a backward pass has added
         self.frozen: dict[str, str] = {}  # fingerprints of the frozen parameters as the first step found them
-        self.starts: Callable[[], list[dict[str, str]]] | None = None
-        """Fingerprints of the models with which workers begin, where each kept its own; for the first average."""
-        self.notes: Notes | None = None
-        """Where workers are processes: what they compare their first gradients by, until these said enough."""
+        self.starts: Callable[[], list[dict[str, str]]] | None = None  # fingerprints of models, if each kept its own
+        self.notes: Notes | None = None  # where workers are processes: to compare their first gradients by
         self.num_compared = 0
         self.own = {id(one) for one in with_inner(engine.optimizer)}  # the wrapped optimizer, and those inside it
         self.shares: WeakKeyDictionary[torch.optim.Optimizer, list[Slot]] = WeakKeyDictionary()
@@ -84,7 +74,6 @@ class Facts(Layout):
         self.has_stepped = False
 
     def once(self, what: str) -> bool:
-        """Whether it is reported for the first time."""
         is_new = what not in self.said
         self.said.add(what)
         return is_new
@@ -96,7 +85,6 @@ class Facts(Layout):
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
 
     def share_of(self, optimizer: torch.optim.Optimizer) -> list[Slot]:
-        """What an optimizer holds of the model."""
         if (share := self.shares.get(optimizer)) is None:
             held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
             share = [slot for slot in self.flat.slots() if slot.parameter in held]
@@ -343,8 +331,7 @@ def data_in_different_orders(facts: Facts) -> Found:
     return {"what": apart.rpartition(",")[0]} if apart else None
 
 
-FEWEST_NUMBERS = 16
-"""Different batches may agree in fewer gradients by chance, where data are signs or small counts."""
+FEWEST_NUMBERS = 16  # different batches may agree in fewer gradients by chance, where data are signs or small counts
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from partreduce.runtime.averaging.bucket import drop_repetitions
 from partreduce.runtime.averaging.buffer_rules import AVERAGED
 from partreduce.runtime.averaging.dtensor_shards import Sharders, is_sharded, local
-from partreduce.runtime.guard.table import Found, Moment, check, checks_at
+from partreduce.runtime.guard.table import Found, Moment, check, run_checks
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import of_type
 from partreduce.topo.schedule import Schedule
@@ -43,14 +43,12 @@ WAYS_OUT: dict[str, str] = {
 }
 WAYS_OUT["pytorch_lightning"] = WAYS_OUT["lightning"]
 
-FOLLOWS = "follows_a_schedule"
-"""Marks DistributedOptimizer, and the step of an optimizer to which a schedule is attached."""
+FOLLOWS = "follows_a_schedule"  # marks DistributedOptimizer, and the step of an optimizer with a schedule attached
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer, if it is one of torch's that follows no schedule yet and does not communicate."""
-    for row in checks_at(Moment.WRAP_OPTIMIZER):
-        row(optimizer)
+    run_checks(Moment.WRAP_OPTIMIZER, optimizer)
     return optimizer
 
 
@@ -69,7 +67,6 @@ class WrappedModel(NamedTuple):
     optimizer: torch.optim.Optimizer | None = None
 
     def first(self, fits: Callable[[Any], bool]) -> Found:
-        """The name of the first parameter that fits."""
         return next(({"name": name} for name, one in self.model.named_parameters() if fits(one)), None)
 
 
@@ -78,14 +75,12 @@ def check_model(
 ) -> None:
     """Check a model and its optimizer before `FlatModel` moves anything."""
     Sharders(model)  # a forward pass may have left whole parameters in the places of shards
-    for row in checks_at(Moment.WRAP_MODEL):
-        row(WrappedModel(model, apart, optimizer))
+    run_checks(Moment.WRAP_MODEL, WrappedModel(model, apart, optimizer))
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
     """Check a schedule against the workers that are there, and the other schedules of this process."""
-    for row in checks_at(Moment.WRAP_RUN):
-        row(world, optimizer.schedule, optimizer)
+    run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 
 # The optimizer.
@@ -144,10 +139,7 @@ def model_in_distributed_data_parallel(wrapped: WrappedModel) -> Found:
     return {} if isinstance(wrapped.model, DistributedDataParallel) else None
 
 
-@check(
-    Moment.WRAP_MODEL,
-    refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap",
-)
+@check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap")
 def uninitialized_parameter(wrapped: WrappedModel) -> Found:
     """Lazy parameters."""
     return wrapped.first(lambda one: isinstance(one, torch.nn.parameter.UninitializedParameter))
@@ -163,10 +155,7 @@ def parameter_on_the_meta_device(wrapped: WrappedModel) -> Found:
     return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
 
-@check(
-    Moment.WRAP_MODEL,
-    refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant",
-)
+@check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant")
 def sparse_parameter(wrapped: WrappedModel) -> Found:
     """Each parameter's layout."""
     return wrapped.first(lambda one: one.layout is not torch.strided)
@@ -279,10 +268,7 @@ def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
     return None
 
 
-@check(
-    Moment.WRAP_MODEL,
-    refuses="model: has no trainable parameter{besides}; nothing could be averaged",
-)
+@check(Moment.WRAP_MODEL, refuses="model: has no trainable parameter{besides}; nothing could be averaged")
 def nothing_to_train(wrapped: WrappedModel) -> Found:
     """`requires_grad` of each parameter."""
     if any(one.requires_grad and one not in wrapped.apart for one in wrapped.model.parameters()):

@@ -72,7 +72,6 @@ class _Orders:
         return [], not self._connection.problem
 
     def collect(self, shutdown: Shutdown) -> bool:
-        """Obey, say who ended and with what, and whether the attempt still runs."""
         while self._connection.records and not self._is_over:
             self._obey()
         if self._connection.problem and not self._is_over:
@@ -146,7 +145,6 @@ class Follower:
                     connection.close()
 
     def _connect(self, problem: str) -> Connection:
-        """A connection to node 0, which may be started later than this node."""
         start, has_spoken, comes_back = time.monotonic(), False, bool(problem)
         while time.monotonic() < start + START_SECONDS:
             reraise_pending()
@@ -172,10 +170,7 @@ class Follower:
         )
 
     def _is_accepted(self, connection: Connection, until: float, *, comes_back: bool) -> bool:
-        """Whether node 0 takes this node in; False where the connection ends before it answers.
-
-        False also where node 0 has not noticed yet that the connection from which a node comes back has ended.
-        """
+        """Whether node 0 takes this node in; not where the connection ends, or an earlier one seems to stand."""
         key = key_of(self.run_id)
         match connection.next(until):
             case ["partreduce", int(version), str(nonce)] if version == VERSION:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from partreduce.runtime import environment as env
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer, write_line
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
 
 FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
 """Exit codes of mistakes, which the next attempt would meet as well, and of a run whose others ended well."""
-LONGEST_PAUSE = 60.0
-"""Seconds between two attempts, at most; nodes need a while until they are back."""
-THREAD_SECONDS = 10.0
-"""In which the threads of an attempt that has ended are gone."""
+LONGEST_PAUSE = 60.0  # seconds between two attempts, at most; nodes need a while until they are back
+THREAD_SECONDS = 10.0  # in which the threads of an attempt that has ended are gone
 
 
 def launch(
@@ -67,84 +65,99 @@ def launch(
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
     That some fail because others are missing (exit code 69) is a consequence of why these are, whichever ends first.
-    SIGTERM and SIGHUP are passed on to the workers as SIGTERM; they have `grace` seconds to end, and the exit code is
-    the signal's.
+    SIGTERM and SIGHUP are passed on to the workers as SIGTERM, and the exit code is the signal's.
 
     Args:
-        target: the path of a Python script, run as `__main__`, which draws its own random numbers in each worker, or
-            a function without parameters, which draws those of the program that forks it. That must not have computed
-            in several threads of torch: its copies would wait for them for ever.
+        target: what each worker runs (see `Target`).
         args: the script's arguments.
         num_workers: processes of this machine.
         num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
         threads: torch threads per worker; by default the cores are shared out, at least 1 each.
         environment: further variables for the workers.
-        grace: seconds between the first failure and the end of the others.
+        grace: seconds between the first failure, or a signal, and the end of the others.
         patient: where a signal ends a worker, the others may continue beyond `grace`; the exit code is the signal's.
         max_failures: so many may fail by a signal or by silence, and the others continue, without a `generator` once
-            all are connected, by the membership of their optimizer (see `elastic.member`). A worker's own error still
-            ends the run.
+            all are connected (see `elastic.member`). A worker's own error still ends the run.
         max_restarts: so often in all a failed worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
         nodes: the launchers of the other nodes, whose workers are part of the run; this one is node 0.
-        generator: inside, a group generator runs, which hands out the groups of this run and learns who has failed; it
-            is called with the address at which that listens, and with its key if the nodes have one.
+        generator: inside, a group generator runs; called with the address at which that listens, and with its key if
+            the nodes have one.
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"num_nodes: expected a divisor of {num_workers} workers, got {num_nodes}")
     check_script(target)
     try:
         with raise_on_sigterm(), contextlib.ExitStack() as stack:
-            if nodes is None:
-                cluster, ranks = Cluster.regular(num_nodes, num_workers // num_nodes), tuple(range(num_workers))
-                address, secret = LOOPBACK, secrets.token_hex(32)
-            else:
+            cluster, ranks = Cluster.regular(num_nodes, num_workers // num_nodes), tuple(range(num_workers))
+            if nodes is not None:
                 cluster = nodes.gathered(num_workers, max_restarts)
-                ranks, address, secret = cluster.workers_of(0), nodes.address, nodes.secret
+                ranks = cluster.workers_of(0)
                 stack.callback(nodes.end_attempt)
             check_failure_limits(cluster.num_workers, max_failures, max_restarts)
-            shared = {
-                env.MASTER_ADDR: address,
-                env.RUN_SECRET: secret,
-                **(environment or {}),
-                **({} if generator else failure_environment(max_failures, max_restarts)),
-            }
-            variables = worker_variables(cluster, ranks, threads, shared)
-            processes = stack.enter_context(
-                fork_workers(target, args, [variables(rank) for rank in [*ranks, *ranks[:1] * max_restarts]])
-            )
-            # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
-            store, port = serve_store(address)
-            further = {env.MASTER_PORT: str(port), env.RUN_ID: f"partreduce-{os.getpid()}"}
-            process = None
-            if generator is not None:
-                process = stack.enter_context(generator(address, None if nodes is None else nodes.generator_key))
-                further |= process.environment
-            mine, spares = processes[: len(ranks)], Spares(processes[len(ranks) :], variables, further)
-            workers: list[Worker] = [*mine]
-            if nodes is not None:
-                workers = sorted([*mine, *nodes.released(shared | further)], key=lambda worker: worker.rank)
-            for worker in mine:
-                worker.release(further)
+            shared = {**(environment or {}), **({} if generator else failure_environment(max_failures, max_restarts))}
+            prepared = _prepare(
+                stack, target, args, cluster, ranks,
+                threads=threads, environment=shared, num_spares=max_restarts, nodes=nodes, generator=generator,
+            )  # fmt: skip
             outlet = LogMultiplexer(output)
-            number = 0
-
-            def start(rank: int) -> Worker | None:
-                nonlocal number
-                by = spares if nodes is None or rank in ranks else nodes
-                started = None if number == max_restarts else by.started(rank, number + 1)
-                number += started is not None
-                return started
-
             rule = _failure_rule(
-                workers, store, outlet, patient=patient, generator=process, max_failures=max_failures, start=start,
+                prepared, outlet, patient=patient, max_failures=max_failures, max_restarts=max_restarts,
                 restarted=restarted,
             )  # fmt: skip
-            sources: list[Source] = [*mine] if nodes is None else [*mine, nodes]
-            return supervise(workers, sources, store, grace, outlet, rule=rule)
+            sources: list[Source] = [*prepared.mine, *([] if nodes is None else [nodes])]
+            return supervise(prepared.workers, sources, prepared.store, grace, outlet, rule=rule)
     except Terminated as ended:
         return ended.exit_code
+
+
+class _Prepared(NamedTuple):
+    """A run whose workers have been released: `mine` are those of this machine."""
+
+    workers: list[Worker]
+    mine: list[Child]
+    store: Store
+    generator: Generator | None
+    start: Callable[[int, int], Worker | None]
+    """Starts a worker of a rank as number so many of the run, in the place of a failed one; None where it cannot."""
+
+
+def _prepare(
+    stack: contextlib.ExitStack,
+    target: Target,
+    args: Sequence[str],
+    cluster: Cluster,
+    ranks: tuple[int, ...],
+    *,
+    threads: int | None,
+    environment: Mapping[str, str],
+    num_spares: int,
+    nodes: Nodes | None,
+    generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
+) -> _Prepared:
+    """Fork the workers, start what they need, and release them; `stack` ends everything."""
+    address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
+    shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
+    variables = worker_variables(cluster, ranks, threads, shared)
+    waiting = [variables(rank) for rank in [*ranks, *ranks[:1] * num_spares]]
+    processes = stack.enter_context(fork_workers(target, args, waiting))
+    # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
+    store, port = serve_store(address)
+    further = {env.MASTER_PORT: str(port), env.RUN_ID: f"partreduce-{os.getpid()}"}
+    process = None
+    if generator is not None:
+        process = stack.enter_context(generator(address, None if nodes is None else nodes.generator_key))
+        further |= process.environment
+    mine, spares = processes[: len(ranks)], Spares(processes[len(ranks) :], variables, further)
+    others = [] if nodes is None else nodes.released(shared | further)
+    for worker in mine:
+        worker.release(further)
+
+    def start(rank: int, number: int) -> Worker | None:
+        return spares.started(rank, number) if nodes is None or rank in ranks else nodes.started(rank, number)
+
+    return _Prepared(sorted([*mine, *others], key=lambda worker: worker.rank), mine, store, process, start)
 
 
 def check_script(target: Target) -> None:
@@ -160,24 +173,26 @@ def check_script(target: Target) -> None:
 
 
 def _failure_rule(
-    workers: Sequence[Worker],
-    store: Store,
+    prepared: _Prepared,
     outlet: LogMultiplexer,
     *,
     patient: bool,
-    generator: Generator | None,
     max_failures: int,
-    start: Callable[[int], Worker | None],
+    max_restarts: int,
     restarted: Callable[[], object],
 ) -> FailureRule[Worker]:
     """Whether the others of a run continue after a failure, and which workers join; parameters as of `launch`."""
     from partreduce.runtime.elastic import coordinator  # loads torch, as every worker does
 
-    if generator is not None:
-        return coordinator.OnRequest(workers, generator, max_failures, outlet)
+    workers = prepared.workers
+    if prepared.generator is not None:
+        return coordinator.OnRequest(workers, prepared.generator, max_failures, outlet)
     if not max_failures:
         return coordinator.FailureRule(workers, outlet, patient=patient)
-    return coordinator.Coordinator(workers, store, max_failures, outlet, start=start, restarted=restarted)
+    return coordinator.Coordinator(
+        workers, prepared.store, max_failures, outlet,
+        start=prepared.start, max_restarts=max_restarts, restarted=restarted,
+    )  # fmt: skip
 
 
 def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
@@ -200,10 +215,7 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
 
 
 class Spares:
-    """Processes that wait to be started in the place of failed workers; they were forked together with these.
-
-    A fork in the middle of a run would copy the locks of the store's thread, and not the thread.
-    """
+    """Processes that wait to be started in the place of failed workers; a later fork would copy a thread's locks."""
 
     def __init__(
         self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], further: Mapping[str, str]
@@ -234,9 +246,8 @@ def run_attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: in
     """Make a first attempt, and further ones while they fail and restarts are left; the last one's exit code.
 
     This is for every schedule: for those whose survivors cannot continue, and for the others where more fail than they
-    plan for. Each attempt has a store, workers and its own generator, so nothing of an attempt reaches the next
-    but what the script saved. Workers see the variables of torchrun's restarts. After SIGINT, SIGTERM or SIGHUP, which
-    are passed on to the attempt under way, no other follows.
+    plan for. Nothing of an attempt reaches the next but what the script saved. Workers see the variables of torchrun's
+    restarts. After SIGINT, SIGTERM or SIGHUP, which are passed on to the attempt under way, no other follows.
 
     Args:
         attempt: is called with further variables for its workers, and spends restarts if it starts single ones again;
@@ -266,7 +277,6 @@ def run_attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: in
 def _code_of(
     attempt: Callable[[Mapping[str, str], Restarts], int], variables: Mapping[str, str], restarts: Restarts
 ) -> int:
-    """An attempt's exit code, also where it ends by an error, of which the next attempt may know nothing."""
     try:
         return attempt(variables, restarts)
     except PartreduceError as error:
@@ -303,14 +313,7 @@ def worker_variables(
 
 
 def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int | None = None) -> dict[str, str]:
-    """What a worker finds in its environment.
-
-    Args:
-        rank: the worker.
-        nodes: which worker runs where.
-        threads: of torch; by default the cores of this machine shared out.
-        num_here: how many workers there are on this machine; all by default.
-    """
+    """What a worker finds in its environment, among `num_here` workers of this machine (by default all)."""
     node, local = int(nodes.node_of()[rank]), int(nodes.local_rank_of()[rank])
     cores = len(os.sched_getaffinity(0))
     # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
@@ -339,8 +342,8 @@ def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int 
 def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
     """Start the store on a free port, which is returned with it.
 
-    For this machine alone it is given a socket that listens there only: by itself it would on all addresses, for
-    anybody. For other nodes, which reach it at `address`, it does, so that this process needs no network to ask it.
+    It is given a socket: by itself it would listen on all addresses, as it does for other nodes, which reach it at
+    `address`.
     """
     from partreduce.runtime.transport.torch_api import store_on
 

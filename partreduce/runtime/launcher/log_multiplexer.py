@@ -10,30 +10,27 @@ from partreduce.topo.errors import DocumentError, HandshakeError, InputError, Sc
 
 MISTAKES = tuple(f"{kind.__name__}: " for kind in (InputError, DocumentError, HandshakeError, ScheduleError))
 """How lines begin that tell a mistake of the script, which all workers make."""
-ALIKE_SECONDS = 0.3
-"""How long the first such line waits for the others."""
+ALIKE_SECONDS = 0.3  # how long the first such line waits for the others
 
 
 class LogMultiplexer:
-    """Passes complete lines on.
-
-    Args:
-        output: where all lines go; standard output and error by default.
-    """
+    """Passes complete lines on, to standard output and error by default."""
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output
 
     def write(self, text: str, *, errors: bool) -> None:
-        """Pass lines on at once, of standard output or of the errors."""
         stream = self._output or (sys.stderr if errors else sys.stdout)
         stream.write(text)
         stream.flush()
 
+    def say(self, text: str) -> None:
+        self.write(f"partreduce: {text}\n", errors=True)
+
 
 def write_line(text: str) -> None:
     """Say something of the launcher's own, at once also where standard error is a file."""
-    LogMultiplexer().write(f"partreduce: {text}\n", errors=True)
+    LogMultiplexer().say(text)
 
 
 class ErrorDeduplicator:
@@ -44,7 +41,6 @@ class ErrorDeduplicator:
         self._held: dict[str, tuple[float, set[int]]] = {}
 
     def hold(self, rank: int, line: str) -> bool:
-        """Keep a worker's line until `show`, if it is of this kind."""
         if not line.startswith(MISTAKES):
             return False
         self._held.setdefault(line, (time.monotonic() + ALIKE_SECONDS, set()))[1].add(rank)

@@ -39,21 +39,15 @@ from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 
 LOOPBACK = "127.0.0.1"
 VERSION = 1
-DEFAULT_PORT = 29400
-"""torchrun's."""
-START_SECONDS = 300.0
-"""In which all nodes have come and imported torch, which over a network file system takes minutes."""
-PATIENCE_SECONDS = 3.0
-"""After which a node says for whom it waits."""
-END_SECONDS = 10.0
-"""In which the other launchers have ended once the run has."""
+DEFAULT_PORT = 29400  # torchrun's
+START_SECONDS = 300.0  # in which all nodes have come and imported torch, which over a network file system takes minutes
+PATIENCE_SECONDS = 3.0  # after which a node says for whom it waits
+END_SECONDS = 10.0  # in which the other launchers have ended once the run has
 IDLE_SECONDS, ASK_SECONDS, SILENT_SECONDS = 5, 5, 20
 """The kernel asks a silent connection's other side after so long, then every few seconds, and gives up at last."""
 LONGEST_RECORD = 2**20
-TAKEN = "is taken by another launcher"
-"""Why a node is refused whose rank another one has."""
-UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)
-"""Variables that each launcher sets by itself."""
+TAKEN = "is taken by another launcher"  # why a node is refused whose rank another one has
+UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)  # each launcher sets these by itself
 
 
 class Endpoint(NamedTuple):
@@ -136,7 +130,6 @@ class Connection:
             self.problem = self.problem or reason_of(error)
 
     def read(self) -> None:
-        """Take what has come."""
         try:
             chunk = self.socket.recv(2**16)
             self.problem = self.problem or ("" if chunk else "the other side has ended it")
@@ -174,10 +167,8 @@ class RemoteWorker(Worker):
     """A worker of another node, of which the launcher there tells."""
 
     node: _Node
-    start: int = 0
-    """Which process of this rank it is: 0 the first, else the number of its restart."""
-    reported: int | None = None
-    """Its `code`, if the launcher there has said it."""
+    start: int = 0  # which process of this rank it is: 0 the first, else the number of its restart
+    reported: int | None = None  # its `code`, if the launcher there has said it
 
     def reap(self) -> bool:
         self.code = self.reported
@@ -190,7 +181,6 @@ class RemoteWorker(Worker):
         self.node.connection.send("signal", self.rank, self.start, int(number))
 
     def give_up(self) -> None:
-        """The launcher there does not answer, though the connection stands: it may be stopped."""
         if not self.node.is_gone:
             end = "what runs there ends by itself when it does again"
             write_line(f"node {self.node.rank} does not answer; {end}")
@@ -204,10 +194,8 @@ class _Node:
     rank: int
     num_workers: int
     connection: Connection
-    workers: dict[int, RemoteWorker] = field(default_factory=dict)
-    """Of the attempt that runs."""
-    ready: int = 0
-    """For which attempt its processes wait."""
+    workers: dict[int, RemoteWorker] = field(default_factory=dict)  # of the attempt that runs
+    ready: int = 0  # for which attempt its processes wait
     refusal: str = ""
 
     @property
@@ -230,13 +218,8 @@ class _Node:
 class Nodes:
     """The other nodes, for node 0; it listens for their launchers as long as the run lasts.
 
-    Args:
-        endpoint: where they reach this machine.
-        facts: of `same_on_all`.
-        run_id: the run's name.
-        num_nodes: with this one.
-        placement: which workers run where, if the schedule says it; else the nodes have consecutive ones.
-        num_workers: of all nodes, if the schedule says it.
+    `facts` are those of `same_on_all`. The schedule may say which workers run where (`placement`; else the nodes have
+    consecutive ones) and how many there are on all of the `num_nodes` nodes, this one included.
     """
 
     def __init__(
@@ -320,7 +303,6 @@ class Nodes:
         return node.workers[rank]
 
     def end_attempt(self) -> None:
-        """Let the other launchers end what still runs there."""
         for node in self._nodes.values():
             node.connection.send("over")
 
@@ -375,7 +357,6 @@ class Nodes:
                 connection.close()
 
     def _answer(self, connection: Connection, record: list[Any]) -> None:
-        """Take in the launcher of a node, or say why not."""
         match record:
             case ["join", int(rank), int(size), dict(facts), str(nonce), str(proof)]:
                 reason = self._rejection_reason(rank, size, facts)

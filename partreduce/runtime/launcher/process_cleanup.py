@@ -1,10 +1,10 @@
 """End every process that a launcher started, however the launcher or one of its workers ended.
 
 It uses three means of Linux, each for cases that the others miss. A process dies with its parent if it requests that
-from the kernel. A worker's children stay in the worker's process group, and the group is ended with the worker; a small
+from the kernel. A worker's children stay in the worker's process group, which is ended with the worker; a small
 guardian process does so if the launcher itself was killed. Processes that left their group are inherited by the
-launcher, which ends them at its end. Every process first receives SIGTERM, because Python's and torch's helpers remove
-shared memory only then.
+launcher, which ends them at its end. Each gets SIGTERM first: Python's and torch's helpers remove shared memory only
+then.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from pathlib import Path
 from partreduce.runtime.launcher.signals import defer_signals
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ASKED_SECONDS = 2.0
-"""Between asking a process to end and ending it."""
+ASKED_SECONDS = 2.0  # between asking a process to end and ending it
 LOOK_SECONDS = 0.02
 MESSAGE = struct.Struct(">ci")
 
@@ -35,10 +34,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
 
 @contextlib.contextmanager
 def orphans_ended() -> Iterator[None]:
-    """Inherit inside what this process's descendants leave behind, and end it afterwards, with every other new child.
-
-    For a process whose children are all over when this ends, such as `partreduce run`.
-    """
+    """Inherit inside what this process's descendants leave behind; end it afterwards, with all other new children."""
     me = os.getpid()
     before = {pid for pid, parent, _, _ in _processes() if parent == me}
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -116,7 +112,6 @@ class CleanupProcess:
             os.write(self._writing, MESSAGE.pack(b"+", group))
 
     def close(self) -> None:
-        """Everything has been ended; to be called once."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._writing, MESSAGE.pack(b".", 0))
         os.close(self._writing)

@@ -15,6 +15,7 @@ import fcntl
 import functools
 import gc
 import importlib
+import inspect
 import io
 import json
 import os
@@ -35,8 +36,7 @@ from partreduce.runtime.launcher.process_cleanup import CleanupProcess, die_with
 from partreduce.runtime.launcher.signals import default_signals, defer_signals, end_by_signal, reraise_pending
 from partreduce.topo.errors import PartreduceError
 
-MESSAGE_BYTES = 4096
-"""What a pipe passes on in one piece."""
+MESSAGE_BYTES = 4096  # what a pipe passes on in one piece
 IMPORTED_ONCE = (
     "torch",
     "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
@@ -46,7 +46,9 @@ IMPORTED_ONCE = (
 )
 
 Target = str | Path | Callable[[], object]
-"""The path of a script, or a function without parameters."""
+"""The path of a Python script, run as `__main__`, which draws its own random numbers in each worker, or a function
+without parameters, which draws those of the program that forks it. That must not have computed in several threads of
+torch: its copies would wait for them for ever."""
 
 
 @dataclass(slots=True)
@@ -54,21 +56,16 @@ class Worker:
     """A worker as the launcher sees it, on this machine or on another node."""
 
     rank: int
-    code: int | None = field(default=None, kw_only=True)
-    """Its exit code, or minus the signal that ended it."""
-    lost: str = field(default="", kw_only=True)
-    """Why it is not known how it ended: its node is gone."""
-    has_complained: bool = field(default=False, kw_only=True)
-    """Whether it wrote to its standard error."""
-    children_until: float = field(default=float("inf"), kw_only=True)
-    """When what it has started is ended."""
+    code: int | None = field(default=None, kw_only=True)  # its exit code, or minus the signal that ended it
+    lost: str = field(default="", kw_only=True)  # why it is not known how it ended: its node is gone
+    has_complained: bool = field(default=False, kw_only=True)  # whether it wrote to its standard error
+    children_until: float = field(default=float("inf"), kw_only=True)  # when what it has started is ended
 
     def reap(self) -> bool:
         """Whether it has ended; then `code` says how."""
         raise NotImplementedError
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to what it started."""
         raise NotImplementedError
 
     def give_up(self) -> None:
@@ -115,10 +112,7 @@ class Child(Worker):
         return bool(_num_waiting(errors) or self.streams[errors])
 
     def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """The complete lines that have come, and whether there may be more.
-
-        With `last` what has come so far is all that counts, although somebody may hold the pipe open.
-        """
+        """The complete lines that have come, and whether there may be more; with `last`, no more is waited for."""
         chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
         *lines, rest = (self.streams[descriptor] + chunk).split(b"\n")
         if (last or not chunk) and rest:
@@ -128,7 +122,6 @@ class Child(Worker):
         return [Line(self, errors, line.decode(errors="replace")) for line in lines], bool(chunk)
 
     def release(self, variables: Mapping[str, str]) -> None:
-        """Let it run with these further variables, for which it waits."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.go, json.dumps(variables).encode())
         os.close(self.go)
@@ -136,7 +129,6 @@ class Child(Worker):
 
 
 def _num_waiting(descriptor: int) -> int:
-    """How many bytes lie in a pipe."""
     return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
@@ -224,18 +216,13 @@ def _fork(
 
 
 _left: list[object] = []
-"""The names of the script that ended, or the exception that ended it, whose frames have them.
-
-Nothing of it is destroyed while Python runs, as in its own program: the destructor of a gloo group keeps the
-interpreter's lock while it waits for a thread, which may need it to let go of the last sum (torch 2.13).
-"""
+"""The names of the script that ended, or the exception that ended it: nothing of it is destroyed while Python runs, as
+in its own program. The destructor of a gloo group keeps the interpreter's lock while it waits for a thread, which may
+need it to let go of the last sum (torch 2.13)."""
 
 
 def _keep_destroyed_groups() -> None:
-    """Keep also what the script takes down by `torch.distributed.destroy_process_group`, for the same reason.
-
-    The last to let go of such a group is often a DistributedDataParallel, when the function that made it returns.
-    """
+    """Keep also groups that the script destroys: a DistributedDataParallel is often the last to let go of one."""
     import torch.distributed as dist
 
     destroy = dist.destroy_process_group
@@ -336,10 +323,7 @@ def own_standard_streams(output: int, errors: int) -> None:
 
 
 def _seed_from_system() -> None:
-    """Seed torch's and NumPy's generators as each of them does when it is imported.
-
-    Python's own generator is seeded at a fork; those of devices come into being after it.
-    """
+    """Seed torch's and NumPy's generators as at their import; a fork seeds Python's, and devices' come after it."""
     import torch
 
     torch.default_generator.seed()
@@ -348,11 +332,7 @@ def _seed_from_system() -> None:
 
 
 def leave_clean_up_to_parent() -> None:
-    """Let this worker finalize nothing that was to be finalized when the parent ends, a `TemporaryDirectory` say.
-
-    Nor end the parent's daemonic processes of multiprocessing, which it would take for its own, nor write out what is
-    in the buffers of the parent's files.
-    """
+    """Finalize nothing of the parent's in this worker: no `TemporaryDirectory`, daemonic process or file's buffer."""
     gc.freeze()  # so that the collector lists what the worker makes, and nothing else
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else lists them
         finalizer.atexit = False
@@ -390,10 +370,7 @@ _explanations: list[Callable[[BaseException], PartreduceError | None]] = []
 
 
 def add_error_translator(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
-    """Ask for an explanation of every error that ends the script.
-
-    Where a rank of a sharded model fails, torch's own collectives fail in the others and name no rank.
-    """
+    """Ask for an explanation of every error that ends the script: torch's own collectives name no rank."""
     _explanations.append(explanation)
 
 
@@ -410,17 +387,28 @@ def print_error(error: PartreduceError) -> int:
 
 def install_excepthook(*, own_process: bool = True) -> None:
     """From now on; not where the program shows errors in its own way, nor where somebody types it in."""
+    global _before
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
-    if own_process and not is_typed and sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _show
+    if own_process and not is_typed and _is_default(sys.excepthook):
+        _before, sys.excepthook = sys.excepthook, _show
         if threading.excepthook is threading.__excepthook__:
             threading.excepthook = _show_of_thread
+
+
+_before = sys.__excepthook__  # what shows the errors that are not ours
+
+
+def _is_default(hook: Callable[..., object]) -> bool:
+    """Whether it is Python's, around which torch puts one with the rank when a script makes a process group."""
+    while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", print)
+    return hook is sys.__excepthook__
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     known = translate_error(error)
     if not isinstance(known, PartreduceError):
-        sys.__excepthook__(kind, error, trace)
+        _before(kind, error, trace)
         return
     with contextlib.redirect_stderr(sys.__stderr__ or sys.stderr):  # torch's hook drops its buffer on SystemExit
         raise SystemExit(print_error(known))

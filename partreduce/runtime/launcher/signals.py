@@ -11,16 +11,13 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SIGNALLED = 128
-"""A shell's exit code of a process that a signal ended is this and the signal's number."""
+SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this and the signal's number
 AGAIN_SECONDS = 1.0
 """Signals that follow one another faster are one request: GNU `timeout` signals a process and then its whole group."""
 
 
-_unheard: list[int] = []
-"""Signals whose exception has not been caught, as far as is known."""
-_asked = float("-inf")
-"""When the last request to end came, on the monotonic clock."""
+_unheard: list[int] = []  # signals whose exception has not been caught, as far as is known
+_asked = float("-inf")  # when the last request to end came, on the monotonic clock
 
 
 class Terminated(BaseException):
@@ -33,11 +30,7 @@ class Terminated(BaseException):
 
 
 def shell_exit_code(returncode: int) -> int:
-    """Return the exit code by which a shell reports a process.
-
-    Args:
-        returncode: as `subprocess` has it: what the process passed to `exit`, or minus the signal that ended it.
-    """
+    """The exit code by which a shell reports a process; `returncode` is as `subprocess` has it."""
     return returncode if returncode >= 0 else SIGNALLED - returncode
 
 
@@ -60,8 +53,7 @@ def end_by_signal(number: int) -> None:
 def raise_on_sigterm() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
 
-    Of them and Ctrl-C what repeats another one at once raises nothing. And children that end can be waited for, also
-    where who started this program ignores theirs, which is inherited.
+    Of them and Ctrl-C what repeats another one at once raises nothing. Children that end can be waited for, too.
     """
     global _asked  # noqa: PLW0603 - belongs to the process, as its handlers do
     ours: list[signal.Signals] = []
@@ -84,7 +76,6 @@ def raise_on_sigterm() -> Iterator[None]:
 
 
 def _default(number: int) -> object:
-    """What a Python program does about a signal unless it says otherwise."""
     return signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 
 

@@ -7,6 +7,7 @@ import selectors
 import signal
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,36 +34,27 @@ if TYPE_CHECKING:
 
 CONSEQUENCE = UnavailableError.exit_code
 """Of a worker that ends because another one is missing: who ends first of these two is chance."""
-GRACE_SECONDS = 5.0
-"""How long the others may take to report a failure by themselves before they are ended."""
-ANSWER_SECONDS = 10.0
-"""How long a node may take to report that its workers, which it was asked to kill, have ended."""
+GRACE_SECONDS = 5.0  # how long the others may take to report a failure by themselves before they are ended
+ANSWER_SECONDS = 10.0  # how long a node may take to report that its workers, which it was asked to kill, have ended
 LOOK_SECONDS = 0.05
-CHILDREN_SECONDS = 2.0
-"""How long what a failed worker has started may live on, to clean up."""
+CHILDREN_SECONDS = 2.0  # how long what a failed worker has started may live on, to clean up
 
 
 class Source(Protocol):
     """What the launcher listens to: a worker's process, or the launchers of other nodes."""
 
-    streams: dict[int, bytes]
-    """By descriptor, the line that is unfinished."""
+    streams: dict[int, bytes]  # by descriptor, the line that is unfinished
 
-    def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """As of `Child`."""
-        ...
+    def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]: ...
 
 
 @dataclass(slots=True)
 class Shutdown:
     """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL."""
 
-    code: int = 0
-    """The run's exit code; that of a signal is as a shell reports it."""
-    cause: str = ""
-    """Which worker's failure that was, as a clause."""
-    request: int = 0
-    """The signal by which somebody asked for the end of the run."""
+    code: int = 0  # the run's exit code; that of a signal is as a shell reports it
+    cause: str = ""  # which worker's failure that was, as a clause
+    request: int = 0  # the signal by which somebody asked for the end of the run
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
@@ -92,10 +84,7 @@ class Shutdown:
         return len(self.signals) < 2 or bool(self.request)
 
     def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
-        """A worker ended with a failure: whether the run continues without it; else the others have `grace` left.
-
-        Where the rule is patient they continue until one of them fails by itself, too.
-        """
+        """A worker ended with a failure: whether the run continues without it; else the others have `grace` left."""
         assert worker.code is not None
         is_failed = _is_lost(worker)
         if not self.has_signalled and rule.continue_without(worker, is_failed=is_failed):
@@ -112,9 +101,7 @@ class Shutdown:
             running = [worker.rank for worker in workers if worker.code is None]
             if outlet is not None and self.cause and running and not self.has_signalled:
                 # They could train without it, so that none of them has named it.
-                outlet.write(
-                    f"partreduce: {self.cause}, so the run ends: SIGTERM to {format_workers(running)}\n", errors=True
-                )
+                outlet.say(f"{self.cause}, so the run ends: SIGTERM to {format_workers(running)}")
             _signal(workers, self.signals.pop(0))
             self.deadline = time.monotonic() + (2.0 if self.signals else ANSWER_SECONDS)
             return
@@ -139,15 +126,8 @@ def supervise(
     starts in their place are added to `workers`.
     """
     shutdown = Shutdown()
-    watch(
-        workers,
-        sources,
-        shutdown,
-        outlet,
-        lambda: _collect(workers, store, shutdown, grace, outlet, rule=rule),
-        grace=grace,
-        pause=lambda: rule.pause,
-    )
+    collect = partial(_collect, workers, store, shutdown, grace, outlet, rule=rule)
+    watch(workers, sources, shutdown, outlet, collect, grace=grace, pause=lambda: rule.pause)
     # A run that continued without a worker that was evicted says so, even where all others ended well.
     evicted = rule.evicted or any(worker.code == EvictedError.exit_code for worker in workers)
     return shutdown.code or (EvictedError.exit_code if evicted else 0)
@@ -165,10 +145,9 @@ def watch(
     num_workers: int | None = None,
     num_here: int | None = None,
 ) -> None:
-    """Forward output, and call `collect` between looks, until it returns that no worker runs any more.
+    """Forward output, and signals to the workers, and call `collect` between looks, until it says that no worker runs.
 
-    Signals that ask this process to end are passed on to the workers. `num_workers` are those of the whole run, and
-    `num_here` those whose lines come here.
+    `num_workers` are those of the whole run, and `num_here` those whose lines come here.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
@@ -209,8 +188,8 @@ def watch(
 
 def _is_lost(worker: Worker) -> bool:
     """Whether the others of a run that outlives lost workers continue without this one."""
-    signalled_or_evicted = worker.code is not None and (worker.code < 0 or worker.code == EvictedError.exit_code)
-    return signalled_or_evicted or bool(worker.lost)
+    assert worker.code is not None
+    return worker.code < 0 or worker.code == EvictedError.exit_code or bool(worker.lost)
 
 
 def _ended_by_itself(worker: Worker) -> bool:
@@ -220,14 +199,9 @@ def _ended_by_itself(worker: Worker) -> bool:
 
 
 def _collect(
-    workers: list[Worker],
-    store: Store,
-    shutdown: Shutdown,
-    grace: float,
-    outlet: LogMultiplexer,
-    *,
-    rule: FailureRule[Worker],
-) -> bool:
+    workers: list[Worker], store: Store, shutdown: Shutdown, grace: float, outlet: LogMultiplexer,
+    *, rule: FailureRule[Worker],
+) -> bool:  # fmt: skip
     """Note which workers ended, and how; shut down the rest after a failure. Returns whether any worker still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
     rule.poll()
@@ -283,34 +257,19 @@ def _forward(
 
 
 def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
-    """Leave word in the store of how a worker died, for the others' error messages, and say a signal's death here.
-
-    Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
-    """
-    from partreduce.runtime.transport.store import (  # loads torch, as every worker does
-        CHANGES,
-        DEATHS,
-        Notes,
-        read_stage,
-    )
+    """Leave word in the store of how a worker died, for others' messages; say here what it cannot say itself."""
+    from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes, read_stage  # loads torch, as workers do
 
     assert worker.code is not None
-    if _is_lost(worker) and worker.code != EvictedError.exit_code:
-        text = worker.lost or format_end(worker.code)
-        if not ended:
-            # A worker that a signal ends prints nothing itself.
-            hint = "; the kernel does that when memory runs out" if worker.code == -signal.SIGKILL else ""
-            with contextlib.suppress(RuntimeError):
-                where = read_stage(store, worker.rank)
-                outlet.write(f"partreduce: worker {worker.rank} {text} {where}{hint}\n", errors=True)
-    elif not first:
+    text, is_lost = worker.lost or format_end(worker.code), _is_lost(worker) and worker.code != EvictedError.exit_code
+    if not (is_lost or first):
         return
-    else:
-        text = format_end(worker.code)
-        if not ended and not (worker.has_complained or worker.has_more_to_say()):
-            with contextlib.suppress(RuntimeError):
-                where = read_stage(store, worker.rank)
-                outlet.write(f"partreduce: worker {worker.rank} {text} and no message {where}\n", errors=True)
+    # A worker that a signal ends prints nothing itself.
+    if not ended and (is_lost or not (worker.has_complained or worker.has_more_to_say())):
+        hint = "; the kernel does that when memory runs out" if worker.code == -signal.SIGKILL else ""
+        with contextlib.suppress(RuntimeError):
+            where = read_stage(store, worker.rank)
+            outlet.say(f"worker {worker.rank} {text} {'' if is_lost else 'and no message '}{where}{hint}")
     with contextlib.suppress(RuntimeError):
         notes = Notes(store, DEATHS, own_server=True)
         notes.write(str(worker.rank), text)
@@ -318,7 +277,6 @@ def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, fi
 
 
 def _signal(workers: Sequence[Worker], number: signal.Signals) -> None:
-    """Send a signal to the running workers and to what they started."""
     for worker in workers:
         if worker.code is None:
             worker.signal(number)

@@ -11,6 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 
 from partreduce.runtime.transport.rendezvous import hosts_store
 from partreduce.runtime.transport.store import Notes, deaths_of
@@ -33,7 +34,7 @@ def handshake(
     key: str = "1",
     timeout: float,
 ) -> None:
-    """Compare `facts` over all workers; each reads those of all at once, as soon as they are there.
+    """Compare `facts` (field → short text) over all workers; each reads those of all at once, when they are there.
 
     Args:
         store: a torch store that all workers reach.
@@ -59,11 +60,8 @@ def handshake(
         raise HandshakeError(text + _first_difference(notes, field, odd, usual))
     except StoreLostError as error:
         raise StoreLostError(f"handshake: {error}") from None
-    except UnavailableError:
-        _linger(notes, hosts_store(rank, store), deadline=time.monotonic() + 2)
-        raise
-    except HandshakeError:
-        _linger(notes, hosts_store(rank, store), size=size, deadline=time.monotonic() + 2)
+    except (UnavailableError, HandshakeError) as error:
+        _linger(notes, hosts_store(rank, store), size=size if isinstance(error, HandshakeError) else 0)
         raise
     except RuntimeError as error:
         reason = (str(error).splitlines() or [""])[0][:160]
@@ -71,10 +69,7 @@ def handshake(
 
 
 def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
-    """The first field on which workers differ, as (field, a differing rank, a usual rank, sentence); None if none.
-
-    The value that most workers have is taken as the usual one; on a tie the lowest rank's.
-    """
+    """(the first field that differs, a differing rank, a usual rank, sentence), by the usual value; None if none."""
     fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
     for field in fields:
         values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}
@@ -135,16 +130,15 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
     if odd_lines is None or usual_lines is None:
         return ""
     theirs, ours = json.loads(odd_lines), json.loads(usual_lines)
-    for index in range(max(len(theirs), len(ours))):
-        left = theirs[index] if index < len(theirs) else "nothing"
-        right = ours[index] if index < len(ours) else "nothing"
+    for left, right in zip_longest(theirs, ours, fillvalue="nothing"):
         if left != right:
             return f" (first difference: rank {odd} has {left}, rank {usual} has {right})"
     return ""
 
 
-def _linger(notes: Notes, hosts: bool, *, deadline: float, size: int = 0) -> None:
+def _linger(notes: Notes, hosts: bool, *, size: int) -> None:
     """Give the others time to read before the process that hosts the store ends."""
+    deadline = time.monotonic() + 2
     try:
         gone = notes.count("leaving", 1)
         while hosts and gone < size and time.monotonic() < deadline:

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
@@ -23,13 +23,15 @@ from partreduce.runtime.transport.waiting import SignsOfLife, own_time
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import StoreLostError
 
+Found = TypeVar("Found")
 BEAT_SECONDS = 0.5
-REASON_SECONDS = 2.0
-"""A worker that gave up says why within this time, which is a little longer than it takes to find out."""
+REASON_SECONDS = 2.0  # a worker that gave up says why within this time, a little longer than it takes to find out
 UNEQUAL = (
     "the workers' data lengths differ, so put the training loop into `with optimizer.join():`; or one left its loop "
     "early, so have all stop at the same step"
 )
+SURVIVABLE = ("was killed by signal", "ended without a word", "was lost with node", "gave no sign of life")
+"""How the failures are told after which others can continue."""
 ALL_CALL = "all workers call {}, so take it out of any `if rank == 0`; or {}"
 TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
@@ -65,6 +67,7 @@ class Heartbeat(SignsOfLife):
         beats: bool,
         lifelines: KeepaliveSockets | None = None,
         worker_steps: Iterable[int] = (),
+        way_to_continue: Callable[[], str] = str,
     ) -> None:
         self.rank = rank
         self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Deaths(store)
@@ -72,25 +75,25 @@ class Heartbeat(SignsOfLife):
         different = sorted({int(steps_per_round) for steps_per_round in worker_steps})
         self.unequal = PACED.format(different[0], different[-1]) if len(different) > 1 else UNEQUAL
         """Why workers end after different numbers of rounds, and the way out."""
-        self._together = ""
-        """What this worker does that is no round, and all have to do; empty in rounds."""
+        self._together = ""  # what this worker does that is no round, and all have to do; empty in rounds
         self.now: tuple[str | Callable[[], str], Iterable[int]] = NOT_STARTED, ()
         """What this worker does, and for whom it waits in that: one value, which any thread may set (see `doing`)."""
+        self._way_to_continue = way_to_continue
+        """Asked what a message says to a user whose run ends by a failure that it need not have ended by."""
         self.line = self._notes.line
         self._changes = 0
         self.settled = 0
         """Of those, what the launcher knew of when it decided who continues: no worker looks for that any more."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
-        self.with_each: Callable[[], None] = lambda: None
-        """Done with every beat, by the thread that beats."""
+        self.with_each: Callable[[], None] = lambda: None  # done with every beat, by the thread that beats
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
-        self._gatherings = self._exchanges = 0
+        self.counts = (0, 0)
+        """How many gatherings and exchanges this worker has been in: what one that joins later continues from."""
         self._gathered = (0, "", "")
         """After how many rounds this worker came to its last gathering, to which, and its advice."""
-        self._place = ""
-        """`gathering` or `exchange` inside one: what is counted there says who has been in it."""
+        self._place = ""  # `gathering` or `exchange` inside one: what is counted there says who has been in it
         if beats:
             Background(self._beat, name="partreduce-heartbeat", stop=self._stop.set).start()
 
@@ -100,29 +103,16 @@ class Heartbeat(SignsOfLife):
         return self._notes.place(f"beat/{self.rank}")
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Say what this worker does now, and for whom it waits in that; the next heartbeat carries it.
-
-        A text that is called is made when somebody reads it, which most never are.
-        """
+        """As `SignsOfLife`; the next heartbeat carries it. A text that is called is made when somebody reads it."""
         self.now = text, waits
 
     @property
     def gatherings(self) -> int:
         """To how many gatherings this worker has come; equal on all workers that call the same ones."""
-        return self._gatherings
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many gatherings and exchanges this worker has been in: what one that joins later continues from."""
-        return self._gatherings, self._exchanges
-
-    @counts.setter
-    def counts(self, counts: tuple[int, int]) -> None:
-        self._gatherings, self._exchanges = counts
+        return self.counts[0]
 
     @property
     def last(self) -> tuple[str, tuple[int, ...]]:
-        """What this worker said last that it does, and for whom it waits in that."""
         text, waits = self.now
         return text if isinstance(text, str) else text(), tuple(rank for rank in waits if rank != self.rank)
 
@@ -134,10 +124,7 @@ class Heartbeat(SignsOfLife):
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def news(self) -> int:
-        """How much was noted of failures and ends that is not settled: one cheap question.
-
-        Who waits looks closely when it grows, which takes several questions for each of those it waits for.
-        """
+        """How much was noted of failures and ends that is not settled: one cheap question before closer looks."""
         changes = self._try(lambda: self._deaths.count(CHANGES))
         if changes is not None:
             self._changes = changes
@@ -149,28 +136,26 @@ class Heartbeat(SignsOfLife):
             raise error
 
     def store_lost(self) -> StoreLostError | None:
-        """The error of a run whose store is gone; None while nothing is known against it."""
         problem = self._notes.problem
         return None if problem is None else StoreLostError(problem)
 
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
         """Say that this worker now waits for all others in `what` after `round_` rounds; `advice` is for late workers.
 
-        All workers count the same gatherings, so one that waits for this worker in a group's operation knows by the
-        number whether this gathering is over or can never begin.
+        All workers count the same gatherings, so that the number tells whether one is over or can never begin.
         """
-        self._gatherings += 1
+        self.counts = self.gatherings + 1, self.counts[1]
         self._note_exchanges()
         self._gathered = round_, what, advice or self._all_call(what)
-        text = json.dumps([self._gatherings, *self._gathered])
+        text = json.dumps([self.gatherings, *self._gathered])
         self._try(lambda: self._notes.write(f"gathering/{self.rank}", text))
 
     @contextlib.contextmanager
     def gathering(self, what: str, round_: int, advice: str | None = None) -> Iterator[None]:
         """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
 
-        So has who finished after it. Two gatherings and the end may fall between the same rounds, so the round alone
-        would not tell, and what such a worker has sent may take longer to come than the worker to continue.
+        So has who finished after it. Two gatherings and the end may fall between the same rounds, which would not tell
+        alone.
         """
         self.gather(what, round_, advice)
         with self._inside("gathering"):
@@ -178,11 +163,8 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around one operation of all workers that belongs to no round, which all do and count.
-
-        Inside, who waits elsewhere or has finished has been in it if it had counted as far by then.
-        """
-        self._exchanges += 1
+        """Around one operation of all workers that belongs to no round, which all do and count."""
+        self.counts = self.gatherings, self.counts[1] + 1
         with self._inside("exchange"):
             yield
 
@@ -201,8 +183,8 @@ class Heartbeat(SignsOfLife):
 
     def _note_exchanges(self) -> None:
         """Written before the note that tells where this worker is, so that who reads that one finds this, too."""
-        if self._exchanges:
-            self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(self._exchanges)))
+        if exchanges := self.counts[1]:
+            self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(exchanges)))
 
     def _has_been_here(self, rank: int) -> bool | None:
         """Whether a member that has continued was in what this worker is in; None where only its rounds can tell."""
@@ -210,15 +192,12 @@ class Heartbeat(SignsOfLife):
             return rank in self.gathered([rank])
         if self._place == "exchange":
             counted = self.read("exchanges", rank)
-            return counted is not None and int(counted) >= self._exchanges
+            return counted is not None and int(counted) >= self.counts[1]
         return None
 
     @contextlib.contextmanager
     def together(self, advice: str) -> Iterator[None]:
-        """Around what all workers do together outside the rounds: who has ended is missing here for `advice`'s reason.
-
-        Without it such a worker would be said to have had less data.
-        """
+        """Around what all do together outside the rounds: who has ended is missing for `advice`'s reason."""
         self._together = advice
         try:
             yield
@@ -226,7 +205,6 @@ class Heartbeat(SignsOfLife):
             self._together = ""
 
     def read(self, kind: str, rank: int) -> str | None:
-        """Another worker's note, if it left one."""
         return self._get(self._notes, f"{kind}/{rank}")
 
     def record_failure(self, text: str) -> None:
@@ -272,7 +250,6 @@ class Heartbeat(SignsOfLife):
         return self.first_failure() or next((f"worker {rank} {deaths[rank]}" for rank in ended_ranks), None)
 
     def _without(self, ended: int) -> str:
-        """Why a worker that finished after so many rounds is missing here, as the end of a clause."""
         reached, what, advice = self._gathered
         if self._place != "gathering" or ended < reached:
             return f": {self._together or self.advice_at_end}"
@@ -286,11 +263,12 @@ class Heartbeat(SignsOfLife):
     def _all_call(self, what: str) -> str:
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
-    def apart(self, members: Iterable[int], round_: int) -> str | None:
-        """Who of some that did different things at one time is in a gathering, where the others are not, as a clause.
+    def way_out(self, why: str) -> str:
+        """What a user can do about such a failure, as the end of a sentence: a worker's own error ends any run."""
+        return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
-        None where there is none, so that it was something else.
-        """
+    def apart(self, members: Iterable[int], round_: int) -> str | None:
+        """Who of some that did different things at one time is not in this worker's gathering, as a clause."""
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
         if not others:
@@ -301,8 +279,8 @@ class Heartbeat(SignsOfLife):
     def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
         """Which member takes a step with other `settings` of the optimizer than this worker, as a clause.
 
-        Called where the members' sums of that step did not fit together, which all of them notice at once; None if all
-        are equal, or did not say theirs in time.
+        Called where the members' sums of that step did not fit together; None if all are equal, or did not say theirs
+        in time.
         """
         text = json.dumps(settings)
         self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))
@@ -320,18 +298,17 @@ class Heartbeat(SignsOfLife):
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.
 
-        Such a member never comes to a collective of that round. (It may still answer messages from a side thread.)
-        `way_out` stands in place of the place's own advice.
+        Such a member never comes to a collective of that round. `way_out` stands in place of the place's own advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
             if noted is not None:
                 number, reached, what, advice = json.loads(noted)
-                if number > self._gatherings and reached <= round_ and not self._has_been_here(rank):
+                if number > self.gatherings and reached <= round_ and not self._has_been_here(rank):
                     way_out = way_out or self._together or advice
                     return f"worker {rank} waits for all in {what} after {reached} rounds: {way_out}"
                 mine = self._gathered[1]
-                if self._place == "gathering" and number == self._gatherings and what != mine:
+                if self._place == "gathering" and number == self.gatherings and what != mine:
                     return (
                         f"worker {rank} is in {what} after {reached} rounds and this worker {self.rank} in {mine}: all "
                         "workers call the same in the same order, none of it under `if rank == 0`"
@@ -339,7 +316,6 @@ class Heartbeat(SignsOfLife):
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:
-        """The members that can take no more part, as they, the launcher or another worker noted."""
         return frozenset(
             rank
             for rank in members
@@ -357,14 +333,11 @@ class Heartbeat(SignsOfLife):
         return frozenset(
             rank
             for rank, note in notes.items()
-            if rank == self.rank or (note is not None and json.loads(note)[0] >= self._gatherings)
+            if rank == self.rank or (note is not None and json.loads(note)[0] >= self.gatherings)
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """As `cause`, and also members that gave up themselves.
-
-        Of a worker that has finished, the others may still save whole tables with it, though they have finished, too.
-        """
+        """As `cause`, and members that gave up; with one that has finished the others may still save whole tables."""
         if (problem := self._notes.problem) is not None:
             return problem
         members = list(members)
@@ -394,17 +367,14 @@ class Heartbeat(SignsOfLife):
         return Sign(str(text), tuple(waits), now - known[1])
 
     def watch(self, members: Iterable[int]) -> None:
-        """Look at those for whom this worker waits, and at those for whom they wait, so that a silence is noticed."""
         self.waits_for(members, None)
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
-        """For whom a worker waits, down the chain of waiting to the one that holds up the rest, as a clause."""
         others = [rank for rank in members if rank != self.rank]
         text = clause(self.rank, others, self.sign, seconds)
         return self._notes.problem or text  # without an answer from the store everybody seems silent
 
     def sees_silence(self, members: Iterable[int]) -> bool:
-        """Whether it is known already who holds up a worker that waits for these."""
         return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
 
     def linger(self, size: int) -> None:
@@ -421,7 +391,6 @@ class Heartbeat(SignsOfLife):
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """End the heartbeat; this worker has said whatever it had to say."""
         self._stop.set()
         if self._lifelines is not None:
             self._lifelines.close()
@@ -440,15 +409,13 @@ class Heartbeat(SignsOfLife):
             self._stop.wait(BEAT_SECONDS)
 
     def _death(self, rank: int) -> str | None:
-        death: str | None = self._try(lambda: self._deaths.of(rank))
-        return death
+        return self._try(lambda: self._deaths.of(rank))
 
     def _get(self, notes: Notes, key: str) -> str | None:
-        text: str | None = self._try(lambda: notes.read(key))
-        return text
+        return self._try(lambda: notes.read(key))
 
     @staticmethod
-    def _try(action: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever the action returns
+    def _try(action: Callable[[], Found]) -> Found | None:
         """The store is a convenience here: without it errors are less precise, and nothing else changes."""
         try:
             return action()

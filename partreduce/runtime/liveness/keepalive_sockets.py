@@ -23,18 +23,14 @@ from partreduce.runtime.transport.torch_api import Store, TCPStore
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import StoreLostError, UnavailableError
 
-WATCHED = 2
-"""Of how many workers one holds a connection; with two, neighbors may die together."""
+WATCHED = 2  # of how many workers one holds a connection; with two, neighbors may die together
 BACKLOG = 64
 """Connections wait here for ever, since none is accepted: of those that watch, and of those that watched and died."""
-LAST_WORD_SECONDS = 0.2
-"""The dead worker's own note, or its launcher's, says more and goes before; it gets this long to be read."""
+LAST_WORD_SECONDS = 0.2  # the dead worker's own note, or its launcher's, says more: it gets this long to be read
 LOOK_SECONDS = 0.1
 CONNECT_SECONDS = 1.0
-REACH_SECONDS = 10.0
-"""A worker that cannot be reached for so long at the start lies behind a wall, and is not watched."""
-LAST_WORDS = ("finished", "left", "failed")
-"""What a heartbeat may have noted of its worker's end; then nothing is added here."""
+REACH_SECONDS = 10.0  # a worker that cannot be reached for so long at the start lies behind a wall, and is not watched
+LAST_WORDS = ("finished", "left", "failed")  # a heartbeat's notes of its worker's end; then nothing is added here
 
 _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 
@@ -42,14 +38,8 @@ _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 class KeepaliveSockets:
     """One worker's listening socket, and its connections to the next workers; its own thread until `close`.
 
-    Nothing is accepted, read or written: to be connected is all that is needed, and the kernel does that alone.
-
-    Args:
-        store: where workers leave their addresses.
-        rank: this worker.
-        size: of the run.
-        key: of the optimizer; the notes of its heartbeats tell who ended with a word.
-        place: this worker's own host, as `own_host` says it.
+    Nothing is accepted, read or written: to be connected is all that is needed, and the kernel does that alone. `key`
+    is the optimizer's, and `place` this worker's own host, as `own_host` says it.
     """
 
     def __init__(self, store: Store, rank: int, size: int, key: str, place: tuple[str, bool]) -> None:

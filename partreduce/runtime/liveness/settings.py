@@ -8,8 +8,7 @@ import torch
 
 Settings: TypeAlias = "tuple[tuple[object, ...], ...]"
 """The values of `SCHEDULED`, None where there is none, of each parameter group."""
-SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
-"""What schedulers and scripts set, by the names of torch's optimizers."""
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what schedulers and scripts set, by torch's names
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Settings:

@@ -20,14 +20,9 @@ ABSENT: dict[str, type[PartreduceError]] = {"PeerFailedError": PeerFailedError, 
 
 
 def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], timeout: float, *, who: str) -> Any:  # noqa: ANN401 - JSON
-    """What worker 0 decides, on all workers: JSON. What stops it there stops all with the same line.
+    """What worker 0 decides, on all workers, as JSON; an error that stops it stops all with the same line.
 
-    Args:
-        world: of this worker.
-        prefix: of the key, another one for each decision.
-        decide: called on worker 0.
-        timeout: seconds for which the others wait.
-        who: decides, for messages.
+    Each decision has its own `prefix` of keys; `who` names who decides, in messages; `timeout` is in seconds.
     """
     if world.rank == 0:
         try:
@@ -43,15 +38,7 @@ def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], tim
 
 
 def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
-    """What other workers write under these keys, in order.
-
-    Args:
-        world: of this worker.
-        prefix: under which the keys stand.
-        writers: the rank that writes each.
-        timeout: seconds to wait, for all of them together.
-        who: waits, for messages.
-    """
+    """What other workers write under these keys, in order, by the rank that writes each; `who` names who waits."""
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
     said: dict[str, str] = {}
     while missing := [key for key in writers if key not in said]:

@@ -28,17 +28,14 @@ class UnevenInputs:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat
         self._notes, self.timeout = Notes(store, f"uneven-inputs/{key}"), timeout
         self._declared = -1
-        self.generation = 0
-        """How many loops inside `join` have ended; equal on all workers."""
+        self.generation = 0  # how many loops inside `join` have ended; equal on all workers
 
     def declare(self, round_: int) -> None:
-        """Say that this worker has data for a round."""
         if round_ > self._declared:
             self._notes.write(f"{self.generation}/round/{round_}", "1")
             self._declared = round_
 
     def ended(self) -> None:
-        """Say that this worker's data ended."""
         self._notes.write(f"{self.generation}/ended/{self.rank}", "1")
 
     def close(self) -> None:
@@ -47,10 +44,7 @@ class UnevenInputs:
         self._declared = -1
 
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
-        """Whether anybody does this round; waits until that is known.
-
-        With `lost` the workers that it names are not waited for.
-        """
+        """Whether anybody does this round, once that is known; the workers that `lost` names are not waited for."""
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
         while True:
@@ -84,10 +78,7 @@ class UnevenInputs:
             time.sleep(POLL_SECONDS)
 
     def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
-        """Wait for everybody at the end of the run and compare rounds; returns who is there.
-
-        With `lost` a worker that it names is not waited for, unless it has noted its end before it was lost.
-        """
+        """Wait for everybody at the end and compare rounds; returns who is there: not who was `lost` before its end."""
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
@@ -125,4 +116,4 @@ class UnevenInputs:
     def _check_if_gone(self, place: str) -> None:
         self.heartbeat.check_without_store()
         if (why := self.heartbeat.gone(range(self.size))) is not None:
-            raise PeerFailedError(f"{place}: {why}")
+            raise PeerFailedError(f"{place}: {why}{self.heartbeat.way_out(why)}")

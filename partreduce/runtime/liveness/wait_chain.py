@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-SILENCE_SECONDS = 1.2
-"""A worker whose heartbeat stood still this long is reported as giving no sign of life."""
+SILENCE_SECONDS = 1.2  # a worker whose heartbeat stood still for longer is reported as giving no sign of life
 MAX_NAMED = 4
 MAX_LISTED = 8
 MAX_LOOKED_AT = 64
@@ -27,7 +26,6 @@ class Sign:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it gives no sign of life."""
         return self.silent is None or self.silent > SILENCE_SECONDS
 
     def __str__(self) -> str:
@@ -41,13 +39,9 @@ class Sign:
 
 
 def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], seconds: float | None) -> str:
-    """For whom `rank` waits, such as `waits for worker 1, which waits for worker 2, which …`.
+    """For whom `rank` waits, such as `waits for worker 1, which waits for worker 2, which …`, and for how many seconds.
 
-    Args:
-        rank: this worker.
-        members: for whom it waits at once.
-        sign: what is known of a worker.
-        seconds: how long it has waited, to be said at the end.
+    `members` are those for whom it waits at once; `sign` says what is known of a worker.
     """
     signs, before = _chains(rank, members, sign)
     silent = [other for other in signs if signs[other].is_silent]
@@ -91,7 +85,6 @@ def _chains(
 
 
 def _path(end: int, signs: dict[int, Sign], before: dict[int, int | None]) -> str:
-    """The chain to its end, as a clause."""
     chain = [end]
     while (previous := before[chain[0]]) is not None:
         chain.insert(0, previous)

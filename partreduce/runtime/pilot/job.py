@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from partreduce.runtime.optimizer import DistributedOptimizer
 
 MIN_STEPS = 24
-ROUNDS = 3
-"""A run has room for at least so many rounds of every probe."""
+ROUNDS = 3  # a run has room for at least so many rounds of every probe
 
 WORKER_STEPS = (2, 4, 8, 16)
-LARGEST_ON_SORTED_DATA = 8
-"""There more steps per round cost several times the steps, which a short run does not see."""
+LARGEST_ON_SORTED_DATA = 8  # there more steps per round cost several times the steps, which a short run does not see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +65,6 @@ class Curve:
 
     @property
     def is_stable(self) -> bool:
-        """Whether every loss is a number."""
         return all(map(isfinite, self.losses))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import math
@@ -17,6 +16,7 @@ from partreduce.runtime.liveness.store_collectives import broadcast_decision
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.pilot.job import Curve, PilotJob, probes, reference
 from partreduce.runtime.profile import cluster_of
+from partreduce.runtime.sharding.row_access import evaluating
 from partreduce.runtime.transport.rendezvous import default_world, place
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
@@ -27,12 +27,9 @@ from partreduce.topo.schedule import Schedule
 Build = Callable[[int], PilotJob]
 
 EVALUATION_BATCHES = 4
-POINTS = 20
-"""Evaluations of one run, besides the one at its start."""
-PLANNING_SECONDS = 600.0
-"""Within which worker 0 says what else to run."""
-SAME = 1e-3
-"""Two starts whose losses differ by more than this, relatively, are not the same start."""
+POINTS = 20  # evaluations of one run, besides the one at its start
+PLANNING_SECONDS = 600.0  # within which worker 0 says what else to run
+SAME = 1e-3  # two starts whose losses differ by more than this, relatively, are not the same start
 
 
 def run_pilot(
@@ -50,17 +47,10 @@ def run_pilot(
 ) -> list[Curve]:
     """Run All-Reduce and every probe for some steps, once per seed. All workers call this; all get the same curves.
 
-    Args:
-        build: makes this worker's job from a seed.
-        steps: of every run.
-        seeds: one repetition each, of all schedules.
-        warm_up: steps of All-Reduce before every run, which do not count: the prices are then those of what follows.
-        data: how the samples are spread: `shuffled`, `per-worker` or `per-node`.
-        cluster: its shape; found from the launcher's environment by default.
-        schedules: what to compare with All-Reduce; `probes` of the cluster by default.
-        then: asked on worker 0, with all curves so far, what else to run, until that is nothing.
-        timeout: seconds for any single operation.
-        progress: told what is run.
+    `build` makes this worker's job from a seed. `warm_up` steps of All-Reduce before every run do not count: the prices
+    are then those of what follows. `data` says how samples are spread: `shuffled`, `per-worker` or `per-node`. `then`
+    is asked on worker 0, with all curves so far, what else to run, until that is nothing; `progress` is told what is
+    run.
     """
     say = progress or (lambda _: None)
     where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))
@@ -145,18 +135,16 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
     losses = []
     for step in range(steps + 1):
         if step % every == 0:
-            with optimizer.mean_model():
-                losses.append(_mean_loss(job, kept))
+            with optimizer.mean_model(), torch.no_grad(), evaluating(job.model):
+                losses.append(sum(float(job.loss(batch)) for batch in kept) / len(kept))
         if step < steps and schedule.stepping_at(step)[rank]:
             _step(job, optimizer, next(batches))
     curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
     with optimizer.mean_model():  # nothing else is on its way there, so the workers may add up their losses
         reducer = optimizer.run.reducer
-        operation = reducer.recorder.begin(
-            "sum of losses", steps, steps, reducer.world.everyone().members, curve.nbytes
-        )
-        reducer.wait_for(reducer.world.everyone().all_reduce(curve), operation)
-        reducer.recorder.end(operation)
+        everyone = reducer.world.everyone()
+        with reducer.recorded("sum of losses", steps, steps, everyone.members, curve.nbytes) as operation:
+            reducer.wait_for(everyone.all_reduce(curve), operation)
     optimizer.finish()
     mean = tuple((curve / optimizer.num_workers).tolist())
     found = Curve(schedule, seed, every, mean)
@@ -176,23 +164,6 @@ def _endless(job: PilotJob) -> Iterator[Any]:
             yield batch
         if empty:
             raise InputError("pilot: the job's batches are empty, or end for good; hand over what can be begun again")
-
-
-def _mean_loss(job: PilotJob, batches: list[Any]) -> float:
-    """The mean loss of these batches, as the model stands, with dropout and the like off."""
-    with torch.no_grad(), _evaluating(job.model):
-        return sum(float(job.loss(batch)) for batch in batches) / len(batches)
-
-
-@contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _step(job: PilotJob, optimizer: DistributedOptimizer, batch: Any) -> None:  # noqa: ANN401 - the user's batch

@@ -31,11 +31,9 @@ from partreduce.topo.timing.tables import RowAccess
 
 INDICES = (torch.int32, torch.int64)
 LOOKUPS = (F.embedding, F.embedding_bag, torch.embedding, torch.embedding_bag)
-SHAPES_ONLY = ("new_", "_like")
-"""In the names of functions that take a tensor's type and size, not its numbers."""
+SHAPES_ONLY = ("new_", "_like")  # in the names of functions that take a tensor's type and size, not its numbers
 
-Rows = dict[str, npt.NDArray[np.int64]]
-"""By parameter: the rows that a batch looks up, ascending."""
+Rows = dict[str, npt.NDArray[np.int64]]  # by parameter: the rows that a batch looks up, ascending
 
 
 class SampledRows(NamedTuple):
@@ -68,10 +66,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 def record_lookups(
     model: torch.nn.Module, forward: Callable[[torch.nn.Module, Any], object]
 ) -> Iterator[Callable[[Any], Rows]]:
-    """Inside, what is given calls the model with a batch and says which rows that looks up.
-
-    Nothing is changed: no dropout, no statistics, no row that is shortened.
-    """
+    """Inside, what is given calls the model with a batch and says which rows that looks up; nothing is changed."""
     known = embeddings_of(model)
     names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}
     lookups = [module for _, modules in known.values() for module in modules]
@@ -93,22 +88,30 @@ def record_lookups(
         forward(model, batch)
         return {name: union(rows) for name, rows in found.items()}
 
-    training = {module: module.training for module in model.modules()}
     norms = {module: module.max_norm for module in lookups}
     hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in lookups]
     try:
-        model.eval()
         for module in lookups:
             module.max_norm = None
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield look
     finally:
         for hook in hooks:
             hook.remove()
         for module, norm in norms.items():
             module.max_norm = norm
-        for one, was_training in training.items():
-            one.training = was_training
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, dropout and the like are off."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -213,11 +216,7 @@ def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
 
 
 class OtherUses(TorchFunctionMode):
-    """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor.
-
-    So a weight that is the output layer's, too (`F.linear(hidden, embedding.weight)`), is seen, of which the modules
-    know nothing. O(arguments) for each call of torch.
-    """
+    """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -241,5 +240,4 @@ class OtherUses(TorchFunctionMode):
 
 
 def _has_tensor(values: Iterable[Any]) -> bool:
-    """Whether any of these is a tensor, or a list with one."""
     return any(isinstance(one, torch.Tensor) or (isinstance(one, (list, tuple)) and _has_tensor(one)) for one in values)

@@ -1,9 +1,8 @@
 """Define one embedding's separately placed parameter: the owners of its rows, and their path to host and wire.
 
-Wherever a table lies, its rows and their numbers are exchanged in host memory (over gloo), since only the host knows
-which worker requested which row. From a CUDA device a copy into pinned memory is queued in the current stream, and the
-host waits for a mark behind it before it looks at the numbers; back, a copy from pinned memory is queued in the current
-stream, so that what this one does next has them. Nothing else in tables orders streams.
+Rows and their numbers are exchanged in host memory (over gloo), since only the host knows which worker requested which
+row. From a CUDA device a copy into pinned memory is queued in the current stream, and the host waits for a mark behind
+it; back, a copy from pinned memory is queued likewise. Nothing else in tables orders streams.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ from partreduce.topo.strategies.payload import Gradient, Payload, TablePlacement
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 
-DEVICES = ("cpu", "cuda")
-"""Where tables may lie."""
-BLOCK_BYTES = 4 * 2**20
-"""Whole tables move in pieces of about so many bytes, so that no worker holds one."""
-COARSER = {Codec.FLOAT16: "bfloat16 or int8"}
-"""Codecs that have a wider range than one."""
+DEVICES = ("cpu", "cuda")  # where tables may lie
+BLOCK_BYTES = 4 * 2**20  # whole tables move in pieces of about so many bytes, so that no worker holds one
+COARSER = {Codec.FLOAT16: "bfloat16 or int8"}  # codecs that have a wider range than one
 
 
 class Layout(Protocol):
@@ -96,7 +92,6 @@ class Part:
     rows: torch.Tensor | None = None
 
     def taken(self, order: torch.Tensor) -> Part:
-        """The same rows in another order, or some of them."""
         return Part(self.ids[order], None if self.rows is None else self.rows[order])
 
     def coalesced(self) -> Part:
@@ -108,8 +103,7 @@ class Part:
         return Part(ids, sums.index_add_(0, inverse, self.rows))
 
 
-Parts = dict[int, Part]
-"""Rows by the index of their table."""
+Parts = dict[int, Part]  # rows by the index of their table
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +137,7 @@ class RowCode:
         return (levels.to(torch.float32) * scales).to(self.dtype)
 
     def lost(self, rows: torch.Tensor, code: torch.Tensor) -> float | None:
-        """The largest finite number that the code has made infinite; None where there is none.
-
-        What is infinite, or none, travels as such; with int8 all of its row is NaN then. O(numbers).
-        """
+        """The largest finite number that the code has made infinite (of int8 all of its row is NaN), or None."""
         if not rows.numel():
             return None
         least, most = (float(end) for end in torch.aminmax(rows))
@@ -159,10 +150,7 @@ class RowCode:
         return float(beyond.abs().max()) if len(beyond) else None
 
     def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
-        """What is wrong with a parameter's rows that do not fit, as the end of "worker 2: "; empty where they fit.
-
-        `what` says what the rows are, as in "a row that it hands out".
-        """
+        """What is wrong with rows (`what` they are) that do not fit, as the end of "worker 2: "; else empty."""
         if (number := self.lost(rows, code)) is None:
             return ""
         others = COARSER.get(self.codec, "none")
@@ -199,7 +187,6 @@ class Staging:
         return Landing(streams.download(values.detach()), streams.mark())
 
     def to_host(self, values: torch.Tensor) -> torch.Tensor:
-        """An array on the host; itself where it lies there."""
         return self.begin(values).wait()
 
     def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -222,15 +209,11 @@ class Table:
     modules: tuple[Embeddings, ...]
     num_workers: int
     average: bool
-    layout: RowLayout | None
-    """None where every worker has all rows."""
-    own: torch.Tensor | None = None
-    """The rows that lie here, ascending, once the table is sharded."""
+    layout: RowLayout | None  # None where every worker has all rows
+    own: torch.Tensor | None = None  # the rows that lie here, ascending, once the table is sharded
     staging: Staging = field(default_factory=Staging)
-    pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)
-    """Row numbers, and gradients on their way to the host, of lookups that no exchange has taken yet."""
-    copies: list[weakref.ref[Embeddings]] = field(default_factory=list)
-    """The module in which each copy of the model has this table; 0 is the one that is trained."""
+    pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)  # of lookups not yet exchanged
+    copies: list[weakref.ref[Embeddings]] = field(default_factory=list)  # modules of the model's copies; 0 is trained
 
     @property
     def name(self) -> str:
@@ -238,7 +221,6 @@ class Table:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this worker has only its own rows."""
         return self.layout is not None
 
     @cached_property
@@ -254,16 +236,10 @@ class Table:
         return [(first, min(first + size, self.route.rows)) for first in range(0, self.route.rows, size)]
 
     def nothing(self) -> Part:
-        """None of its rows."""
         return Part(torch.empty(0, dtype=torch.int64), torch.empty(0, self.route.columns, dtype=self.parameter.dtype))
 
     def placed(self, rows: torch.Tensor) -> torch.Tensor:
-        """Where rows stand in this worker's array."""
         return rows if self.layout is None else self.layout.place_of(rows)
-
-    def rows_at(self, array: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Rows of an array, wherever it lies, by their places in it; both on the host."""
-        return self.staging.to_host(array[self.staging.to_device(places, array.device)])
 
     def put(self, array: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
         """Write rows that came over the host into an array that has this worker's, wherever it lies."""
@@ -307,7 +283,6 @@ class Table:
             old.index_add_(0, places, rows)
 
     def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This worker's rows of an array that has all."""
         return whole if self.own is None else whole[self.own]
 
     def is_whole(self, value: Any) -> bool:  # noqa: ANN401 - whatever a state holds
@@ -319,21 +294,13 @@ _NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - what 
 
 
 class ShardGradient(torch.Tensor):
-    """A gradient of a table's rows on one worker. Everything may be done with it except torch's gradient clipping.
+    """A gradient of a table's rows on one worker, for which torch's own gradient clipping is refused."""
 
-    (Torch's clipping fails by itself for sparse gradients.)
-    """
-
-    table: str
-    """The parameter's name."""
+    table: str  # the parameter's name
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:  # noqa: ANN401 - whatever the function returns
         """Refuse norms of parts, which torch's `clip_grad_norm_` and `get_total_norm` take."""
         if func in _NORMS:

@@ -1,13 +1,12 @@
 """Run the collectives of tables, on separate communicators and with deadlines, and count the bytes that they send.
 
-Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
-tables begins with one small message from every worker to every other one, of a length that all know: what it does, for
-which table, how many rows follow, and room for their numbers. A worker that found a mistake of its user (an index out
-of range) says so there, and all raise the same line. A worker whose data ended takes part in whatever the others do.
+Each operation begins with one small message from every worker to every other one, of a length that all know: what it
+does, for which table, how many rows follow, and room for their numbers, so that two workers that mean different ones
+find out. A worker that found a mistake of its user says so there, and all raise the same line. A worker whose data
+ended takes part in whatever the others do.
 
-With that room a lookup usually needs no exchange for the numbers of its rows. All members of a group know how much
-there is: it follows from the most rows that any of them asked of another in the steps before, which each of them tells
-all. Where somebody asks for more, which all hear as well, the numbers travel by themselves afterwards.
+All members know how much room there is: it follows from the most rows that any of them asked of another in the steps
+before. Where somebody asks for more, the numbers travel by themselves afterwards.
 """
 
 from __future__ import annotations
@@ -16,28 +15,24 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.transport.communicators import Communicator, goes_in_rounds, pairwise_exchange
-from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Work, in_thread
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import UnavailableError
 from partreduce.topo.timing.tables import ROOM
 
-NAME = "tables"
-"""The name of the communicators that only tables use, so that nothing else comes between two of their messages."""
+NAME = "tables"  # of communicators that only tables use, so that nothing else comes between two messages
 
 
 class Kind(IntEnum):
     """What a worker is about to do with its tables."""
 
-    ANY = 0
-    """Whatever the others do: its own data ended."""
+    ANY = 0  # whatever the others do: its own data ended
     LOOKUP = 1
     REDUCE = 2
     STEP = 3
@@ -45,12 +40,9 @@ class Kind(IntEnum):
     WHOLE = 5
 
 
-LENGTH = 8
-"""Numbers of a call, before its counts."""
-SAME = 5
-"""The first of them, in which workers that do the same agree."""
-PROBLEM, LONGEST = 5, 6
-"""Places of whether there is a problem, and of the most that goes to one member: rows asked of it, or bytes brought."""
+LENGTH = 8  # numbers of a call, before its counts
+SAME = 5  # the first of them, in which workers that do the same agree
+PROBLEM, LONGEST = 5, 6  # places of whether there is a problem, and of the most that goes to one: rows, or bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +52,8 @@ class Call:
     kind: Kind
     step: int = 0
     table: int = 0
-    copy: int = 0
-    """Which copy of the model, such as that of moving averages: 0 is the one that is trained."""
-    trains: bool = False
-    """Whether a lookup is to train, or the end of a step begins with clipping."""
+    copy: int = 0  # which copy of the model, such as that of moving averages: 0 is the one that is trained
+    trains: bool = False  # whether a lookup is to train, or the end of a step begins with clipping
     has_problem: bool = False
     value: float = 0.0
 
@@ -73,13 +63,11 @@ class Call:
 
     @classmethod
     def read(cls, message: torch.Tensor) -> Call:
-        """The call that was sent as these numbers."""
         kind, step, table, copy, trains, problem, _, number = message.tolist()
         (value,) = struct.unpack("d", struct.pack("q", number))
         return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
 
     def means_as(self, other: Call) -> bool:
-        """Whether two workers do the same."""
         mine = (self.kind, self.step, self.table, self.copy, self.trains)
         return mine == (other.kind, other.step, other.table, other.copy, other.trains)
 
@@ -103,12 +91,9 @@ class CollectiveCalls:
     """What all members of a group said."""
 
     members: tuple[int, ...]
-    said: torch.Tensor
-    """Their calls as numbers, int64 [members, LENGTH]."""
-    counts: torch.Tensor
-    """Their counts for this worker, int64 [members, tables]."""
-    ids: torch.Tensor | None = None
-    """The rows that they ask this worker for, member by member; None where these travel by themselves."""
+    said: torch.Tensor  # their calls as numbers, int64 [members, LENGTH]
+    counts: torch.Tensor  # their counts for this worker, int64 [members, tables]
+    ids: torch.Tensor | None = None  # the rows that they ask this worker for; None where these travel by themselves
 
     @property
     def calls(self) -> Mapping[int, Call]:
@@ -127,7 +112,6 @@ class CollectiveCalls:
 
     @property
     def without_data(self) -> Mapping[int, Call]:
-        """The calls of those whose data ended, by rank."""
         kinds = zip(self.members, self.said[:, 0].tolist(), self.said, strict=True)
         return {rank: Call.read(row) for rank, kind, row in kinds if kind == Kind.ANY}
 
@@ -187,14 +171,8 @@ def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[tor
 class Wire:
     """One worker's collectives with all workers, and with those of its node where rows are coalesced there first.
 
-    All raise PeerFailedError where a member is gone.
-
-    Args:
-        reducer: knows the others' signs of life, and ends the run where one of them is gone.
-        cluster: which worker is on which node.
-        round_: the round that this worker is in, for reports.
-        coalesces: whether a node's workers first agree on the rows that several of them touch.
-        gathers: whether a table is gathered, from all workers by all.
+    All raise PeerFailedError where a member is gone. `round_` is this worker's round, for reports; `coalesces` says
+    whether a node's workers first agree on the rows that several touch, `gathers` whether any table is gathered by all.
     """
 
     def __init__(
@@ -208,8 +186,7 @@ class Wire:
         mates = tuple(other for other, node in enumerate(self.nodes) if node == self.nodes[rank])
         sizes = {self.nodes.count(node) for node in self.nodes}
         coalesces = coalesces and 1 < max(sizes) < world.size
-        self.node = _communicator(world, mates) if coalesces and len(mates) > 1 else None
-        """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
+        self.node = _communicator(world, mates) if coalesces and len(mates) > 1 else None  # None: nothing coalesces
         self._node_size = max(sizes)
         places = torch.tensor([self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)])
         """Of each worker how many of its node come before it."""
@@ -231,8 +208,7 @@ class Wire:
         self.places = torch.tensor([rank if is_all else on_node[node] for rank, node in enumerate(self.nodes)])
         """The place in `owners` of each worker, as far as rows of it go through this worker, int64 [workers]."""
         self._rooms: dict[tuple[int, ...], _Room] = {}
-        self.bytes_across = 0
-        """What this worker sent so far to others on other nodes."""
+        self.bytes_across = 0  # what this worker sent so far to others on other nodes
 
     def meet(
         self,
@@ -246,13 +222,9 @@ class Wire:
     ) -> CollectiveCalls:
         """Tell all members of a group what this worker does, and hear what they do.
 
-        Args:
-            group: who tells.
-            call: what this worker does.
-            counts: for each member and table 0, or 1 more than its rows, int64 [members, tables].
-            asked: the rows that this worker asks for in a lookup, of one table, in order of members.
-            brings: the most bytes that it brings to one member afterwards.
-            mates: what the workers of this node said before, who do not all talk to this group themselves.
+        `counts` are for each member and table 0, or 1 more than its rows, int64 [members, tables]; `asked` the rows of
+        a lookup, of one table, in order of members; `brings` the most bytes brought to one member afterwards; `mates`
+        what the workers of this node said before, who do not all talk to this group themselves.
         """
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
@@ -270,13 +242,8 @@ class Wire:
         mine[:, :calls] = said.view(-1)
         theirs = torch.empty_like(mine)
         sizes = [mine.shape[1]] * group.size
-        self._run(
-            f"tables: {call.kind.name.lower()}",
-            group,
-            call.step,
-            lambda: group.all_to_all(theirs.view(-1), mine.view(-1), sizes, sizes),
-            num_bytes=mine.nbytes,
-        )
+        start = partial(group.all_to_all, theirs.view(-1), mine.view(-1), sizes, sizes)
+        self._run(f"tables: {call.kind.name.lower()}", group, call.step, start, num_bytes=mine.nbytes)
         self._count(group, [8 * size for size in sizes])
         heard = theirs[:, :calls].reshape(-1, LENGTH)
         if len(heard) == group.size:
@@ -307,15 +274,9 @@ class Wire:
     ) -> list[torch.Tensor]:
         """Hand rows to the members of a group, of all columns as one message; returns theirs, in order of members.
 
-        Args:
-            what: for reports.
-            group: who swaps.
-            step: for reports.
-            columns: arrays of rows, each in order of members.
-            sends: rows of each column for each member, int64 [members, columns].
-            receives: likewise, of theirs.
-            longest: what all know to be the most bytes that any of them sends to another; if these are many, they go in
-                rounds of pairs, except inside a node.
+        `sends` and `receives` are rows of each column for each member, int64 [members, columns]; `longest` is what all
+        know to be the most bytes from one to another: if these are many, they go in rounds of pairs, except inside a
+        node.
         """
         out, back = bytes_of(columns, sends), bytes_of(columns, receives)
         source, sent, came = group_by_member(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
@@ -350,7 +311,6 @@ class Wire:
         return split_columns(torch.cat([part[:length] for part, length in each]), sizes, columns)
 
     def broadcast(self, array: torch.Tensor) -> None:
-        """Copy worker 0's array into everybody's."""
         group = self.everyone
         with self.reducer.heartbeat.exchange():
             self._run("initial table", group, None, lambda: group.broadcast(array), num_bytes=array.nbytes)
@@ -360,24 +320,11 @@ class Wire:
         self.bytes_across += sum(size for size, member in to if self.nodes[member] != here)
 
     def _run(
-        self,
-        what: str,
-        group: Communicator,
-        step: int | None,
-        start: Callable[[], Work],
-        *,
-        num_bytes: int,
+        self, what: str, group: Communicator, step: int | None, start: Callable[[], Work], *, num_bytes: int
     ) -> None:
-        """Carry out one collective, of a step or before all."""
-        reducer = self.reducer
         moment = (0, 0) if step is None else (step, self._round())
-        operation = reducer.recorder.begin(what, *moment, group.members, num_bytes)
-        try:
-            reducer.wait_for(start(), operation)
-        except (RuntimeError, PeerGoneError, UnavailableError) as error:
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
-        reducer.heartbeat.doing(f"finished {operation}")
+        with self.reducer.recorded(what, *moment, group.members, num_bytes) as operation:
+            self.reducer.wait_for(start(), operation)
 
 
 class _Room:
@@ -385,8 +332,7 @@ class _Room:
 
     def __init__(self) -> None:
         self.size = 0
-        self.longest: dict[int, int] = {}
-        """The most rows that a member asked of another in the last lookup of each table."""
+        self.longest: dict[int, int] = {}  # the most rows asked of one member in each table's last lookup
 
     def used_by(self, counts: torch.Tensor) -> torch.Tensor:
         """The places that so many numbers of each member take, bool [members, size]."""
@@ -400,5 +346,4 @@ class _Room:
 
 
 def _communicator(world: World, members: tuple[int, ...]) -> Communicator:
-    """The tables' communicator of these workers; one world makes it once."""
     return world.communicator(members, name=NAME) if world.has(members, name=NAME) else world.create(members, name=NAME)

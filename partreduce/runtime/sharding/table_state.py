@@ -1,15 +1,11 @@
 """Save tables: whole ones in state dicts, and each worker's rows in checkpoints.
 
-In a state dict worker 0 gets all rows, block by block, in memory that a file backs, so that
-`torch.save(model.state_dict(), path)` writes what a script on one device reads, and no worker ever holds more of a
-table in memory than its own rows and a block: the kernel writes the mapped pages out and drops them. The file lies in
-the folder for temporary files (TMPDIR), has no name, and is gone with the tensor. The other workers' state dicts hold a
-tensor without numbers (on the device `meta`), which cannot be loaded by mistake.
+In a state dict worker 0 gets all rows, block by block, in memory that a nameless file in TMPDIR backs, so that no
+worker ever holds more of a table in memory than its own rows and a block. The other workers' state dicts hold a tensor
+on the device `meta`, which cannot be loaded by mistake.
 
-In a checkpoint each worker saves its own rows; another number of workers redistributes them. What the optimizer keeps
-of each row (Adagrad's sums, Adam's moments) has one owner, as the row itself, and goes along. Worker 0 then reads one
-old worker's file after the other, and every worker takes its rows out of it block by block, so that no worker holds
-more than two shards at a time.
+In a checkpoint each worker saves its own rows, and what the optimizer keeps of them; another number of workers
+redistributes them: worker 0 reads one old worker's file after the other, and every worker takes its rows out of it.
 """
 
 from __future__ import annotations
@@ -26,19 +22,11 @@ from partreduce.runtime.sharding.table import OnFirst, RowLayout, Table
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import FileError, InputError
 
-SMALL_BYTES = 2**20
-"""A smaller table is not worth a file."""
+SMALL_BYTES = 2**20  # a smaller table is not worth a file
 
 
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
-    """All rows of a sharded array; all workers call it. O(table) on the wire, into worker 0.
-
-    Args:
-        tables: of this worker.
-        table: which one's rows they are.
-        array: this worker's rows of it.
-        number: which array of the table it is, equal on all workers.
-    """
+    """All rows of a sharded array, in worker 0; all workers call it with the same `number` of this array."""
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
     is_first = tables.rank == 0
@@ -188,13 +176,7 @@ def redistribute(
     """Fill all sharded tables from files that another number of workers saved; all workers call it.
 
     The optimizer continues with its states of the rows, where it is of the class and the switches that it was of.
-
-    Args:
-        tables: of this worker.
-        optimizer: the one that trains them.
-        saved: what `layouts_of` gave when they were saved.
-        old_ranks: whose files there are.
-        read: the tensors of such a file; called on worker 0 only.
+    `saved` is what `layouts_of` gave, `old_ranks` are whose files there are, which `read` reads on worker 0 only.
     """
     state = optimizer.state_dict()
     indices = {table.name: index for index, table in places_of(tables, optimizer)}
@@ -215,7 +197,6 @@ def redistribute(
 
 
 def _empty_state(kept: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
-    """A table's state with arrays that are still to be filled."""
     arrays = {key: torch.zeros_like(weight, dtype=getattr(torch, name)) for key, name in kept["arrays"].items()}
     scalars = {key: torch.tensor(value, dtype=getattr(torch, name)) for key, (name, value) in kept["scalars"].items()}
     return {**arrays, **scalars, **kept["plain"]}

@@ -1,47 +1,265 @@
-"""Manage all separately placed parameters of a run on one worker, from wrapping to the end."""
+"""Manage all separately placed parameters of a run on one worker, and exchange their rows between all workers.
+
+Each operation is one message from all to all (see `Wire.meet`) and then the rows; if rows are coalesced per node, the
+same is done inside the node first. No state changes before everything has arrived.
+
+If a table has a codec, an owner encodes the rows that it sends, and a collector forwards the codes; gradients are
+encoded by their sender after they were summed in the node. A worker with numbers outside the codec's range reports it
+to all: with the rows that it sends, for gradients before the next operation, which precedes any change of a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, NoReturn, Protocol
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import TOGETHER
-from partreduce.runtime.sharding.exchange import Answer, Exchange, Outcome, Source
-from partreduce.runtime.sharding.table import Layout, Part, Parts, Staging, Table
-from partreduce.runtime.sharding.table_collectives import Call, Kind, Wire
+from partreduce.runtime.sharding.table import Layout, Part, Parts, RowCode, Staging, Table
+from partreduce.runtime.sharding.table_collectives import Call, CollectiveCalls, Kind, Wire, width_of
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.store import Notes
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Gradient
+
+Answer = Callable[[torch.Tensor], torch.Tensor]  # gives the rows at these places of this worker's array
+Source = Callable[[Call], tuple[Layout, Answer]]  # the layout of a lookup, and how this worker answers it
+
+ID = torch.int32  # how row numbers travel, and ranks
+LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
+
+
+class Outcome(NamedTuple):
+    """What came of an operation: what it was, all workers' calls, and the rows."""
+
+    did: Call
+    met: CollectiveCalls
+    rows: torch.Tensor | None = None  # of a lookup: the rows asked for, in the order asked
+    parts: Mapping[int, Part] | None = None  # of gradients: by table the sums of this worker's rows
+
+
+class Exchange:
+    """One worker's part in the operations of all tables of a run, in the order in which they are exchanged."""
+
+    def __init__(self, wire: Wire, tables: Sequence[Table]) -> None:
+        self.wire, self.tables = wire, tables
+        self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
+        self._num_problems = 0
+        self._problem = ""  # what was wrong with gradients that this worker brought, until all have heard of it
+
+    def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
+        """Do one operation together with all workers.
+
+        `parts` is what this worker asks for, or brings, without repetitions (lookups concern one table), `source` how
+        it answers a lookup, and `problem` a mistake of its user, for which all stop.
+        """
+        with self.wire.reducer.heartbeat.exchange():
+            return self._perform(self._with_problem(call, problem or self._problem), parts, source)
+
+    def _perform(self, call: Call, parts: Parts, source: Source) -> Outcome:
+        node, bring, doing, inside, mates = self.wire.node, parts, call, None, None
+        if node is not None:
+            unowned = {table: part.ids % node.size for table, part in parts.items()}
+            targets = unowned | self._targets(parts, source, call, self.wire.collectors)
+            inside = Leg(self, node, call, parts, targets=targets)
+            mates = inside.met
+            bring, doing, inverse = self._collect_requests(inside, call)
+        if doing.kind is Kind.REDUCE:
+            bring = {table: self._encode_part(table, part) for table, part in bring.items()}
+        targets = self._targets(bring, source, doing, self.wire.places)
+        leg = Leg(self, self.wire.owners, call, bring, targets=targets, mates=mates)
+        if (rank := leg.met.with_problem) is not None:
+            self._stop(rank)
+        if (did := leg.met.agreed) is None:
+            raise InputError(f"tables: {leg.met.difference([table.name for table in self.tables])}")
+        if did.kind in LOOKUPS:
+            rows, odd = self._answer(leg, did, source)
+            if inside is not None:
+                rows, odd = inside.hand(did, rows[inverse], odd)
+            if odd is not None:
+                self._stop(odd)
+            code = self.code_of_rows(did)
+            return Outcome(did, leg.met, rows=rows if code is None else code.decode(rows))
+        return Outcome(did, leg.met, parts=self._sum_parts(leg, did) if did.kind is Kind.REDUCE else None)
+
+    def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The place of the member that each row goes to, by its owner; none for tables that have no owners."""
+        lookup = source(call)[0] if call.kind in LOOKUPS else None
+        layouts = {table: lookup or self.tables[table].layout for table in parts}
+        return {t: places[layout.owner_of(parts[t].ids)] for t, layout in layouts.items() if layout is not None}
+
+    def _collect_requests(self, inside: Leg, call: Call) -> tuple[Parts, Call, torch.Tensor]:
+        """What this worker asks for or brings for its node, what they do, and where a member's rows are among these."""
+        did, nobody = inside.met.agreed, torch.empty(0, dtype=torch.int64)
+        if did is None or inside.met.with_problem is not None:
+            return {}, call, nobody  # everybody hears of it when all workers meet
+        if did.kind in LOOKUPS:
+            ids, inverse = torch.unique(inside.asked(did), return_inverse=True)
+            return {did.table: Part(ids)}, did, inverse
+        came = inside.brought(did, inside.tables_brought(), lambda table: self.tables[table].nothing())
+        return {table: part.coalesced() for table, part in came.items()}, did, nobody
+
+    def _with_problem(self, call: Call, problem: str) -> Call:
+        if problem:
+            self._notes.write(f"problem/{self._num_problems}/{self.wire.rank}", problem)
+        return replace(call, has_problem=bool(problem))
+
+    def _stop(self, rank: int) -> NoReturn:
+        text = self._notes.wait_for(f"problem/{self._num_problems}/{rank}")
+        self._num_problems, self._problem = self._num_problems + 1, ""
+        raise InputError(f"worker {rank}: {text}")
+
+    def _encode_part(self, table: int, part: Part) -> Part:
+        """Gradients as they cross; what is wrong with numbers that do not fit is kept for the next operation."""
+        code = self.tables[table].code
+        if code is None or part.rows is None:
+            return part
+        rows = code.encode(part.rows)
+        problem = code.problem(self.tables[table].name, "a gradient that it brings", part.rows, rows)
+        self._problem = self._problem or problem
+        return Part(part.ids, rows)
+
+    def code_of_rows(self, did: Call) -> RowCode | None:
+        """How rows that are handed out travel: those of a lookup coded, whole tables as they are."""
+        return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
+
+    def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
+        """The rows, or their codes, in the order asked, and the first worker whose rows do not fit their codec."""
+        layout, answer = source(did)
+        rows = answer(layout.place_of(leg.asked(did)))
+        code, odd = self.code_of_rows(did), None
+        if code is not None:
+            plain, rows = rows, code.encode(rows)
+            problem = code.problem(self.tables[did.table].name, "a row that it hands out", plain, rows)
+            odd = self.wire.rank if self._with_problem(did, problem).has_problem else None
+        return leg.hand(did, rows, odd)
+
+    def _sum_parts(self, leg: Leg, did: Call) -> dict[int, Part]:
+        """Bring gradients where they belong and add up what came; for tables that some worker brought."""
+        sums: dict[int, Part] = {}
+        brought = leg.tables_brought()
+        for of_owners in (True, False):
+            tables = [table for table in brought if self.tables[table].is_sharded is of_owners]
+            came = leg.brought(
+                did, tables, lambda t: self._encode_part(t, self.tables[t].nothing()), to_all=not of_owners
+            )
+            for table, part in came.items():
+                code, rows = self.tables[table].code, part.rows
+                plain = part if code is None or rows is None else Part(part.ids, code.decode(rows))
+                sums[table] = plain.coalesced()
+        return sums
+
+
+class Leg:
+    """An operation inside one group: its members tell each other what they ask for or bring, and then hand it over."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        group: Communicator,
+        call: Call,
+        parts: Parts,
+        *,
+        targets: Mapping[int, torch.Tensor],
+        mates: CollectiveCalls | None = None,
+    ) -> None:
+        """Meet; rows go to the members that `targets` says, those of other tables to all."""
+        self._exchange, self._wire, self._group = exchange, exchange.wire, group
+        self._is_node = group is exchange.wire.node
+        counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)  # 0: not brought; else rows + 1
+        self._parts = dict(parts)
+        self._orders: dict[int, torch.Tensor] = {}
+        for table, part in parts.items():
+            counts[:, table] = len(part.ids) + 1
+            if (target := targets.get(table)) is not None:
+                self._orders[table] = order = torch.argsort(target, stable=True)
+                self._parts[table] = part.taken(order)
+                counts[:, table] = torch.bincount(target, minlength=group.size) + 1
+        self._sends = (counts - 1).clamp(min=0)
+        brings = torch.zeros(group.size, dtype=torch.int64)
+        if not self._is_node:
+            for table in self._orders:
+                if (rows := self._parts[table].rows) is not None:
+                    brings += self._sends[:, table] * (ID.itemsize + width_of(rows))
+        asked = next((part.ids for part in self._parts.values() if part.rows is None), None)
+        self.met = self._wire.meet(group, call, counts, asked, brings=int(brings.max()), mates=mates)
+        self._receives = (self.met.counts - 1).clamp(min=0)
+
+    def tables_brought(self) -> list[int]:
+        found: list[int] = (self.met.counts > 0).any(0).nonzero().view(-1).tolist()
+        return found
+
+    def asked(self, did: Call) -> torch.Tensor:
+        if self.met.ids is not None:
+            return self.met.ids
+        ids = self._parts[did.table].ids if did.table in self._parts else torch.empty(0)
+        what = f"rows asked for {'in a node' if self._is_node else f'of {self._exchange.tables[did.table].name}'}"
+        one, columns, longest = [did.table], [ids.to(ID)], self.met.longest * ID.itemsize
+        sends, receives = self._sends[:, one], self._receives[:, one]
+        (ids,) = self._wire.swap(what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest)
+        return ids.long()
+
+    def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
+        """Hand out the rows that were asked for; those asked for here, and the lowest rank heard of with odd rows."""
+        what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
+        one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
+        sends, receives = self._receives[:, one], self._sends[:, one]
+        if self._exchange.code_of_rows(did) is not None:
+            # Everybody has to know, also who asks for nothing here.
+            word = torch.full((self._group.size, 1), -1 if odd is None else odd, dtype=ID)
+            ones = torch.ones_like(sends)
+            columns, sends, receives = [word, rows], torch.cat([ones, sends], 1), torch.cat([ones, receives], 1)
+            longest = longest and ID.itemsize + longest
+        *words, rows = self._wire.swap(
+            what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest
+        )
+        order = self._orders.get(did.table)
+        if order is not None:
+            came, rows = rows, torch.empty_like(rows)
+            rows[order] = came
+        return rows, min((rank for word in words for rank in word.view(-1).tolist() if rank >= 0), default=None)
+
+    def brought(
+        self, did: Call, tables: list[int], nothing: Callable[[int], Part], *, to_all: bool = False
+    ) -> dict[int, Part]:
+        """Bring gradients of these tables, `nothing` where this worker has none; what came, from all in turn."""
+        if not tables:
+            return {}
+        parts = [self._parts.get(table) or nothing(table) for table in tables]
+        # Each table is two columns, its row numbers and its rows.
+        columns = [part.ids.to(ID) for part in parts] + [part.rows for part in parts if part.rows is not None]
+        sends, receives = self._sends[:, tables].repeat(1, 2), self._receives[:, tables].repeat(1, 2)
+        if to_all:
+            came = self._wire.gather("gathered gradients", did.step, columns, receives)
+        else:
+            what, longest = "gradients of tables", self.met.longest
+            came = self._wire.swap(
+                what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest
+            )
+        ids, rows = came[: len(tables)], came[len(tables) :]
+        return {table: Part(ids[place].long(), rows[place]) for place, table in enumerate(tables)}
 
 
 class Steps(Protocol):
     """Where this worker is in the run."""
 
     @property
-    def steps(self) -> int:
-        """The steps taken so far."""
-
+    def steps(self) -> int: ...
     @property
-    def round(self) -> int:
-        """The round that this worker is in."""
-
-    def declare(self) -> None:
-        """Let workers without data know that a step has begun."""
+    def round(self) -> int: ...
+    def declare(self) -> None: ...
 
 
 class Tables:
-    """One worker's tables. They are found before the workers meet, and connected once they have.
+    """One worker's tables, in the order in which they are exchanged; found before the workers meet, connected after.
 
     What exchanges rows raises InputError where a worker's user made a mistake or workers do different things, with the
     same line on all of them, and PeerFailedError where a worker is gone.
-
-    Args:
-        tables: in the order in which they are exchanged.
-        coalesces: whether a node's workers first agree on the rows that several of them touch.
     """
 
     def __init__(self, tables: Sequence[Table] = (), *, coalesces: bool = False) -> None:
@@ -50,18 +268,14 @@ class Tables:
         self._exchange: Exchange | None = None
         self._guard: Callable[[Callable[[], Outcome]], Outcome] = lambda action: action()
         self._engine: Steps | None = None
-        self.clips = False
-        """Whether the script clips by the norm over all workers, in which all of them take part."""
+        self.clips = False  # whether the script clips by the norm over all workers, in which all of them take part
         self._step = 0
         self._reduced = False
         self._closed = False
-        self._without_clipping: list[int] = []
-        """Workers without data that take this step with mean gradients as they are."""
-        self.device = torch.device("cpu")
-        """Where the model's other parameters lie, and with them tables that are drawn here."""
+        self._without_clipping: list[int] = []  # workers without data that take means as they are
+        self.device = torch.device("cpu")  # of the model's other parameters, and of tables that are drawn here
 
     def __bool__(self) -> bool:
-        """Whether any parameter goes its own way."""
         return bool(self.tables)
 
     def __iter__(self) -> Iterator[Table]:
@@ -78,14 +292,7 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
-        """Meet the others; all workers call it, after their groups were made. Rows travel over the host.
-
-        Args:
-            reducer: that of the parameters which are averaged; whose world it is.
-            cluster: which worker is on which node.
-            guard: ends the run where an operation fails.
-            engine: knows the step that this worker is in, and tells those without data when it begins one.
-        """
+        """Meet the others; all workers call it, after their groups were made. `guard` ends the run after a failure."""
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
         checks = torch.sparse.check_sparse_tensor_invariants
@@ -105,7 +312,6 @@ class Tables:
 
     @property
     def is_connected(self) -> bool:
-        """Whether this worker has met the others."""
         return self._exchange is not None
 
     def check_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
@@ -118,8 +324,6 @@ class Tables:
             )
 
     def _end(self, problem: str) -> None:
-        """End the run for a mistake of this worker's user."""
-
         def end() -> Outcome:
             raise InputError(problem)
 
@@ -140,24 +344,16 @@ class Tables:
     def block(
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
     ) -> torch.Tensor:
-        """Rows of a block that others have, on the host; all workers ask for some, or none, and answer from `array`.
-
-        Args:
-            table: whose rows.
-            ids: the rows that this worker asks for.
-            layout: who has which.
-            array: what this worker has.
-            number: which array of the table it is.
-        """
+        """Rows of a block that others have, on the host; all workers ask for some, or none, and answer from `array`."""
         self._step = self._current_step()  # workers whose data ended come, and are named, rather than wait for a step
-        return self._looked_up(
-            Call(Kind.WHOLE, self._step, table.index, number),
-            ids,
-            source=lambda _call: (layout, lambda places: table.rows_at(array, places)),
-        )
+
+        def answer(places: torch.Tensor) -> torch.Tensor:
+            return table.staging.to_host(array[table.staging.to_device(places, array.device)])
+
+        call = Call(Kind.WHOLE, self._step, table.index, number)
+        return self._looked_up(call, ids, source=lambda _call: (layout, answer))
 
     def together(self, advice: str) -> AbstractContextManager[None]:
-        """Around blocks that are no part of a step; see `Heartbeat.together`."""
         assert self._exchange is not None, "tables are connected before their blocks are asked for"
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
@@ -167,10 +363,7 @@ class Tables:
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def stop_for(self, problem: str, *, trains: bool) -> None:
-        """Stop all workers, where they next exchange gradients, for a mistake of this worker's user.
-
-        Without gradients nothing is exchanged, so there only this worker stops.
-        """
+        """Stop all workers, where they next exchange gradients, for a mistake here; without gradients only this one."""
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
         self._perform(Call(Kind.REDUCE, self._current_step()), problem=problem)
@@ -195,16 +388,10 @@ class Tables:
             self.tables[index].add(part)
 
     def close_step(self, value: Callable[[], float] | None = None) -> list[float] | None:
-        """Called before dense gradients are averaged, or the optimizer steps: no lookup of this step comes any more.
+        """Before dense gradients are averaged, or the optimizer steps: no lookup of this step comes any more.
 
-        A worker of whose backward pass no lookup was a part takes part in the exchange here.
-
-        Args:
-            value: what this worker says to all besides, such as its part of a norm; called once gradients are there.
-
-        Returns:
-            What each worker says; None where that takes another message, since the step was closed before, or a
-            worker without data does not know yet what to say.
+        `value` is what this worker says to all besides, such as its part of a norm, once gradients are there. Returns
+        what each says; None where that takes another message: the step was closed before, or a worker has no data.
         """
         if not self.tables or self._closed:
             return None
@@ -220,14 +407,10 @@ class Tables:
         return None if ended or value is None else [call.value for call in met.calls.values()]
 
     def stepped(self) -> None:
-        """The optimizer has stepped: another step begins."""
         self._closed = False
 
     def serve(self, *, changes_means: bool) -> bool:
-        """Take part in the lookups and exchanges of one step, without data; whether anybody took the step.
-
-        `changes_means` says whether this worker then does to the mean gradients what the others do.
-        """
+        """Take part in one step's exchanges without data, changing means or not; whether anybody took the step."""
         self._step = self._current_step()
         while True:
             outcome = self._perform(Call(Kind.ANY, self._step, value=float(changes_means)))
@@ -238,10 +421,7 @@ class Tables:
                 return outcome.did.kind is Kind.STEP
 
     def exchange_norm(self, value: float) -> list[float]:
-        """What each worker says in one message, such as its part of a norm.
-
-        A worker without data would not say anything, since it is not told what is done to means.
-        """
+        """What each worker says in one message; one without data is not told what is done to means."""
         self.clips = True
         if self._without_clipping:
             self._end(
@@ -293,8 +473,5 @@ class Tables:
 def _on_host(reducer: Reducer) -> Reducer:
     """What waits for rows: where averages go over devices another reducer, whose waits the host does itself."""
     world = reducer.world.on_host()
-    if world is reducer.world and not reducer.streams.runs_ahead:
-        return reducer
-    other = Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
-    other.checks = reducer.checks  # the watch over the device knows why a host waited for rows in vain
-    return other
+    is_host = world is reducer.world and not reducer.streams.runs_ahead
+    return reducer if is_host else reducer.of((), world=world)  # whose watch knows why a host waited for rows in vain

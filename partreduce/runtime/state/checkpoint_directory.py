@@ -1,8 +1,7 @@
 """Find the complete checkpoints of a directory, the newest one, and those that a run may delete.
 
-A checkpoint's manifest carries a number, one more than the highest that any worker saw in the directory, and a lineage:
-the run that wrote it together with the runs that it resumed from and that resumed from it. The highest number is the
-newest, even if a new run counts its rounds from zero; a run deletes only checkpoints of its lineage.
+A manifest carries a number, one more than the highest that any worker saw, and a lineage: the run that wrote it with
+those that it resumed from and that resumed from it. A run deletes only checkpoints of its lineage.
 """
 
 from __future__ import annotations
@@ -13,21 +12,19 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.errors import DocumentError, FileError, InputError, PartreduceError
 
-FORMAT, VERSION = "partreduce.checkpoint", 2
-"""Of version 1 only the models can be read, since what strategies keep had other names."""
+FORMAT, VERSION = "partreduce.checkpoint", 2  # of version 1 only the models can be read
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**20
 NAME = re.compile(r"round-\d{8,}(-\d+)?")
-ENOUGH = 3
-"""Whole checkpoints that a worker offers; hashing more would only cost time."""
+ENOUGH = 3  # whole checkpoints that a worker offers; hashing more would only cost time
 
 
 class NewerFormatError(DocumentError):
@@ -106,10 +103,7 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
 
 
 def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
-    """What lies there, newest first, as far as the third that can be loaded; of a worker's own file, or of all.
-
-    A folder without a manifest does not count: it was not finished.
-    """
+    """What lies there with a manifest, newest first, to the third that can be loaded, by a worker's own file or all."""
     manifests: list[tuple[Path, dict[str, Any]]] = []
     seen: list[CheckpointReport] = []
     for folder in folders(directory):
@@ -150,13 +144,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
 def newest_common(
     directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]
 ) -> tuple[str | None, str]:
-    """The newest checkpoint that all can load, and what newer ones were passed over for it, as a sentence.
-
-    Args:
-        directory: where they lie.
-        reports: what each worker saw: `seen` (see `list_checkpoints`), or `problem`.
-        ranks: of these workers.
-    """
+    """The newest checkpoint that all `ranks` can load, and what newer ones were passed over for it, as a sentence."""
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
         raise FileError(f"load_checkpoint: {problem}")
@@ -183,7 +171,6 @@ def newest_common(
 
 
 def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, CheckpointReport]]) -> str:
-    """Why a checkpoint cannot be loaded by all."""
     for rank, seen in by_rank.items():
         if name in seen and seen[name].problem:
             return f"worker {rank}: {seen[name].problem}"
@@ -202,10 +189,7 @@ def save_status(directory: Path, plain: str) -> dict[str, Any]:
 
 
 def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
-    """The folders of a lineage that go when one more is written and `keep` stay, those that it never finished too.
-
-    Asked before anybody deletes: the first who does takes the manifest away.
-    """
+    """The folders of a lineage that go when one more is written and `keep` stay; asked before anybody deletes."""
     whole: list[tuple[int, Path]] = []
     unfinished: list[Path] = []
     with contextlib.suppress(FileError):
@@ -250,8 +234,3 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def plain(seen: Sequence[CheckpointReport]) -> list[dict[str, Any]]:
-    """As JSON, for the other workers."""
-    return [asdict(one) for one in seen]

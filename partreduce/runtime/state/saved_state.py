@@ -1,23 +1,30 @@
-"""Save one worker's part of a run as named tensors and JSON, in the safetensors format (no pickle).
+"""Save one worker's part of a run as named tensors and JSON, in the safetensors format (no pickle), or hand it over.
 
 Tensors: `model/NAME`, `buffer/NAME`, `optimizer/INDEX/KEY`, `group/INDEX/KEY`, `random/…`, `strategy/NAME`.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 import sys
+import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
+from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.sharding.table_state import gathered_of, layouts_of, shards_of
+from partreduce.runtime.state.checkpoint_directory import read_bytes
 from partreduce.runtime.strategies.base import Run, Runner
-from partreduce.topo.errors import DocumentError, FileError, InputError, MissingDependencyError
+from partreduce.runtime.worker.engine import Engine
+from partreduce.runtime.worker.shutdown import Meeting
+from partreduce.topo.errors import DocumentError, InputError, MissingDependencyError
 from partreduce.topo.extras import load
 
 Tensors = dict[str, torch.Tensor]
@@ -31,7 +38,6 @@ class StateFile:
         self.optimizer, self.runner, self.steps = optimizer, runner, steps
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
-        """Copies of everything: tensors by name, and what is no tensor."""
         live = self._model() | shards_of(self.tables)
         tensors = {name: tensor.detach().clone() for name, tensor in live.items()}
         saved = self.optimizer.state_dict()
@@ -49,10 +55,7 @@ class StateFile:
         return tensors, facts
 
     def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
-        """Put everything back, in place, but what the runner keeps, which is returned.
-
-        What another worker saved gives no random states: two workers would draw the same numbers.
-        """
+        """Put everything back, in place, but what the runner keeps, which is returned."""
         self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
@@ -77,36 +80,27 @@ class StateFile:
         return {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
-        """Put the mean of several workers' models in place; buffers that are not averaged are the first worker's.
-
-        Returns how the sharded tables were dealt out, whose rows are left to `redistribute`.
-        """
+        """Put the mean of several workers' models in place; how the sharded tables were dealt out, left as they are."""
         layouts: dict[str, Any] = {}
         sums: Tensors = {}
         first: Tensors = {}
         count = 0
         for path in paths:
-            try:
-                tensors, facts = unpack(path.read_bytes(), path)
-            except OSError as error:
-                raise FileError(f"{path}: cannot be read: {error.strerror}") from None
+            tensors, facts = unpack(read_bytes(path), path)
             count += 1
             layouts = facts.get("tables", {})
             for name in self._model():
                 if name not in tensors:
                     raise DocumentError(name, "is missing", str(path))
-                if self._is_averaged(name, tensors[name]):
+                kind, _, rest = name.partition("/")
+                is_mean = kind != "buffer" or self.flat.rules.get(rest) is BufferRule.MEAN
+                if is_mean and tensors[name].dtype in AVERAGED:
                     value = tensors[name].double()
                     sums[name] = sums[name] + value if name in sums else value
                 first.setdefault(name, tensors[name])
         means = {name: (total / count).to(first[name].dtype) for name, total in sums.items()}
         self._restore(self._model(), first | means)
         return layouts
-
-    def _is_averaged(self, name: str, tensor: torch.Tensor) -> bool:
-        kind, _, rest = name.partition("/")
-        is_mean = kind != "buffer" or self.flat.rules.get(rest) is BufferRule.MEAN
-        return is_mean and tensor.dtype in AVERAGED
 
     def _model(self) -> Tensors:
         """The live tensors of the model by name, each once, without the rows that only this worker has."""
@@ -131,19 +125,25 @@ class StateFile:
 def pack(state: StateFile, extra: object, lineage: str) -> bytes:
     """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`)."""
     tensors, facts = state.collect()
+    header = {"partreduce": json_of(facts | {"extra": extra}), "lineage": lineage}
+    data: bytes = load("safetensors.torch", "a checkpoint").save(
+        {name: t.contiguous().cpu() for name, t in tensors.items()}, header
+    )
+    return data
+
+
+def json_of(facts: Mapping[str, Any]) -> str:
+    """What is no tensor, as JSON."""
     try:
-        text = json.dumps(facts | {"extra": extra})
+        return json.dumps(facts)
     except (TypeError, ValueError) as error:
         raise InputError(f"save_checkpoint: extra and optimizer settings must be JSON ({error})") from None
-    header = {"partreduce": text, "lineage": lineage}
-    data: bytes = _safetensors().save({name: t.contiguous().cpu() for name, t in tensors.items()}, header)
-    return data
 
 
 def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
     """Tensors and facts of a file."""
     try:
-        tensors: Tensors = _safetensors().load(data)
+        tensors: Tensors = load("safetensors.torch", "a checkpoint").load(data)
         length = int.from_bytes(data[:8], "little")
         facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["partreduce"])
     except MissingDependencyError:
@@ -154,15 +154,11 @@ def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: dict[str, dict[str, Any]]) -> None:
-    """Tensors to `tensors`, everything else but the parameter lists to `numbers`."""
     plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
     numbers[prefix] = plain
     # A momentum of sparse gradients is sparse, which the format does not know; the optimizer gets a dense one.
-    tensors.update({f"{prefix}/{k}": _dense(v) for k, v in values.items() if isinstance(v, torch.Tensor)})
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_dense() if tensor.is_sparse else tensor.detach().clone()
+    own = {f"{prefix}/{key}": value.detach() for key, value in values.items() if isinstance(value, torch.Tensor)}
+    tensors.update({name: one.to_dense() if one.is_sparse else one.clone() for name, one in own.items()})
 
 
 def _random_states(tensors: Tensors, device: torch.device) -> dict[str, Any]:
@@ -194,5 +190,95 @@ def _restore_random_states(tensors: Tensors, facts: Mapping[str, Any], device: t
         np.random.set_state((kind, keys, place, has_gauss, cached))
 
 
-def _safetensors() -> Any:  # noqa: ANN401 - the module
-    return load("safetensors.torch", "a checkpoint")
+BEHIND = (
+    "workers may be started again here (--max-restarts), and one that joins does not know how far this script's "
+    "learning-rate scheduler has come; call optimizer.register_stateful(scheduler), on all workers, when both are made"
+)
+
+
+class Stateful(Protocol):
+    """What has its own state besides the optimizer's: a scheduler, a gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
+class Handover:
+    """One worker's state, to give and to take (see `elastic.regroup`); the random states stay each worker's own."""
+
+    def __init__(
+        self, run: Run, wrapper: torch.optim.Optimizer, runner: Runner, engine: Engine, meeting: Meeting
+    ) -> None:
+        self._wrapper = weakref.ref(wrapper)  # which has this
+        self.run, self.runner, self.engine, self.meeting = run, runner, engine, meeting
+        self.optimizer = engine.optimizer
+        self.objects: list[Stateful] = []
+        self._taken: list[dict[str, Any]] | None = None
+        self._groups: list[dict[str, Any]] = []
+
+    def add(self, objects: tuple[Stateful, ...]) -> None:
+        """Further objects whose states go along; on a worker that has joined they get the donor's at once."""
+        for one in objects:
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise InputError(f"register_stateful: a {type(one).__name__} has no state_dict() and load_state_dict()")
+            if self._taken is not None and len(self.objects) == len(self._taken):
+                raise InputError(
+                    f"register_stateful: the worker whose state this one has gave {len(self._taken)} objects; all "
+                    "workers register the same ones, in one order"
+                )
+            self.objects.append(one)
+            if self._taken is not None:
+                one.load_state_dict(self._taken[len(self.objects) - 1])
+        for group, taken in zip(self.optimizer.param_groups, self._groups, strict=False):
+            group.update(taken)  # a scheduler that is made sets the first learning rate
+
+    def check_unfit(self) -> None:
+        steps = (getattr(one, "step", None) for one in (self.optimizer, self._wrapper()))
+        if any(hasattr(step, "_wrapped_by_lr_sched") for step in steps) and not self.objects:
+            raise InputError(f"scheduler: {BEHIND}")
+
+    def give(self) -> bytes:
+        states, member = io.BytesIO(), self.member
+        torch.save([one.state_dict() for one in self.objects], states)
+        extra = {
+            "counts": self.run.reducer.heartbeat.counts,
+            "data": [self.engine.data_epoch, member.views],
+            "since": list(member.since.items()),
+            "changes_means": self.run.applier.changes_means,
+            "rules": self.run.flat.rules,
+            "generation": self.engine.uneven_inputs.generation,
+            "lineage": [self.meeting.lineage, self.meeting.earlier],
+            "objects": base64.b64encode(states.getvalue()).decode(),
+        }
+        return pack(self._file(), extra, self.meeting.lineage)
+
+    def take(self, data: bytes, turn: int) -> None:
+        tensors, facts = unpack(data, Path("the state of another worker"))
+        kept = self._file().restore(tensors, facts, own_random_states=False)
+        self._groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+        extra = facts["extra"]
+        self.run.reducer.heartbeat.counts = tuple(extra["counts"])
+        self.engine.uneven_inputs.generation = int(extra["generation"])
+        self.meeting.lineage, self.meeting.earlier = extra["lineage"]
+        generation, views = extra["data"]
+        self.engine.data_epoch = generation[0], generation[1]
+        self.member.views = [(after, tuple(members)) for after, members in views]
+        self.member.since = dict(extra["since"])
+        self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
+        steps = self.member.step_of(turn, self.run.steps_per_round)
+        self.engine.go_on_from(steps)
+        self.engine.catch_up()
+        self.run.applier.changes_means = extra["changes_means"]
+        self.run.flat.copy_masks([name for name, rule in extra["rules"].items() if rule == BufferRule.FIRST])
+        self.runner.load(kept, steps)
+
+    @property
+    def member(self) -> Member:
+        assert isinstance(self.run.membership, Member), "only elastic runs are joined"
+        return self.run.membership
+
+    def _file(self) -> StateFile:
+        return StateFile(self.run, self.optimizer, self.runner, self.engine.steps)

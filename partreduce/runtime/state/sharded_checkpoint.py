@@ -1,8 +1,7 @@
 """Save checkpoints of sharded models by torch.distributed.checkpoint, with one folder per replica.
 
-The tensors of a parameter (its numbers, the optimizer's and the strategy's) are DTensors there, so a run may continue
-with another number of shards. What only one rank has, such as its buffers and random states, lies under `shard-INDEX/`.
-A folder without torch's metadata does not count, and a checkpoint counts where every replica's does.
+A parameter's tensors are DTensors there, so a run may continue with another number of shards. What only one rank has
+lies under `shard-INDEX/`. A checkpoint counts where every replica's folder has torch's metadata.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ import torch.distributed as dist
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.dtensor_shards import like, local, replica_group
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.state.saved_state import Tensors
+from partreduce.runtime.state.saved_state import Tensors, json_of
 from partreduce.topo.errors import FileError, InputError
 
 Said = TypeVar("Said")
-METADATA = ".metadata"
-"""What torch writes last."""
-OWN = ("buffer/", "random/")
-"""What every rank has for itself."""
+METADATA = ".metadata"  # what torch writes last
+OWN = ("buffer/", "random/")  # what every rank has for itself
 
 
 def newest(directory: Path, worker: int) -> Path | None:
@@ -67,9 +64,9 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
     own = f"shard-{dist.get_rank(group)}"
     text, problem = "", ""
     try:
-        text = json.dumps(facts)
-    except (TypeError, ValueError) as error:
-        problem = f"save_checkpoint: extra and optimizer settings must be JSON ({error})"
+        text = json_of(facts)
+    except InputError as error:
+        problem = str(error)
     if problem := next(filter(None, all_gather_json(problem)), ""):
         raise InputError(problem)
     named: Tensors = {f"{own}/facts": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
@@ -92,10 +89,7 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
 def load(
     folder: Path, worker: int, flat: FlatModel, optimizer: torch.optim.Optimizer
 ) -> tuple[Tensors, dict[str, Any], bool]:
-    """One replica's state, as `save` was given it, and whether as many shards wrote it; all its ranks call it.
-
-    Of another number of shards this rank has what all have in common, and the first one's facts and buffers.
-    """
+    """One replica's state, as `save` was given it, and whether as many shards wrote it; all its ranks call it."""
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
     by_name = dict(flat.model.named_parameters(remove_duplicate=False))
@@ -137,7 +131,6 @@ def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | Non
 
 
 def _join_shards(tensors: Tensors, flat: FlatModel) -> Tensors:
-    """The same with the strategy's arrays in one piece again."""
     slots = {slot.names[0]: (bucket, slot) for bucket in flat.buckets for slot in bucket.slots}
     whole: Tensors = {}
     for name, tensor in tensors.items():

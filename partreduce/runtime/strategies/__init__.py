@@ -1,7 +1,4 @@
-"""Choose the runner that carries out a schedule, by its kind, its payload and its timing.
-
-The table names kinds (virtual time has its own, in `simulate.py`). A new kind is a runner and one line there.
-"""
+"""Choose the runner that carries out a schedule, by its kind (a line of the table), its payload and its timing."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.strategies.dynamic_groups import GeneratedMeans
@@ -47,7 +43,6 @@ def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
 
 
 def _neighbor(strategy: NeighborAveraging, run: Run) -> Runner:
-    """In rounds, or with a gap between neighbors."""
     return GapMeans(strategy, run) if isinstance(strategy.sync, IterationGap) else ParameterAverage(strategy, run)
 
 
@@ -66,7 +61,7 @@ def _server(server: Server, run: Run) -> Runner:
     )
     base.recorder.attach("mailbox", communicator.mailbox.traffic_facts)
     world = through_servers(base.world, communicator)
-    reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
+    reducer = base.of(base.buckets, world=world)
     same = AllReduce(
         steps_per_round=server.steps_per_round, sync=server.sync, transport=server.transport, averaging=server.averaging
     )

@@ -7,75 +7,55 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.flat_model import digest_of
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
-from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, OneSided, Run, StepResult
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
-from partreduce.runtime.transport.server_allreduce import shard_bounds
+from partreduce.runtime.transport.multistage_allreduce import block_bounds
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
-from partreduce.schedulers.protocols.base import Action, Note, Received, Send
-from partreduce.schedulers.protocols.shards import (
-    CLOSED,
-    Answer,
-    Ask,
-    Drain,
-    Open,
-    Opened,
-    Progress,
-    Pull,
-    Push,
-    Shards,
-    Take,
-    shards_of,
-)
+from partreduce.schedulers.protocols import shards
+from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.server import Server
 
-MESSAGES = {"open": Opened, "push": Progress, "pull": Ask}
-"""To a shard, by their kinds; each has two numbers."""
+MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}  # to a shard; each has two numbers
 
 
 class AsynchronousServer(OneSided):
     """After each round a worker sends its progress to the hosts, which add it at once, and gets the newest model back.
 
-    For plain SGD the progress of a step is −rate · gradient, so this is asynchronous SGD; optimizer state stays with
-    the worker. n workers move the model n times as far per step of time as one does: start from a rate divided by n.
-    With `staleness` s a host answers a worker only when that is at most s rounds ahead of the slowest. With overlap the
-    answer is awaited one round later. Buffers are averaged in the mean model only.
+    For plain SGD this is asynchronous SGD; optimizer state stays with the worker. With `staleness` s a host answers a
+    worker only when that is at most s rounds ahead of the slowest. With overlap the answer is awaited one round later.
+    Buffers are averaged in the mean model only.
     """
 
     def __init__(self, server: Server, run: Run) -> None:
         super().__init__(server, run, "an asynchronous server", self._deliver)
         self.server = server
-        self._bounds = [shard_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
+        self._bounds = [block_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
         """For each bucket the part of every host."""
-        self.driver = _Worker(shards_of(server, run.schedule.num_workers), run.rank)
+        self._machine = shards.shards_of(server, run.schedule.num_workers)
+        self.driver = ProtocolDriver[Any](self._machine, run.rank, is_open=True)
         self._base: list[torch.Tensor] = []
         self._answers: dict[int, tuple[Any, ...]] = {}
         self._pending: Operation | None = None
         self._shard: _Shard | None = None
         if run.rank in server.hosts:
             own = server.hosts.index(run.rank)
-            self._shard = _Shard(self.driver.machine, self.driver.machine.shards[own], [b[own] for b in self._bounds])
+            self._shard = _Shard(self._machine, self._machine.shards[own], [b[own] for b in self._bounds])
         self._mailbox.start()
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Before the first step: where progress is counted from."""
         self._open(step // self.run.steps_per_round)
         return ON_TIME
 
-    def after_step(self, step: int) -> StepResult:
-        """After a round: send its progress and take the model that comes back."""
-        round_, taken = divmod(step, self.run.steps_per_round)
-        if taken + 1 < self.run.steps_per_round:
-            return DIFFERENT
+    def end_round(self, step: int, round_: int) -> StepResult:
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open(round_)
-        progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
+        progress = self._progress()
         if self._factor != 1.0:
             for part in progress:
                 part.mul_(self._factor)
@@ -84,15 +64,15 @@ class AsynchronousServer(OneSided):
                 self._remember()
             else:
                 self._take(progress)
-            self._ask(Push(), step, round_, progress)
+            self._ask(shards.Push(), step, round_, progress)
         else:
-            self._ask(Push(), step, round_, progress)
-            self._take(None, Take())
+            self._ask(shards.Push(), step, round_, progress)
+            self._take(None, shards.Take())
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
         """Take the answer in flight and the newest model, keeping what was learned since."""
-        if self._is_open:
+        if self.is_measured:
             self._refresh()
 
     def drain(self) -> str:
@@ -100,24 +80,19 @@ class AsynchronousServer(OneSided):
         if self._pending is not None:
             self._wait(self._pending)
             self._pending = None
-        if not self._is_open:
+        if not self.is_measured:
             self._begin(self.driver.open_state.round)  # all count the same generations
-        self.driver.raised(Drain())
+        self.driver.raised(shards.Drain())
         self._base = []
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """From the first step on: whatever changed since the last answer is sent."""
-        return self._is_open
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether there is a model from which progress is counted."""
-        return bool(self.driver.open_state.stage != CLOSED)
+        """Where there is a model from which progress is counted: whatever changed since the last answer is sent."""
+        return bool(self.driver.open_state.stage != shards.CLOSED)
 
     def _open(self, round_: int) -> None:
-        if self._is_open:
+        if self.is_measured:
             return
         self._remember()
         if self.driver.open_state.generation == 0:
@@ -125,12 +100,11 @@ class AsynchronousServer(OneSided):
         self._begin(round_)
 
     def _begin(self, round_: int) -> None:
-        """A generation begins with the live parameters."""
         if self._shard is not None:
             self._shard.take([bucket.flat for bucket in self.run.flat.buckets])
-        for action in self.driver.raised(Open(round_)):
+        for action in self.driver.raised(shards.Open(round_)):
             match action:
-                case Send(_, Opened(generation, begun)):
+                case Send(_, shards.Opened(generation, begun)):
                     self._mailbox.send(self.run.rank, "open", (generation, begun))
 
     def _check_several_models(self) -> None:
@@ -141,32 +115,24 @@ class AsynchronousServer(OneSided):
         if self.run.rank == host:
             notes.write("digest", digest)
             return
-        operation = reducer.recorder.begin("first model", 0, 0, tuple(sorted((host, self.run.rank))), 0)
-        try:
-            self._await_note(notes, host)
-        except PeerGoneError as error:
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
+        start, wait = time.monotonic(), Wait(reducer.heartbeat, (host,), reducer.timeout, 0)
+        with reducer.recorded("first model", 0, 0, tuple(sorted((host, self.run.rank)))):
+            while not notes.has("digest"):
+                wait.look()
+                time.sleep(pause_after(time.monotonic() - start))
         if notes.wait_for("digest") != digest:
             raise InputError(
                 f"model: worker {self.run.rank} starts from other parameters than worker {host}, and an asynchronous "
                 "server trains one model; use initial='broadcast'"
             )
 
-    def _await_note(self, notes: Notes, host: int) -> None:
-        """Wait for a host's note, as long as it can come."""
-        start, wait = time.monotonic(), Wait(self.run.reducer.heartbeat, (host,), self.run.reducer.timeout, 0)
-        while not notes.has("digest"):
-            wait.look()
-            time.sleep(pause_after(time.monotonic() - start))
-
     def _remember(self) -> None:
         with torch.no_grad():
             self._base = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
-    def _ask(self, event: Push | Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
+    def _ask(self, event: shards.Push | shards.Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
         """Send all hosts their parts of the progress, or ask them for the model as it is."""
-        base, kind = self.run.reducer, "push" if isinstance(event, Push) else "pull"
+        base, kind = self.run.reducer, "push" if isinstance(event, shards.Push) else "pull"
         num_bytes = sum(part.nbytes for part in progress)
         members = tuple(sorted({self.run.rank, *self.server.hosts}))
         self._pending = base.recorder.begin(kind, step, round_, members, num_bytes)
@@ -174,8 +140,8 @@ class AsynchronousServer(OneSided):
         self._answers = {}
         for action in self.driver.raised(event):
             match action:
-                case Send(shard, Progress(generation, number) | Ask(generation, number)):
-                    index = self.driver.machine.shards.index(shard)
+                case Send(shard, shards.Progress(generation, number) | shards.Ask(generation, number)):
+                    index = self._machine.shards.index(shard)
                     frames = [
                         frame_of(part[slice(*bounds[index])])  # this round's progress is written no more
                         for part, bounds in zip(progress, self._bounds, strict=kind == "push")
@@ -185,21 +151,20 @@ class AsynchronousServer(OneSided):
                     except PeerGoneError as error:
                         raise base.failure(self._pending, error) from None
 
+    def _progress(self) -> list[torch.Tensor]:
+        return [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
+
     def _refresh(self) -> None:
-        """Take the answer in flight, then ask for the newest model."""
-        progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
+        progress = self._progress()
         if self._pending is not None:
             self._take(progress)
-        self._ask(Pull(), -1, -1, [])
-        self._take(progress, Take())
+        self._ask(shards.Pull(), -1, -1, [])
+        self._take(progress, shards.Take())
         for base, part in zip(self._base, progress, strict=True):
             base.sub_(part)
 
-    def _take(self, progress: list[torch.Tensor] | None, event: Take | None = None) -> None:
-        """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there.
-
-        Without an event the next request says that they were taken.
-        """
+    def _take(self, progress: list[torch.Tensor] | None, event: shards.Take | None = None) -> None:
+        """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there."""
         operation = self._pending
         if operation is None:
             return
@@ -227,45 +192,22 @@ class AsynchronousServer(OneSided):
             with driver.condition:
                 if message.numbers[0] == driver.open_state.number:
                     self._answers[message.source] = message.payload
-                shard = driver.machine.shards[self.server.hosts.index(message.source)]
-                driver.step(Received(shard, Answer(message.numbers[0])))
+                shard = self._machine.shards[self.server.hosts.index(message.source)]
+                driver.step(Received(shard, shards.Answer(message.numbers[0])))
         else:
             assert self._shard is not None, "only hosts are written to"
             self._shard.receive(message, self._mailbox)
 
 
-class _Worker(ProtocolDriver[Any]):
-    """A worker's side, open from the beginning."""
-
-    machine: Shards
-
-    def __init__(self, machine: Shards, rank: int) -> None:
-        super().__init__(machine, rank)
-        self._state, _ = machine.start(rank)
-
-    def raised(self, event: Open | Push | Pull | Take | Drain) -> tuple[Action, ...]:
-        with self.condition:
-            assert self.offers(type(event)), f"{event} is not ready"
-            return self.step(event)
-
-
 class _Shard(ProtocolDriver[Any]):
-    """One host's part of the model; lives in the side thread.
+    """One host's part of the model, by the `bounds` of each bucket; lives in the side thread."""
 
-    Args:
-        machine: says what is added, and who is answered when.
-        process: this shard.
-        bounds: for each bucket this host's part.
-    """
-
-    def __init__(self, machine: Shards, process: int, bounds: list[tuple[int, int]]) -> None:
-        super().__init__(machine, process)
-        self._state, _ = machine.start(process)
+    def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
+        super().__init__(machine, process, is_open=True)
         self._bounds = bounds
         self._opening: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
-        self._progress: dict[tuple[int, int], tuple[Any, ...]] = {}
-        """By worker and request, until the machine says what becomes of it."""
+        self._progress: dict[tuple[int, int], tuple[Any, ...]] = {}  # by worker and request, until it is decided
         self._snapshots = Snapshots()
 
     def take(self, arrays: list[torch.Tensor]) -> None:
@@ -276,7 +218,6 @@ class _Shard(ProtocolDriver[Any]):
         ]
 
     def receive(self, message: Message, mailbox: Mailbox) -> None:
-        """Let the machine decide, and carry out what it says."""
         generation, number = message.numbers
         if message.kind == "push":
             self._progress[message.source, number] = message.payload
@@ -293,7 +234,7 @@ class _Shard(ProtocolDriver[Any]):
                     frames = None
                 case Note(("dropped", int(worker), int(request))):
                     self._progress.pop((worker, request), None)
-                case Send(worker, Answer(request)):
+                case Send(worker, shards.Answer(request)):
                     frames = frames or self._snapshots.take(self._parts)  # the next push changes them
                     mailbox.send(worker, "model", (request,), frames)
 

@@ -2,19 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partreduce.runtime.averaging.flat_model import FlatModel
+from partreduce.runtime.averaging.gradients import OptimizerStepper
 from partreduce.runtime.averaging.in_flight import FixedMembership, State
-from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.recorder import Operation
 from partreduce.runtime.sharding.tables import Tables
-from partreduce.runtime.strategies.traits import Traits, traits_of
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.mailbox import Bound, Mailbox, Message
 from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.waiting import PeerGoneError, PeerWatch
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging, Strategy
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.topo.strategies.server import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the engine, checkpoints and checks have to know of a schedule's kind."""
+
+    averages_gradients: bool  # before each step; else parameters, after the last one of a round
+    keeps_equal: bool  # whether all step with the same means, so that models are equal wherever all meet
+    agrees_on_end: bool = False  # whether the protocol tells who has no more data, and the store nothing
+    drains_together: bool = False  # whether none may `drain` before all are ready to: they answer one another
+    carries_state: bool = False  # whether the optimizer's state dict holds `state()`, too, as its momentum
+    measures_from_start: bool = False  # whether rounds depend on the first step's model, everybody's then
+    needs_round_start: bool = False  # whether a round's end depends on the parameters of its beginning
+    saves_inside_rounds: bool = False  # whether `state()` says all that the rest of a round needs
+
+
+def traits_of(schedule: Schedule) -> Traits:
+    """The traits of a schedule's kind."""
+    strategy = schedule.strategy
+    has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
+    normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
+    if isinstance(strategy.sync, PartialAllReduce):
+        return Traits(True, strategy.sync.keeps_equal, agrees_on_end=True)
+    if strategy.averages_gradients:
+        return Traits(True, keeps_equal=True, carries_state=True)
+    if isinstance(strategy, DynamicGroups):
+        return Traits(False, keeps_equal=False, needs_round_start=normalizes)
+    if isinstance(strategy.sync, IterationGap):
+        is_parallel = strategy.sync.update_order is UpdateOrder.DPSGD
+        return Traits(False, keeps_equal=False, drains_together=True, needs_round_start=is_parallel)
+    if isinstance(strategy, Pairwise) or (isinstance(strategy, Server) and not strategy.synchronous):
+        return Traits(
+            False, keeps_equal=False, drains_together=True, measures_from_start=isinstance(strategy, Server),
+            needs_round_start=normalizes and not has_equal_steps,
+        )  # fmt: skip
+    takes_turns = strategy.takes_turns
+    has_outer_state = takes_turns or not strategy.payload.outer.is_plain
+    return Traits(
+        False,
+        keeps_equal=False,
+        carries_state=has_outer_state,
+        measures_from_start=has_outer_state,
+        needs_round_start=not takes_turns and (normalizes or strategy.is_delayed),
+        # At unequal steps per round a worker may have had turns in a round that others still lack.
+        saves_inside_rounds=not takes_turns or has_equal_steps,
+    )
 
 
 @dataclass(slots=True)
@@ -32,24 +86,22 @@ class Run:
     rank: int
     flat: FlatModel
     reducer: Reducer
-    mean_reducers: tuple[Reducer, ...]
-    """Reducers of everything that the mean model holds: parameters, and buffers that do not ride along with them."""
-    applier: OptimizerStepper
-    """The wrapped optimizer, for strategies that have a mean gradient to apply."""
-    tables: Tables
-    """What goes its own way, apart from what the strategy averages."""
-    keeps_on_host: bool = False
-    """Whether what outer steps keep lies in host memory between two of them."""
-    alone: bool = False
-    """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
+    mean_reducers: tuple[Reducer, ...]  # of parameters, and of buffers that do not ride along with them
+    applier: OptimizerStepper  # the wrapped optimizer, for strategies that have a mean gradient to apply
+    tables: Tables  # what goes its own way, apart from what the strategy averages
+    keeps_on_host: bool = False  # whether what outer steps keep lies in host memory between two of them
+    alone: bool = False  # whether the script runs as one worker, without a launcher: nothing is averaged then
     progress: Progress = field(default_factory=Progress)
-    membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))
-    """Who takes part, with this worker's operations in flight."""
+    membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))  # with operations in flight
 
     @property
     def steps_per_round(self) -> int:
-        """Steps per round of this worker."""
         return self.schedule.steps_per_round_of(self.rank)
+
+    def progress_factor(self, members: Sequence[int]) -> float:
+        """The mean steps per round of some workers, divided by this one's."""
+        steps = [self.schedule.steps_per_round_of(member) for member in members]
+        return sum(steps) / len(steps) / self.steps_per_round
 
     @property
     def traits(self) -> Traits:
@@ -58,7 +110,6 @@ class Run:
 
     @property
     def everyone(self) -> tuple[int, ...]:
-        """All workers; this one alone where the script runs without the others."""
         return (self.rank,) if self.alone else tuple(range(self.schedule.num_workers))
 
     @property
@@ -70,31 +121,24 @@ class Run:
 class AveragedGradients(NamedTuple):
     """What came of averaging the gradients of a step."""
 
-    more: int = 0
-    """Steps that were taken besides the one whose gradients are in place now."""
-    scaled: bool = False
-    """Whether a GradScaler was at work on these gradients in an earlier step."""
+    more: int = 0  # steps that were taken besides the one whose gradients are in place now
+    scaled: bool = False  # whether a GradScaler was at work on these gradients in an earlier step
 
 
 class StepRequest(NamedTuple):
     """What a script asks of a step."""
 
     skip: bool = False
-    scaled: bool = False
-    """A GradScaler has scaled the gradients."""
-    early: bool = False
-    """They are means already, by `average_gradients()`."""
-    changed: bool = False
-    """And the script has changed them since."""
+    scaled: bool = False  # a GradScaler has scaled the gradients
+    early: bool = False  # they are means already, by `average_gradients()`
+    changed: bool = False  # and the script has changed them since
 
 
 class StepResult(NamedTuple):
     """What came of a step's end."""
 
-    skipped: int = 0
-    """Rounds that a worker left behind skips."""
-    are_equal: bool = False
-    """Whether all workers are known to hold the same model now."""
+    skipped: int = 0  # rounds that a worker left behind skips
+    are_equal: bool = False  # whether all workers are known to hold the same model now
 
 
 ON_TIME = AveragedGradients()
@@ -104,66 +148,56 @@ DIFFERENT = StepResult()
 class Runner:
     """How one worker averages; one instance per optimizer. As it stands it averages nothing, as of a script alone.
 
-    An engine (see `worker.engine`) takes the steps and calls these methods. What they share, operations in flight, lies
-    in the queue of the run's membership; what else is to be known of a kind follows from its schedule (see `traits`).
+    An engine (see `worker.engine`) calls these methods, which raise PeerFailedError where a worker is gone or too late.
+    Operations in flight lie in the queue of the run's membership.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.membership = run.membership
-        """Who else is there still."""
-        self.reducers: tuple[Reducer, ...] = ()
-        """What it averages by, apart from the run's own reducers."""
-        self.mailboxes: list[Mailbox] = []
-        """Closed together with this runner."""
+        self.membership = run.membership  # who else is there still
+        self.reducers: tuple[Reducer, ...] = ()  # what it averages by, apart from the run's own reducers
+        self.mailboxes: list[Mailbox] = []  # closed together with this runner
+
+    def _open_mailbox(
+        self, kind: str, deliver: Callable[[Message], None], *, max_bytes: int = 0, bound: Bound | None = None
+    ) -> Mailbox:
+        """A mailbox of this runner; `deliver` is called with each message once it is started."""
+        reducer = self.run.reducer
+        store, heartbeat, name = reducer.world.store, reducer.heartbeat, f"{reducer.key} {kind}"
+        mailbox = Mailbox(
+            store, self.run.rank, name, deliver, max_bytes=max_bytes, timeout=reducer.timeout, bound=bound,
+            heartbeat=heartbeat,
+        )  # fmt: skip
+        self.mailboxes.append(mailbox)
+        reducer.recorder.attach("mailbox", mailbox.traffic_facts)
+        return mailbox
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any are averaged.
-
-        Raises:
-            PeerFailedError: a worker is gone or too late.
-        """
+        """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any."""
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - as above
-        """What is due after it; a worker whose data ended calls this alone.
-
-        Raises:
-            PeerFailedError: a worker is gone or too late.
-        """
+        """What is due after it; a worker whose data ended calls this alone."""
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
-        """Refuse a step that does not go with how and when gradients travel.
-
-        Raises:
-            InputError: as said.
-        """
+        """Raise InputError for a step that does not go with how and when gradients travel."""
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
         """Reach the round at which all workers meet at `place`, and serve the operations that still need this worker.
 
         Without `apply` what it takes to come there is dropped: other parameters are about to be loaded. Returns the
-        steps that this took.
-
-        Raises:
-            InputError: this worker has begun what only its next step ends.
+        steps that this took; InputError where this worker has begun what only its next step ends.
         """
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Wait for what is in flight, so that the live parameters of all workers may be averaged.
-
-        Where the run `ends`, for all after the same round, what is still late is applied, if at all.
-        """
+        """Wait for what is in flight, so that all models may be averaged; where the run `ends`, apply what is late."""
         self.membership.settle()
         self.run.reducer.flush()
 
     def drain(self) -> str:
-        """Wait for what is in flight and drop it with all that is kept: the run ends, or other parameters come.
-
-        Returns what was dropped that this worker had sent already, in words; empty where there was nothing.
-        """
+        """Wait for what is in flight and drop it with all that is kept; returns what was sent and dropped, in words."""
         return ""
 
     @property
@@ -176,16 +210,8 @@ class Runner:
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
-        """Put back what `state` gave, to continue with this step; all workers are there.
-
-        Raises:
-            InputError: this runner does not keep that.
-        """
-        if state:
-            raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
-                "was it saved with a codec?"
-            )
+        """Put back what `state` gave, to continue with this step; InputError where this runner does not keep that."""
+        check_kept(state)
 
     def close(self, *, failed: bool = False) -> None:
         """End threads and sockets of this runner; may be called twice. After a failure nothing is waited for."""
@@ -193,3 +219,58 @@ class Runner:
             mailbox.abandon() if failed else mailbox.close()
         if failed:
             self.mailboxes = []
+
+
+def check_kept(state: Iterable[str]) -> None:
+    """Refuse what a checkpoint holds besides what this run keeps."""
+    if names := ", ".join(sorted(state)):
+        raise InputError(
+            f"load_checkpoint: the file holds {names}, which this run does not keep; was it saved with a codec?"
+        )
+
+
+class OneSided(Runner):
+    """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
+
+    `place` says with whom optimizer state would have to be averaged, for the refusal; `bound` what may be on the way to
+    each worker, where the mailbox's own is not what the protocol needs.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        run: Run,
+        place: str,
+        deliver: Callable[[Message], None],
+        *,
+        bound: Bound | None = None,
+    ) -> None:
+        super().__init__(run)
+        if any(tensor.is_state for bucket in run.flat.buckets for tensor in bucket.piggybacked):
+            raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
+        normalizes, everyone = strategy.averaging is Averaging.STEP_NORMALIZED, range(run.schedule.num_workers)
+        self._factor = run.progress_factor(everyone) if normalizes else 1.0  # by which a round's progress is multiplied
+        reducer = run.reducer
+        self._peer_watch = PeerWatch(reducer.heartbeat, everyone)
+        max_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets)
+        self._mailbox = self._open_mailbox(strategy.kind, deliver, max_bytes=max_bytes, bound=bound)
+
+    def after_step(self, step: int) -> StepResult:
+        round_, taken = divmod(step, self.run.steps_per_round)
+        return DIFFERENT if taken + 1 < self.run.steps_per_round else self.end_round(step, round_)
+
+    def end_round(self, step: int, round_: int) -> StepResult:
+        """What is due after the last step of a round."""
+        raise NotImplementedError
+
+    def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
+        """Wait until messages made `done` true, with which an operation is over."""
+        reducer = self.run.reducer
+        try:
+            self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
+        except PeerGoneError as error:
+            operation = operation or reducer.recorder.begin("pause of exchanges", 0, 0, tuple(members), 0)
+            raise reducer.failure(operation, error) from None
+        if operation is not None:
+            reducer.recorder.end(operation)
+            reducer.heartbeat.doing(operation.finished)

@@ -7,20 +7,20 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import rescale_progress
+from partreduce.runtime.averaging.bucket import rescale_progress
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.elastic.survivors import Survivors
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.messages import key_in
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, Runner, StepResult
-from partreduce.runtime.transport.worlds import GroupTable
+from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
-_running: WeakKeyDictionary[GroupTable, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
+_running: WeakKeyDictionary[World, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
 
 class GeneratedMeans(Runner):
@@ -28,10 +28,9 @@ class GeneratedMeans(Runner):
 
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
     Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
-    first used, by its members alone and in that same order: no other worker takes part, and no worker waits in a
-    circle. If a member dies the others keep their parameters as they were, report the group and continue; see
-    `Survivors`. To know it in time, a group's members wait until the device has ended its sum. Where the generator is
-    comes from the environment, which `partreduce run` sets.
+    first used, by its members in that order: no worker waits in a circle. If a member dies the others keep their
+    parameters, report the group and continue (see `Survivors`); to know it in time they wait until the device has ended
+    its sum.
     """
 
     client: GeneratorClient
@@ -40,7 +39,6 @@ class GeneratedMeans(Runner):
     def __init__(self, strategy: DynamicGroups, run: Run) -> None:
         super().__init__(run)
         world = run.reducer.world
-        assert isinstance(world, GroupTable), "no other world makes groups while it runs"
         self.world = world
         self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
         self._starts: list[torch.Tensor] = []
@@ -64,7 +62,6 @@ class GeneratedMeans(Runner):
         others.add(self)
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Ask for the round's group, and remember where the round began."""
         if step % self.run.steps_per_round == 0:
             self.client.begin()
             if self.normalizes:
@@ -72,7 +69,6 @@ class GeneratedMeans(Runner):
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:
-        """After the last step of a round: average with the round's group, if there is one, and ask for the next."""
         if (step + 1) % self.run.steps_per_round:
             return DIFFERENT
         self.client.begin()
@@ -110,7 +106,6 @@ class GeneratedMeans(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Inside a round whose progress will be scaled."""
         return bool(self._starts)
 
     def close(self, *, failed: bool = False) -> None:
@@ -129,7 +124,9 @@ class GeneratedMeans(Runner):
         if self.membership.connected(members, str(seq), why):
             if self.normalizes and self._starts:
                 own = [bucket.flat.clone() for bucket in buckets]
-                self._normalize(members)
+                for bucket, start in zip(buckets, self._starts, strict=True):
+                    rescale_progress(bucket, start, self.run.progress_factor(members))
+                self._starts = []
             # Members count different rounds, but the same groups, so the group's number stands for the round.
             reduction = reducer.attempt("average", step, seq, Group(members), given_up=why)
         if reduction is None:
@@ -141,10 +138,3 @@ class GeneratedMeans(Runner):
             self.client.broke()
             return
         reducer.commit(reduction, commit_plain_mean)
-
-    def _normalize(self, members: tuple[int, ...]) -> None:
-        """Count what the round learned as if all members took equally many steps per round."""
-        worker_steps = [self.run.schedule.steps_per_round_of(member) for member in members]
-        for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True):
-            rescale_progress(bucket, start, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
-        self._starts = []

@@ -1,18 +1,16 @@
 """Run strategy `allreduce` of gradients: the mean over all workers before the step, as in DDP, or in a pipeline.
 
-Pipe-SGD (Li et al., NeurIPS 2018, Algorithm 1): while the sum of a step's gradients travels, the next K - 1 steps are
-computed: x[s+1] = x[s] - U(g[s-K+1]), where g[s] is the mean gradient taken at x[s], K the width and U the update of
-the wrapped optimizer, momentum and decay included. All workers apply the same gradients in the same order, so their
-models stay equal bit for bit.
+Pipe-SGD (Li et al., NeurIPS 2018, Algorithm 1): x[s+1] = x[s] - U(g[s-K+1]), where g[s] is the mean gradient taken at
+x[s], K the width and U the update of the wrapped optimizer. All workers apply the same gradients in the same order, so
+their models stay equal bit for bit.
 """
 
 from __future__ import annotations
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.bucket import Bucket, commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.bucketed_gradients import LayerSender
-from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.gradients import Snapshot, clear_gradients, commit_gradients
 from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.codecs import Codings
@@ -37,15 +35,11 @@ KIND = "gradient average"
 class GradientAverage(Runner):
     """Every worker steps with the mean gradient, of this step or of K - 1 steps ago, so that all stay equal.
 
-    Synchronously nothing is in flight between steps, except, where they are sent by layers, the gradients of a backward
-    pass whose step has not come. With a `divisor` of 1 the step is taken with the sum instead.
-
-    With a `pipeline` a step waits for the oldest sum, lets the newest gradients go and then applies the oldest: at most
-    K - 1 operations are in flight, in K arrays of model size, and K - 1 more where members may change. Where nothing
-    has come back yet (the first K - 1 steps, those after the warm-up, and after a load) a gradient of zero goes through
-    the optimizer, as in Algorithm 1; parameters that no worker trains get one, too. Buffers that are averaged become
-    x + (mean of K - 1 steps ago - own value then); they ride with every (K - 1)-th gradient, as correcting them again
-    before a correction has arrived would oscillate.
+    With a `divisor` of 1 the step is taken with the sum instead. With a `pipeline` a step waits for the oldest sum,
+    lets the newest gradients go and then applies the oldest: at most K - 1 operations are in flight, in K arrays of
+    model size, and K - 1 more where members may change. Where nothing has come back yet a gradient of zero goes through
+    the optimizer, as in Algorithm 1. Buffers that are averaged become x + (mean of K - 1 steps ago - own value then);
+    they ride with every (K - 1)-th gradient, as correcting them again before a correction has arrived would oscillate.
     """
 
     def __init__(self, run: Run, *, divisor: int | None = None, pipeline: Pipeline | None = None) -> None:
@@ -76,7 +70,6 @@ class GradientAverage(Runner):
             warn_user(f"partreduce: schedule {run.schedule.name!r} has a pipeline of {pipeline.width}: {WIDER}")
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Put mean gradients in place, of this step or of K - 1 steps ago, and start the sum of this step's."""
         membership, applier = self.membership, self.run.applier
         newest = Flight(
             # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
@@ -113,21 +106,15 @@ class GradientAverage(Runner):
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
         if self.layers is not None:
             return [(self.run.reducer, self.layers.finish(flight.step))]
+        divisor = self._divisor or (self.membership.givers(flight.step) if self.membership.may_change else None)
+        codings = None if self._codings is None else self._codings.of_buckets
         reduction = self.run.reducer.begin(
-            flight.kind,
-            flight.step,
-            flight.round,
-            group,
-            gradients=True,
-            kept=flight.kept,
-            divisor=self._divisor or (self.membership.givers(flight.step) if self.membership.may_change else None),
-            codings=None if self._codings is None else self._codings.of_buckets,
-            settings=flight.settings,
-        )
+            flight.kind, flight.step, flight.round, group, gradients=True, kept=flight.kept, divisor=divisor,
+            codings=codings, settings=flight.settings,
+        )  # fmt: skip
         return [(self.run.reducer, reduction)]
 
     def _commit(self, flight: Flight) -> None:
-        """Make the sums the gradients of the coming step."""
         if (ok := self._put(flight)) is not None:
             self.run.applier.remember(ok)
 
@@ -198,10 +185,7 @@ class GradientAverage(Runner):
         return 0
 
     def settle(self, *, ends: bool = False) -> None:
-        """Apply the gradients that are still late, one after the other, or drop them, as the schedule says.
-
-        A worker that joins the others takes no part in this.
-        """
+        """Apply the gradients that are still late, one after the other, or drop them, as the schedule says."""
         while ends and (flights := self.membership.flights):
             flight = self.membership.wait(flights[0], meets=True)
             self._correct_buffers(flight)
@@ -218,7 +202,11 @@ class GradientAverage(Runner):
 
     def drain(self) -> str:
         """Drop the gradients in flight: what is loaded next has not seen them. Nor are roundings made up for."""
-        lost = self._in_flight()
+        lost = ""
+        if flights := self.membership.flights:
+            first, last = flights[0].step, flights[-1].step
+            which = f"step {first}" if first == last else f"steps {first} to {last}"
+            lost = f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
         if self.layers is not None:
             self.layers.drop()
         self.membership.drop()
@@ -227,21 +215,12 @@ class GradientAverage(Runner):
             self._codings.clear()
         return lost
 
-    def _in_flight(self) -> str:
-        """That the steps whose gradients are in flight are dropped."""
-        if not (flights := self.membership.flights):
-            return ""
-        first, last = flights[0].step, flights[-1].step
-        which = f"step {first}" if first == last else f"steps {first} to {last}"
-        return f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
-
     def close(self, *, failed: bool = False) -> None:
         if self.layers is not None:
             self.layers.close()
         super().close(failed=failed)
 
     def state(self) -> State:
-        """What roundings left over, with error feedback, and the sums in flight, which are waited for."""
         membership, joins = self.membership, self.membership.is_between
         if not joins:
             for flight in tuple(membership.flights):
@@ -252,7 +231,6 @@ class GradientAverage(Runner):
         return named
 
     def load(self, state: State, step: int) -> None:
-        """Put back what `state` gave."""
         late = {name for name in state if name.startswith(f"{KEY}/")}
         if rest := {name: tensor for name, tensor in state.items() if name not in late}:
             if self._codings is None or not self._codings.state():

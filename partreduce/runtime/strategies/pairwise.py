@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
-from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, OneSided, Run, StepResult
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
@@ -24,11 +23,10 @@ class PairMeans(OneSided):
     """After each round an active worker meets a random passive neighbor; passive workers never wait.
 
     The worker's model x lies next to the live parameters and is only touched under a lock: the training loop adds the
-    progress of a round to it and continues from the result; the side thread averages it with others, meanwhile or in
-    between. So gradients are taken at parameters that no worker changes, and an exchange is atomic with respect to the
-    optimizer's step. Without overlap an active worker waits for the answer at the end of its round; with it, the
-    exchange runs while the next round computes. The pairing is the explored machine of `schedulers.protocols.adpsgd`.
-    Costs two more copies of the parameters, a third one on active workers. Buffers are averaged in the mean model only.
+    progress of a round to it and continues from the result; the side thread averages it with others. So gradients are
+    taken at parameters that no worker changes, and an exchange is atomic with respect to the optimizer's step. With
+    overlap the exchange runs while the next round computes. Costs two more copies of the parameters, a third one on
+    active workers. Buffers are averaged in the mean model only.
     """
 
     def __init__(self, strategy: Pairwise, run: Run) -> None:
@@ -49,18 +47,14 @@ class PairMeans(OneSided):
         self._mailbox.start()
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """Before the first step: the model starts from the live parameters."""
         self._open()
         return ON_TIME
 
-    def after_step(self, step: int) -> StepResult:
-        """After a round: add its progress to the model; an active worker also starts or awaits an exchange."""
-        round_, taken = divmod(step, self.run.steps_per_round)
-        if taken + 1 < self.run.steps_per_round:
-            return DIFFERENT
+    def end_round(self, step: int, round_: int) -> StepResult:
+        """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
-        self._merge(self._factor)
+        self.pair.add([part.mul_(self._factor).to("cpu") for part in self._progress()])
         if self.is_active and self.neighbors:
             if self.strategy.is_delayed:
                 self._wait()
@@ -111,12 +105,6 @@ class PairMeans(OneSided):
     def _progress(self) -> list[torch.Tensor]:
         return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
 
-    def _merge(self, factor: float) -> None:
-        """Add the progress since the last adoption to the model, at once with respect to exchanges."""
-        with torch.no_grad():
-            progress = [part.mul_(factor).to("cpu") for part in self._progress()]
-        self.pair.add(progress)
-
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
         """Continue from the model; `keep` is progress of a round that has not ended."""
         with torch.no_grad(), self.pair.lock:
@@ -146,15 +134,13 @@ class _Pair(GenerationDriver[PairState]):
     """One worker's model and its side of the pairing; driven by the side thread, `add` by the training loop."""
 
     def __init__(self, rank: int, machine: Pairing) -> None:
-        super().__init__(machine, rank, generation=-1)
-        self._state, _ = machine.start(rank)
+        super().__init__(machine, rank, generation=-1, is_open=True)
         self.lock = threading.Lock()
         self.mailbox: Mailbox
         self.opening: tuple[int, list[torch.Tensor]] | None = None
         self.model: list[torch.Tensor] = []
         self.answered = 0
-        self.averaged: list[int] = []
-        """With whom this worker averaged, in order."""
+        self.averaged: list[int] = []  # with whom this worker averaged, in order
         self.pauses: dict[int, int] = {}
         self._snapshots = Snapshots()
         self._sent: list[memoryview] = []
@@ -197,7 +183,6 @@ class _Pair(GenerationDriver[PairState]):
             self._react(Received(message.source, Answer()), message)
 
     def _react(self, event: object, message: Message) -> None:
-        """Carry out what the machine says of an event."""
         for action in self.step(event):
             match action:
                 case Send(to, Ask()):

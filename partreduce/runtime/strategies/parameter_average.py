@@ -1,39 +1,42 @@
 """Run rounds that end with a mean of parameters: `static`, `allreduce`, `neighbor`, outer steps, fragments in turn.
 
-A `Part` is their operation on a fragment of the model, or on the whole: it begins and is merged after steps of the
-round that depend only on the schedule. So all workers run the same operations in the same order, also with several in
-flight: the first one sent is merged first.
+A `Part` is their operation on a fragment of the model, or on the whole, after steps of the round that depend only on
+the schedule: all workers run the same operations in the same order, also with several in flight.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from partreduce.runtime.averaging.apply_average import commit_delayed, commit_mean, rescale_progress
-from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.bucket import (
+    Bucket,
+    commit_delayed,
+    commit_mean,
+    commit_piggybacked,
+    copy_to,
+    rescale_progress,
+    snapshot_piggybacked,
+)
 from partreduce.runtime.averaging.flat_model import BufferPolicy
 from partreduce.runtime.averaging.gradients import Snapshot
-from partreduce.runtime.averaging.in_flight import KEY, FixedMembership, Flight, State, Sums, restore_flights, state_of
+from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.averaging.neighbor_reducer import Neighborhood, PeerReducer
-from partreduce.runtime.averaging.outer_optimizer import OuterOptimizer
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.averaging.reference import OffloadedArray, Reference
+from partreduce.runtime.averaging.reference import OuterOptimizer, Reference
 from partreduce.runtime.codecs import Codings
-from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult
+from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult, check_kept
 from partreduce.topo.errors import InputError
-from partreduce.topo.metrics.outer_steps import check_unstable
+from partreduce.topo.metrics.stability import check_unstable
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.fragments import Move, moves, round_ends
 from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import Move, moves, round_ends
 from partreduce.topo.strategies.static import StaticGroups
 
 
@@ -50,46 +53,33 @@ class Part:
     and each member of every group steps from its own. Costs two more arrays: reference and momentum.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        reducer: Reducer,
-        membership: FixedMembership,
-        *,
-        averaging: Averaging,
-        is_delayed: bool = False,
-        outer: OuterStep | None = None,
-        name: str = "average",
-        turn_of: Callable[[int], int] = lambda round_: round_,
-        groups: Sequence[Group | None] = (),
-    ) -> None:
-        self.run, self.reducer, self.membership, self.name, self.turn_of = run, reducer, membership, name, turn_of
-        self.is_delayed, self.normalizes = is_delayed, averaging is Averaging.STEP_NORMALIZED
-        self._groups = groups
-        transport, outer = run.schedule.strategy.transport, outer or OuterStep()
-        rounds = transport.codec.rounds
-        self._codings = Codings.of(transport, len(reducer.buckets)) if rounds else None
+    def __init__(self, run: Run, reducer: Reducer, number: int, groups: Sequence[Group | None]) -> None:
+        strategy = run.schedule.strategy
+        transport, outer, self._count = strategy.transport, strategy.payload.outer, strategy.payload.num_fragments
+        self.run, self.reducer, self._number, self._groups = run, reducer, number, groups
+        self.membership = membership = run.membership
+        self.name = f"average of fragment {number}" if self._count > 1 else "average"
+        self.is_delayed = strategy.is_delayed and not strategy.takes_turns
+        self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
+        self._codings = Codings.of(transport, len(reducer.buckets))
         if self._codings is not None:
             # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
             membership.changed.append(self._codings.clear)
         membership.changed.append(lambda: self._rescale(self._starts, 1.0))
         self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
         self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
-        self._measures = rounds or self._is_outer
+        self._measures = transport.codec.rounds or self._is_outer
         self._reference_name = "outer_params" if self._is_own else "reference"
         self._has_equal_steps = len(set(run.schedule.worker_steps().tolist())) == 1
         self.outer = OuterOptimizer(outer, reducer.buckets, run.host)
         self.reference: Reference | None = None
         self._starts_made = 0
-        self._starts: list[torch.Tensor] = []
-        """Where the round began, for progress that is to be rescaled."""
-        self._factor = 1.0
-        """By which it has been, until it is merged."""
+        self._starts: list[torch.Tensor] = []  # where the round began, for progress that is to be rescaled
+        self._factor = 1.0  # by which it has been, until it is merged
         self.flight: Flight | None = None
         self._started = -1
         self._is_inside = False
-        self._is_of_all = False
-        """Whether the operation under way was begun by all who are there then; who has failed since is no matter."""
+        self._is_of_all = False  # whether all who were there then began the operation under way
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
         """Remember where the round began; in the very first round also start its operation."""
@@ -112,7 +102,7 @@ class Part:
     def send(self, step: int, round_: int, *, early: bool = False, due: int | None = None) -> None:
         """Start an operation; where that is `early`, steps are taken until it is merged, in round `due`."""
         self.flight = Flight(
-            kind=self.name, turn=self.turn_of(round_ if due is None else due), step=step, round=round_,
+            kind=self.name, turn=self._turn(round_ if due is None else due), step=step, round=round_,
             start=self._start, group=self._group(round_),
         )  # fmt: skip
         if self.is_delayed or (early and self.membership.may_change):
@@ -123,7 +113,7 @@ class Part:
     def merge(self, round_: int) -> bool:
         """Complete and commit the operation that is in flight, if one is; whether all hold the same model now."""
         if (flight := self.flight) is None:
-            self.membership.skip(self.turn_of(round_))
+            self.membership.skip(self._turn(round_))
             return False
         equal = False
         try:
@@ -151,7 +141,6 @@ class Part:
 
     @property
     def is_measured(self) -> bool:
-        """Whether a difference to what is kept would be taken for progress."""
         begun = self.flight is not None or (self.normalizes and self._is_inside and self._started >= 0)
         return begun or self.reference is not None
 
@@ -176,17 +165,13 @@ class Part:
         return named
 
     def load(self, state: State) -> None:
-        """Put back what `state` gave."""
         buckets, rest, reference = self.reducer.buckets, dict(state), self.reference
         left = {name: rest.pop(name) for name in state if name.startswith("feedback")}
         flight = {name: rest.pop(name) for name in state if name.startswith(f"{KEY}/")}
         starts = {name: rest.pop(name) for name in state if name.startswith("start/")}
         momenta = {name: rest.pop(name) for name in self.outer.names & rest.keys()}
-        if (rest or left) and not self._measures:
-            raise InputError(
-                f"load_checkpoint: the file holds {', '.join(sorted(rest | left))}, which this run does not keep; "
-                "was it saved with a codec?"
-            )
+        if not self._measures:
+            check_kept(rest | left)
         if self._measures:
             feedback = self._codings is not None and self.run.schedule.strategy.transport.error_feedback
             if bool(left) != feedback:
@@ -242,27 +227,18 @@ class Part:
         self._is_of_all = self._has_all(group)
         codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
         reduction = self.reducer.begin(
-            self.name,
-            flight.step,
-            flight.round,
-            group,
-            kept=flight.kept,
-            lag=int(self.is_delayed),
-            codings=codings,
+            self.name, flight.step, flight.round, group, kept=flight.kept, lag=int(self.is_delayed), codings=codings,
             since=self._since(group),
-        )
+        )  # fmt: skip
         return [(self.reducer, reduction)]
 
     def _has_all(self, group: Group) -> bool:
-        """Whether all workers that are there are members."""
         return len(group.members) == len(self.membership.members)
 
     def _is_coded(self, group: Group) -> bool:
-        """Whether anything that this group sends is rounded."""
         return self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
 
     def _since(self, group: Group) -> Reference | None:
-        """The reference from which a group's operation is measured."""
         is_measured = self._is_coded(group) or (self._is_outer and self._has_all(group))
         return self.reference if is_measured and not self._is_own else None
 
@@ -299,8 +275,11 @@ class Part:
 
     # A round.
 
+    def _turn(self, round_: int) -> int:
+        """The operation of the schedule that this part has in a round."""
+        return round_ * self._count + self._number
+
     def _group(self, round_: int) -> Group | None:
-        """The workers that this one averages with in a round."""
         if self._groups:
             return self._groups[round_ % len(self._groups)]
         return self.run.schedule.group_of(self.run.rank, round_)
@@ -310,18 +289,15 @@ class Part:
             self._starts_made += 1
             starts, reducer, host = self._starts_made, self.reducer, self.run.host
             if self._is_own:
-                self.reference = Reference(
-                    [OffloadedArray(b.flat.detach().clone(), host) for b in reducer.buckets], starts
-                )
+                self.reference = Reference.of([b.flat.detach().clone() for b in reducer.buckets], starts, host)
             else:
-                self.reference = self.membership.common_start(
-                    reducer, step, round_, name=self.name, starts=starts, host=host
-                )
+                name, start = self.name, self.membership.common_start
+                self.reference = start(reducer, step, round_, name=name, starts=starts, host=host)
         self._started = round_
         if self.is_delayed:
             self.send(step, round_)
         elif self.normalizes:
-            self._starts = _copy_to(self._starts, [bucket.flat for bucket in self.reducer.buckets])
+            self._starts = copy_to(self._starts, self.reducer.buckets)
 
     def _makes_equal(self, group: Group) -> bool:
         """Whether all workers hold the same model after this group's operation, buffers included."""
@@ -332,12 +308,10 @@ class Part:
     def _normalize(self, flight: Flight, group: Group) -> None:
         """Bring this worker's progress to the mean steps per round of the members; of all, where groups overlap."""
         members = self.membership.members if self._groups else group.members
-        worker_steps = [self.run.schedule.steps_per_round_of(member) for member in members]
         starts = [one.array for one in flight.kept if one.array is not None] if self.is_delayed else self._starts
-        self._rescale(starts, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
+        self._rescale(starts, self.run.progress_factor(members))
 
     def _rescale(self, starts: Sequence[torch.Tensor], factor: float) -> None:
-        """Multiply the round's progress, as it was taken, by a factor."""
         if factor != self._factor:
             for bucket, start in zip(self.reducer.buckets, starts, strict=True):
                 rescale_progress(bucket, start, factor / self._factor)
@@ -348,7 +322,7 @@ class ParameterAverage(Runner):
     """Every round ends with a mean of parameters over a group, of the whole model or of its fragments in turn.
 
     Fragments (streaming DiLoCo): in every round of `steps_per_round` steps each is sent once and merged
-    `sync.late_steps` steps later, at the places that `topo.strategies.fragments.moves` gives it. What was never sent,
+    `sync.late_steps` steps later, at the places that `topo.strategies.payload.moves` gives it. What was never sent,
     or by a worker that rests, merges nothing.
 
     Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x), Hop's serial and parallel order
@@ -370,20 +344,7 @@ class ParameterAverage(Runner):
         self._takes_turns, self._late = strategy.takes_turns, strategy.sync.late_steps
         if strategy.takes_turns:
             self.reducers = tuple(reducer.of(run.flat.fragment(one), f"fragment {one}") for one in range(count))
-        self.parts = [
-            Part(
-                run,
-                own,
-                self.membership,
-                averaging=strategy.averaging,
-                is_delayed=strategy.is_delayed and not strategy.takes_turns,
-                outer=outer,
-                name=f"average of fragment {number}" if count > 1 else "average",
-                turn_of=lambda round_, number=number: round_ * count + number,  # type: ignore[misc]
-                groups=groups,
-            )
-            for number, own in enumerate(self.reducers or [reducer])
-        ]
+        self.parts = [Part(run, own, number, groups) for number, own in enumerate(self.reducers or [reducer])]
         self._moves: dict[int, list[Move]] = {}
         self._ends = round_ends(count, run.steps_per_round)
         if strategy.takes_turns:
@@ -391,14 +352,12 @@ class ParameterAverage(Runner):
                 self._moves.setdefault(move.taken, []).append(move)
 
     def before_step(self, step: int) -> AveragedGradients:
-        """Remember where the round begins."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for part in self.parts:  # all at once; a run may be loaded inside a round
             part.open(step, round_, first=taken == 0 or self._takes_turns)
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:
-        """Merge and send what is due."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for move in self._moves.get(taken + 1, ()):
             part = self.parts[move.fragment]
@@ -420,7 +379,6 @@ class ParameterAverage(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Where something is on its way, or is measured from where a round began or from a reference."""
         return any(part.is_measured for part in self.parts)
 
     def state(self) -> State:
@@ -440,12 +398,3 @@ class ParameterAverage(Runner):
             part.resume(step, step // self.run.steps_per_round)
         if self.membership.is_between:  # what the others have in flight they begin again in this order
             self.membership.flights = deque(sorted(self.membership.flights, key=lambda flight: flight.turn))
-
-
-def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies of `new`, in the memory of `old` where there is any."""
-    if not old:
-        return [tensor.clone() for tensor in new]
-    for target, source in zip(old, new, strict=True):
-        target.copy_(source)
-    return old

@@ -1,8 +1,7 @@
 """Drive one process of a protocol's machine between real processes, with its waits and its log.
 
-The training thread raises the worker's own events, other threads deliver received ones. One lock orders both, and the
-data of an event (arrays, numbers, a line of a log) changes under it together with the state, so that everything that
-the machine counts is present.
+The training thread raises the worker's own events, other threads deliver received ones. One lock orders both, and an
+event's data change under it together with the state.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, SignsOfLife, Wait
@@ -22,22 +21,15 @@ MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
-    """The machine and the state of one process.
+    """The machine of a protocol and the state of one of its processes."""
 
-    Args:
-        machine: the protocol.
-        process: which of its processes this is.
-    """
-
-    def __init__(self, machine: Machine[State], process: int) -> None:
+    def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
         self.machine, self.process = machine, process
-        self.condition = threading.Condition()
-        """Its lock orders all events; told of every change."""
-        self._state: State | None = None
+        self.condition = threading.Condition()  # its lock orders all events; told of every change
+        self._state: State | None = machine.start(process)[0] if is_open else None
 
     @property
     def state(self) -> State | None:
-        """The protocol's state, an immutable value; None where nothing is open."""
         return self._state
 
     @property
@@ -46,12 +38,17 @@ class ProtocolDriver(Generic[State]):
         return self._state
 
     def ready(self) -> Sequence[Hashable]:
-        """The events that the process may raise now."""
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
         """Whether an event of this kind may be raised now; if so, then also later, though perhaps another one."""
         return any(isinstance(event, kind) for event in self.ready())
+
+    def raised(self, event: Hashable) -> tuple[Action, ...]:
+        """An event that the process itself raises, and what it asks for."""
+        with self.condition:
+            assert self.offers(type(event)), f"{event} is not ready"
+            return self.step(event)
 
     def step(self, event: object) -> tuple[Action, ...]:
         """Under the lock: one event, and what it asks for."""
@@ -63,11 +60,11 @@ class ProtocolDriver(Generic[State]):
 class GenerationDriver(ProtocolDriver[State]):
     """A process that all workers begin afresh from time to time, after the same step or round: a new *generation*.
 
-    What is sent to one that this worker has not begun waits for it, what was sent to an earlier one is dropped.
+    Messages of a later one wait for it, those of an earlier one are dropped.
     """
 
-    def __init__(self, machine: Machine[State], process: int, *, generation: int = 0) -> None:
-        super().__init__(machine, process)
+    def __init__(self, machine: Machine[State], process: int, *, generation: int = 0, is_open: bool = False) -> None:
+        super().__init__(machine, process, is_open=is_open)
         self._generation = generation
         self._early: list[Message] = []
 
@@ -76,7 +73,6 @@ class GenerationDriver(ProtocolDriver[State]):
         return self._generation
 
     def deliver(self, message: Message) -> Any:  # noqa: ANN401 - what a message asks for, where anything does
-        """Called by the mailbox's thread with each message."""
         with self.condition:
             asked = self._sorted(message)
             self.condition.notify_all()
@@ -89,7 +85,6 @@ class GenerationDriver(ProtocolDriver[State]):
         return [self._sorted(message) for message in early]
 
     def _sorted(self, message: Message) -> Any:  # noqa: ANN401 - as above
-        """Under the lock: take a message in, now, later or never."""
         generation = self._generation_of(message)
         if generation > self._generation or (generation == self._generation and not self._can_take(message)):
             self._early.append(message)
@@ -109,12 +104,10 @@ class GenerationDriver(ProtocolDriver[State]):
         return True
 
     def _received(self, message: Message) -> Any:  # noqa: ANN401 - as above
-        """Under the lock: what a message of this generation changes."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(NamedTuple):
     """What a worker lacks to continue: the words for it, of whom, and how many of these must still come."""
 
     what: str
@@ -144,16 +137,9 @@ def wait_for_missing(
 ) -> None:
     """Wait until `done`, which is asked under the condition's lock.
 
-    Args:
-        done: what the wait is for.
-        missing: what is lacking for it; None if it is there, or is somebody else's to wait for.
-        condition: told of every message.
-        heartbeat: knows of the others, and tells them.
-        timeout: seconds.
-        why: why what is missing cannot come any more.
-        check_failure: raises if no message can come any more.
-        told: what this worker waited for, as it stands in an error.
-        place: where it waits, as its heartbeat says it.
+    `missing` is what is lacking, None if it is there or somebody else's to wait for; `why` says why it cannot come any
+    more; `check_failure` raises if no message can come; `told` is what this worker waited for, as it stands in an
+    error; `place` is where it waits, as its heartbeat says it.
     """
     lack: Missing | None = None
     wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))
@@ -183,16 +169,13 @@ class GapEvent:
     from it, `update`, `tokens` (`by` of them) and `ack` came from worker `source`.
     """
 
-    seconds: float
-    """On the monotonic clock, which all processes of a machine share."""
+    seconds: float  # on the monotonic clock, which all processes of a machine share
     kind: str
     step: int
     by: int = 0
     source: int = -1
-    used: tuple[tuple[int, int], ...] = ()
-    """(source, step) of each update whose arrays were averaged."""
-    fill: int = 0
-    """Of an update that came: how many of its sender's updates are held then."""
+    used: tuple[tuple[int, int], ...] = ()  # (source, step) of each update whose arrays were averaged
+    fill: int = 0  # of an update that came: how many of its sender's updates are held then
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +188,7 @@ class QuorumEvent:
     workers met, which is `segment`.
     """
 
-    seconds: float
-    """On the monotonic clock."""
+    seconds: float  # on the monotonic clock
     kind: str
     segment: int
     round: int
@@ -214,11 +196,7 @@ class QuorumEvent:
 
 
 class EventLog:
-    """What a worker did under a protocol and when, as its messages and their arrays say it, if asked for.
-
-    Nothing in it is asked of the protocol's state. So what compares a log with what was proved, or replays it through
-    the protocol object, compares two different things; and who has the gradients can compute all that was applied.
-    """
+    """What a worker did under a protocol and when, as its messages and arrays say it, not the protocol's state."""
 
     event: ClassVar[Callable[..., Any]]
 
@@ -228,7 +206,6 @@ class EventLog:
         self.dropped = 0
 
     def add(self, kind: str, *numbers: Any, **details: Any) -> None:  # noqa: ANN401 - the fields of an event
-        """Note an event, under the lock that orders them."""
         if not self.is_on:
             return
         if len(self.events) < MAX_EVENTS:
@@ -248,8 +225,7 @@ class GapLog(EventLog):
 
     def __init__(self, *, is_on: bool) -> None:
         super().__init__(is_on=is_on)
-        self.capacities: Mapping[int, int] = {}
-        """Of the queue from each source."""
+        self.capacities: Mapping[int, int] = {}  # of the queue from each source
 
     def facts(self) -> dict[str, Any]:
         return {"capacities": {str(source): capacity for source, capacity in self.capacities.items()}} | super().facts()

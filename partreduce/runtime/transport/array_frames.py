@@ -19,10 +19,8 @@ import torch
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import pause_after
 
-MAX_SPARE = 2
-"""So many snapshots that are not in use are kept for the next ones."""
-PATIENCE = 0.1
-"""Seconds for which a snapshot more than usual is put off: another Python thread notices that a frame has left."""
+MAX_SPARE = 2  # so many snapshots that are not in use are kept for the next ones
+PATIENCE = 0.1  # seconds for which one more than usual is put off: another thread notices that a frame has left
 
 
 def frame_of(tensor: torch.Tensor) -> memoryview:
@@ -57,21 +55,16 @@ class Snapshots:
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """The bytes of these arrays as they are now, which stay so as long as anybody has them.
-
-        All calls of one instance give arrays of the same sizes. Not to be called by two threads at a time.
-        """
+        """The bytes of these arrays (always of the same sizes) as they are now; not for two threads at a time."""
         snapshot = self._free() or self._freed_soon() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)
 
     def __len__(self) -> int:
-        """How many snapshots have memory now, in use or not."""
         return len(self._taken)
 
     @property
     def num_bytes(self) -> int:
-        """The memory of all snapshots, in use or not."""
         return sum(snapshot.num_bytes for snapshot in self._taken)
 
     def _freed_soon(self) -> _Snapshot | None:
@@ -101,7 +94,6 @@ class _Snapshot:
         self._lent: list[weakref.ref[npt.NDArray[np.uint8]]] = []
 
     def is_free(self) -> bool:
-        """Whether none of its frames is referenced."""
         return all(view() is None for view in self._lent)
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:

@@ -17,22 +17,17 @@ from partreduce.topo.errors import MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
 
-AHEAD = 2
-"""Rounds that may be under way at the same time."""
-BURST_BYTES = 256 * 2**10
-"""What a link's queue is taken to hold: where more may meet there, messages are long."""
-SHORTEST_WAIT = 1e-3
-"""Seconds; torch counts whole milliseconds."""
+AHEAD = 2  # rounds that may be under way at the same time
+BURST_BYTES = 256 * 2**10  # what a link's queue is taken to hold: where more may meet there, messages are long
+SHORTEST_WAIT = 1e-3  # seconds; torch counts whole milliseconds
 
 
 class Sums(Protocol):
     """The sums of a group that run in stages."""
 
-    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start a sum over the group, in place."""
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work: ...
 
-    def close(self) -> None:
-        """End sums that wait or run."""
+    def close(self) -> None: ...
 
 
 class Communicator:
@@ -53,13 +48,11 @@ class Communicator:
         self._backend: Any = backend
         self.limit_to(timeout)
         self.is_closed = False
-        self.in_blocks: Sums | None = None
-        """Sums by codecs of blocks, where the world prepared the group for them."""
+        self.in_blocks: Sums | None = None  # sums by codecs of blocks, where the world prepared the group for them
         self.is_inside_a_node = False
         """Whether the world knows that nothing of this group crosses from one node to another."""
 
     def limit_to(self, timeout: timedelta | None) -> None:
-        """Let gloo itself end operations from now on that take longer."""
         self.timeout = timeout
         self._sum_options = self._with_timeout(dist.AllreduceOptions())
         self._sum_options.reduceOp = dist.ReduceOp.SUM
@@ -70,7 +63,6 @@ class Communicator:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker is the lowest rank in the group."""
         return self.place == 0
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
@@ -195,13 +187,7 @@ def first_line(error: BaseException) -> str:
 
 
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
-    """Whether messages are long, of which the longest has so many bytes, as all members of a group know.
-
-    Args:
-        longest: bytes of the longest message of all.
-        group_size: how many members send to each other.
-        node_size: how many such exchanges share a node's link, at most.
-    """
+    """Whether messages, the longest of so many bytes, are long; `node_size` exchanges share a node's link, at most."""
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 
 
@@ -210,12 +196,11 @@ def pairwise_exchange(
 ) -> Iterator[Work]:
     """Carry out an all_to_all (see Communicator.all_to_all) while somebody waits for what this yields, in order.
 
-    For long messages: in each round a worker sends to one other and hears from one other. At once, everybody hears from
-    all others at the same time. What they send before they know how full the way is meets in the queue of one link; if
-    it does not fit, packets are lost, which their senders notice after 0.2 s or more (TCP incast: Phanishayee et al.,
-    FAST 2008), and even if it fits, what tells them to continue waits in the same queues. So long messages go as in
-    MPICH (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005, section
-    4.4, pairwise exchange), by rank + i in round i; short ones at once, which costs the fewest latencies.
+    For long messages: in each round a worker sends to one other and hears from one other, as in MPICH's pairwise
+    exchange (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005,
+    section 4.4), by rank + i in round i. Sent all at once they meet in the queue of one link; what does not fit is
+    lost, which its sender notices after 0.2 s or more (TCP incast: Phanishayee et al., FAST 2008), and what tells
+    senders to continue waits in the same queues. Short ones go at once, which costs the fewest latencies.
 
     A worker sends its next message when those of all rounds but the last `AHEAD` have come, so that one who is late is
     waited for by few, and no more than about so many senders meet at one link.

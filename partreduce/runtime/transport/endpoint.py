@@ -33,15 +33,12 @@ USER = b"worker"
 TAG_BYTES = NONCE_BYTES = 16
 COUNT_BYTES = 8
 MAX_HEADER_BYTES = 4096
-LINGER_MILLISECONDS, END_SECONDS = 1000, 2.0
-"""What was sent has so long to leave, and the thread to end."""
+LINGER_MILLISECONDS, END_SECONDS = 1000, 2.0  # what was sent has so long to leave, and the thread to end
 PURPOSES = {
     "mailbox": "messages between workers (strategies server and pairwise)",
     "group generator": "the group generator",
 }
-"""What needs pyzmq, by who opens an endpoint."""
-MAX_LISTS = 2
-"""A header is one list with one list inside it."""
+MAX_LISTS = 2  # a header is one list with one list inside it
 
 
 class Received(NamedTuple):
@@ -139,8 +136,7 @@ class Endpoint:
         queue: int = 0,
     ) -> None:
         self._zmq = load("zmq", PURPOSES[owner])
-        self.error = self._zmq.ZMQError
-        """What `connect` and `Connection.send` raise where libzmq cannot do it."""
+        self.error = self._zmq.ZMQError  # what `connect` and `Connection.send` raise where libzmq cannot do it
         self._owner, self._secret, self.rank = owner, secret, rank
         self._max_bytes, self._max_header, self._queue = max(max_bytes, max_header), max_header, queue
         self._password = _derive_key(secret, "password").hex().encode()
@@ -245,7 +241,6 @@ class Endpoint:
             self._replies[to].send(self.rank, kind, numbers, route=route)
 
     def _check_passwords(self) -> None:
-        """Decide about the connections that libzmq asks about (RFC 27)."""
         while True:
             try:
                 version, number, *rest = self._access.recv_multipart(self._zmq.NOBLOCK)
@@ -257,7 +252,6 @@ class Endpoint:
             self._access.send_multipart([version, number, code, text, b"", b""])
 
     def wake(self) -> None:
-        """End a wait in `is_readable`; from any thread."""
         self._bell.ring()
 
     def thread(self, read: Callable[[], None], *, name: str, stop: Callable[[], None] | None = None) -> Background:
@@ -288,9 +282,9 @@ class Endpoint:
 class Wakeup:
     """Wakes a thread that waits in a poll; owned by its maker, which closes it when that thread has ended.
 
-    A bare descriptor that the thread closes is a number that the next file of the process gets: who rings afterwards
-    writes into that file. Sockets know that they are closed, and the lock keeps a ring from meeting the closing
-    half-way.
+    A bare descriptor that the thread closes is a number that the next file of the process gets, and who rings
+    afterwards writes into that file. Sockets know that they are closed, and the lock keeps a ring from meeting the
+    closing half-way.
     """
 
     def __init__(self) -> None:
@@ -303,7 +297,6 @@ class Wakeup:
         return self._inside.fileno()
 
     def ring(self) -> None:
-        """Wake the waiting thread; does nothing after `close`."""
         with self._lock, contextlib.suppress(OSError):  # full: the thread is awake anyway; or closed
             self._outside.send(b"!")
 
@@ -317,5 +310,4 @@ class Wakeup:
             self._inside.close()
 
     def __del__(self) -> None:
-        """It is free once its owner was forgotten with its thread."""
         self.close()

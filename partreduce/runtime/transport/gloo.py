@@ -8,20 +8,19 @@ from typing import Any
 
 from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.multistage_allreduce import StagedSums, Stages
-from partreduce.runtime.transport.store import chosen_interface, deaths_of, has_address, own_host
+from partreduce.runtime.transport.store import chosen_interface, deaths_of, host_of, own_host
 from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo, Store
 from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS
 from partreduce.runtime.transport.work import BoundedCall, OverdueError
-from partreduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
+from partreduce.runtime.transport.worlds import MAX_GROUPS, World
 from partreduce.topo.errors import StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
 GLOO_LIMIT = timedelta(days=1)
-GRACE_SECONDS = 1.0
-"""How much longer than the timeout we wait for gloo to say by itself that a member did not connect."""
+GRACE_SECONDS = 1.0  # how much longer than the timeout we wait for gloo to say by itself that a member did not connect
 
 
-class GlooWorld(GroupTable):
+class GlooWorld(World):
     """Workers that meet in a store and reduce over gloo; all groups share a network device, each has one thread."""
 
     def __init__(
@@ -35,7 +34,6 @@ class GlooWorld(GroupTable):
         self._left_behind: list[BoundedCall[object]] = []
 
     def beside(self, prefix: str) -> GlooWorld:
-        """Another world of these workers, on the same network device."""
         other = GlooWorld(self.store, self.rank, self.size, self.timeout, max_groups=self.max_groups)
         other.prefix, other._device = prefix, self.gloo_device()
         return other
@@ -49,13 +47,19 @@ class GlooWorld(GroupTable):
         Their end continues meanwhile: gloo closes a group's connections one by one, each when it looks next, which it
         does every 10 ms.
         """
-        self.destroy(self._members(), seconds=0.0)
+        self.destroy_with(range(self.size), seconds=0.0)
         self.prefix = f"partreduce/group/{name}"
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
         limit = self.timeout if within is None else min(within, self.timeout)
-        options = self.options_of_groups(limit)
-        store, number = PrefixStore(place, self._store_to_connect()), members.index(self.rank)
+        options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread
+        options._timeout = limit  # noqa: SLF001 - as above
+        options._threads = 1  # noqa: SLF001 - as above
+        options._devices = [self.gloo_device()]  # noqa: SLF001 - as above
+        self._left_behind = [call for call in self._left_behind if call.is_running]
+        # Its own client where a call that was left behind may still hold up that of the world.
+        own: Any = self.store.clone() if self._left_behind and hasattr(self.store, "clone") else self.store
+        store, number = PrefixStore(place, own), members.index(self.rank)
         call: BoundedCall[object] = BoundedCall(lambda: ProcessGroupGloo(store, number, len(members), options))
         try:
             backend = call.result(limit.total_seconds() + GRACE_SECONDS, self._watch_over(members))
@@ -63,28 +67,18 @@ class GlooWorld(GroupTable):
             if call.is_running:
                 self._left_behind.append(call)
             raise self._not_connected(members, limit.total_seconds(), error) from None
+        # Gloo counts the time in which this process was stopped. So where a run waits by its own limits (see `Wait`),
+        # gloo's is one that does not come first. A group that the others continue without keeps its memory until it is
+        # over. None stands for the limit with which the group connects.
+        own_limit = self.timeout if within is not None else None if self.signs is None else GLOO_LIMIT
         try:
-            return self._warmed_up(members, backend, "cpu", self._limit_of_sums(is_for_a_while=within is not None))
+            return self._warmed_up(members, backend, "cpu", own_limit)
         except UnavailableError as error:
-            raise self._explain(members, error) from None
-
-    def _limit_of_sums(self, *, is_for_a_while: bool) -> timedelta | None:
-        """Gloo's own limit of an operation; None for the one with which a group connects.
-
-        Gloo counts the time in which this process was stopped. So where a run waits by its own limits (see `Wait`),
-        gloo's is one that does not come first. A group that the others continue without keeps its memory until it is
-        over.
-        """
-        if is_for_a_while:
-            return self.timeout
-        return None if self.signs is None else GLOO_LIMIT
-
-    def _explain(self, members: tuple[int, ...], error: UnavailableError) -> UnavailableError:
-        """The failure of a group's first operation with the death that caused it, if one becomes known soon."""
-        why = self._soon_known(members)
-        if why is None:
-            return error if self.signs is None else UnavailableError(f"{error}; {self.signs.waits_for(members, None)}")
-        return UnavailableError(f"group {Group(members)}: {why}")
+            if (why := self._soon_known(members)) is not None:
+                raise UnavailableError(f"group {Group(members)}: {why}") from None
+            if self.signs is None:
+                raise
+            raise UnavailableError(f"{error}; {self.signs.waits_for(members, None)}") from None
 
     def _soon_known(self, members: tuple[int, ...]) -> str | None:
         """Why a member cannot come: a closed connection is seen before anybody has told of the death behind it."""
@@ -105,7 +99,6 @@ class GlooWorld(GroupTable):
         return other
 
     def _not_connected(self, members: tuple[int, ...], seconds: float, error: Exception) -> UnavailableError:
-        """Why a group was not made, with the worker that held it up where that is known."""
         signs, where = self.signs, f"group {Group(members)}"
         if signs is not None and (store_lost := signs.store_lost()) is not None:
             return StoreLostError(f"{where}: {store_lost}")
@@ -118,24 +111,13 @@ class GlooWorld(GroupTable):
             why = signs.waits_for(members, None)
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
-    def options_of_groups(self, timeout: timedelta) -> Any:  # noqa: ANN401 - torch has no public type of them
-        """Of a group on the network device of all, with one thread."""
-        options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread
-        options._timeout = timeout  # noqa: SLF001 - as above
-        options._threads = 1  # noqa: SLF001 - as above
-        options._devices = [self.gloo_device()]  # noqa: SLF001 - as above
-        return options
-
     def gloo_device(self) -> object:
-        """The network device that all groups of this process share.
-
-        By itself gloo takes the address of this machine's name, which on many machines is a loopback address.
-        """
+        """The network device of all groups; gloo itself takes the address of this machine's name, often a loopback."""
         if self._device is None:
             make = ProcessGroupGloo
             if interface := chosen_interface():
                 self._device = make.create_device(interface=interface)
-            elif has_address(self.store):
+            elif host_of(self.store):
                 self._device = make.create_device(hostname=own_host(self.store)[0])
             else:
                 self._device = make.create_default_device()

@@ -10,10 +10,9 @@ Messages in flight from one worker to another are bounded, in messages and in by
 exceeds a bound that both know. Such grants are totals, so a late or duplicate one does no harm; they are piggybacked on
 other messages, and sent separately when half the bound is processed. A slow or stopped worker so makes its senders
 wait, until it continues, is known to be gone, or the timeout has passed. The side thread itself never waits for room,
-or two workers could wait for each other: what `deliver` sends is held back, and as much as the bound again may be,
-which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped. (libzmq's high-water
-marks count messages and not bytes, hold on both sides besides what TCP's buffers take, and a socket that has reached
-one blocks or drops whatever comes next, the answers behind which the others wait included.)
+or two workers could wait for each other: what `deliver` sends is held back, and as much as the bound again may be; more
+ends the side thread with an error. Nothing is dropped. (libzmq's high-water marks count messages and not bytes, and a
+socket that has reached one blocks or drops whatever comes next, the answers behind which the others wait included.)
 
 A small message that is urgent takes its own connection, or it would wait until all arrays that were sent before it
 have traveled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
@@ -27,7 +26,6 @@ import os
 import queue
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -37,14 +35,11 @@ from partreduce.runtime.environment import RUN_SECRET
 from partreduce.runtime.transport.endpoint import Connection, Endpoint, Received
 from partreduce.runtime.transport.store import Notes, own_host
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import Deadline, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
+from partreduce.runtime.transport.waiting import PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
 from partreduce.topo.errors import UnavailableError
 
-POLL_SECONDS = 0.005
-GRANT = ""
-"""The kind of a message that only says what was dealt with."""
-MESSAGES = 64
-"""How many messages may be on their way to one worker, by default."""
+GRANT = ""  # the kind of a message that only says what was dealt with
+MESSAGES = 64  # how many messages may be on their way to one worker, by default
 
 Item = TypeVar("Item")
 
@@ -57,8 +52,7 @@ class Message:
     kind: str
     numbers: tuple[int, ...] = ()
     payload: tuple[Any, ...] = ()
-    urgent: bool = False
-    """How it is to be sent; of no meaning in one that came."""
+    urgent: bool = False  # how it is to be sent; of no meaning in one that came
 
     @property
     def num_bytes(self) -> int:
@@ -108,15 +102,12 @@ class Account(Generic[Item]):
     sent: Tally = field(default_factory=Tally)
     granted: Tally = field(default_factory=Tally)
     """Of what was sent, what the peer has dealt with, as far as it said so."""
-    received: Tally = field(default_factory=Tally)
-    """What came from the peer and was dealt with."""
-    reported: Tally = field(default_factory=Tally)
-    """Of what was received, what the peer knows."""
+    received: Tally = field(default_factory=Tally)  # what came from the peer and was dealt with
+    reported: Tally = field(default_factory=Tally)  # of what was received, what the peer knows
     _waiting: deque[tuple[Item, int]] = field(default_factory=deque)
 
     @property
     def on_the_way(self) -> Tally:
-        """What was sent and not granted."""
         return self.sent - self.granted
 
     @property
@@ -148,10 +139,7 @@ class Account(Generic[Item]):
         self._waiting.append((item, 0))
 
     def grant(self, messages: int, num_bytes: int) -> list[Item]:
-        """The peer says what it has dealt with since the beginning: the messages that may go now, counted as sent.
-
-        What it cannot have dealt with, and what it said before, counts for nothing.
-        """
+        """The messages that may go, counted as sent, as the peer says what it has dealt with since the beginning."""
         self.granted.messages = max(self.granted.messages, min(messages, self.sent.messages))
         self.granted.num_bytes = max(self.granted.num_bytes, min(num_bytes, self.sent.num_bytes))
         released = []
@@ -162,7 +150,6 @@ class Account(Generic[Item]):
         return released
 
     def release(self) -> list[Item]:
-        """At the end: everything that waits, whatever the peer has granted."""
         items = [item for item, _ in self._waiting]
         self._waiting.clear()
         return items
@@ -182,18 +169,6 @@ class Account(Generic[Item]):
             sent.messages - granted.messages < bound.messages
             and sent.num_bytes - granted.num_bytes + num_bytes <= bound.num_bytes
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """What went between a worker and one peer so far, and what is held up; bytes are those of arrays."""
-
-    sent: Tally
-    received: Tally
-    on_the_way: Tally
-    """Sent, and not granted yet."""
-    waiting: Tally
-    """Not sent, for want of a grant."""
 
 
 class Mailbox:
@@ -230,11 +205,9 @@ class Mailbox:
         self._deliver = deliver
         self._to_oneself: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
-        self._peers: dict[tuple[int, bool], Connection] = {}
-        """By peer, and whether for what is urgent."""
-        self._changed = threading.Condition()
-        """Its lock is that of the accounts and of the sockets in `_peers`."""
-        self._failure: BaseException | None = None
+        self._peers: dict[tuple[int, bool], Connection] = {}  # by peer, and whether for what is urgent
+        self._changed = threading.Condition()  # its lock is that of the accounts and of the sockets in `_peers`
+        self.failure: str | None = None  # why no message comes any more: an error ended the side thread
         self._closing = self._has_ended = False
         secret = self._notes.propose("secret", secrets.token_hex(32)) + os.environ.get(RUN_SECRET, "")
         # Half from the store and half from the launcher, so that who can read the store alone does not have it.
@@ -282,10 +255,10 @@ class Mailbox:
             self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
+        """Send, without ever waiting, a message without arrays that says all that earlier ones of its kind said.
 
-        It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
-        a sender that continues without a receiver that takes nothing can do so for ever.
+        Where there is no room it takes the place of an earlier one, so a sender need not wait for a receiver that takes
+        nothing.
         """
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
@@ -293,7 +266,6 @@ class Mailbox:
                 self._account(to).hold_newest(message, lambda other: other.kind == kind)
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """A frame that messages to several workers carry."""
         return self._endpoint.shared(frame)
 
     def _address(
@@ -301,8 +273,8 @@ class Mailbox:
     ) -> Message:
         """A message whose receiver is known and may be written to."""
         assert kind != GRANT, "grants are sent by the side thread"
-        if self._failure is not None:
-            raise UnavailableError(f"a message could not be delivered ({self._cause})")
+        if self.failure is not None:
+            raise UnavailableError(self.failure)
         self._find(to)
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
@@ -315,32 +287,25 @@ class Mailbox:
         return room
 
     @property
-    def _cause(self) -> str:
-        """What ended the side thread, in words; some errors have none."""
-        return str(self._failure) or type(self._failure).__name__
-
-    @property
     def has_failed(self) -> bool:
-        """Whether the side thread ended by an error: no message comes any more."""
-        return self._failure is not None
+        return self.failure is not None
 
     def check_failure(self) -> None:
-        """Raise a PeerGoneError if no message comes any more."""
-        if self._failure is not None:
-            raise PeerGoneError(f"a message could not be delivered ({self._cause})")
+        """Raise why no message comes any more, if the side thread ended by an error."""
+        if self.failure is not None:
+            raise PeerGoneError(self.failure)
 
-    def traffic(self) -> dict[int, Traffic]:
-        """What went between this worker and each other one so far; itself not counted."""
-        with self._changed:
-            return {
-                peer: Traffic(replace(account.sent), replace(account.received), account.on_the_way, account.waiting)
-                for peer, account in sorted(self._accounts.items())
-                if peer != self.rank
-            }
+    def traffic(self) -> dict[int, Account[Message]]:
+        return {peer: account for peer, account in sorted(self._accounts.items()) if peer != self.rank}
 
     def traffic_facts(self) -> dict[str, Any]:
-        """The same as JSON, by rank: what the recorder writes into traces and reports of failures."""
-        return {str(peer): asdict(traffic) for peer, traffic in self.traffic().items()}
+        """What went so far, as JSON by rank: what the recorder writes into traces and reports of failures."""
+        names = ("sent", "received", "on_the_way", "waiting")
+        with self._changed:
+            return {
+                str(peer): {name: asdict(getattr(account, name)) for name in names}
+                for peer, account in self.traffic().items()
+            }
 
     def until(
         self,
@@ -356,7 +321,7 @@ class Mailbox:
         def is_over() -> bool:
             nonlocal has_come
             has_come = done()
-            return has_come or self._failure is not None or (self._closing and bool(purpose))
+            return has_come or self.failure is not None or (self._closing and bool(purpose))
 
         with self._changed:
             is_there = is_over()
@@ -370,7 +335,6 @@ class Mailbox:
             raise PeerGoneError(f"the run ended while this worker waited {purpose}")
 
     def _account(self, peer: int) -> Account[Message]:
-        """What is owed to and by a peer; under the lock."""
         account = self._accounts.get(peer)
         return account if account is not None else self._accounts.setdefault(peer, Account(self.bound))
 
@@ -385,7 +349,6 @@ class Mailbox:
         self.close()
 
     def close(self) -> None:
-        """Send what is queued and end the side thread."""
         if not self._closing:
             self._closing = True
             self._endpoint.end()
@@ -394,12 +357,8 @@ class Mailbox:
         """Know where another worker listens, once it has left its address."""
         if to == self.rank or to in self._addresses:
             return
-        deadline = Deadline(self.timeout)
-        while (address := self._notes.read(f"address/{to}")) is None:
-            if deadline.is_over:
-                raise UnavailableError(f"worker {to}: left no address for messages within {self.timeout:g} s")
-            time.sleep(POLL_SECONDS)
-        self._addresses[to] = address
+        lacks = f"worker {to}: left no address for messages"
+        self._addresses[to] = self._notes.wait_for(f"address/{to}", self.timeout, lacks=lacks)
 
     def _run(self) -> None:
         try:
@@ -414,14 +373,13 @@ class Mailbox:
                         self._go(to, message)
             self._read_own()
         except BaseException as error:  # noqa: BLE001 - the main thread raises it where it waits
-            self._failure = error
+            self.failure = f"a message could not be delivered ({str(error) or type(error).__name__})"
             self.poke()
         finally:
             with self._changed:
                 self._has_ended = True
 
     def _read_own(self) -> None:
-        """Deal with messages to oneself until none is left."""
         while True:
             try:
                 message = self._to_oneself.get_nowait()
@@ -430,10 +388,7 @@ class Mailbox:
             self._hand_over(message)
 
     def _go(self, to: int, message: Message) -> None:
-        """Let a message go for which there is room; under the lock, so that what was counted first goes first.
-
-        Given to libzmq it never blocks, and there is no more of it than what was granted.
-        """
+        """Let a message go for which there is room, without blocking; under the lock, in the order of counting."""
         if to == self.rank:
             self._to_oneself.put(message)
             self._endpoint.wake()
@@ -450,7 +405,6 @@ class Mailbox:
             raise UnavailableError(f"worker {to}: a message could not be sent ({error})") from None
 
     def _receive(self, came: Received) -> None:
-        """Take the grant that rides on a message, and hand the message over."""
         if len(came.numbers) < 2:
             return
         messages, num_bytes, *numbers = came.numbers

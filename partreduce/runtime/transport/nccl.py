@@ -19,15 +19,14 @@ from partreduce.runtime.transport.multistage_allreduce import QueuedSums, Stages
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
 from partreduce.runtime.transport.work import Background, BoundedCall, OverdueError
-from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable, World
+from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, World
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
 
-PATIENCE = 10
-"""NCCL's own watchdog ends the process without a word; it waits this many times longer than we do."""
+PATIENCE = 10  # NCCL's own watchdog ends the process without a word; it waits so many times longer than we do
 
 
-class NcclWorld(GroupTable):
+class NcclWorld(World):
     """Workers with one CUDA device each; every group is a raw NCCL communicator, made by its members only.
 
     No process group of the user's is touched. `attempt` counts the worlds that this process has made: NCCL would find
@@ -56,7 +55,6 @@ class NcclWorld(GroupTable):
         atexit.register(self.abandon)
 
     def beside(self, prefix: str) -> NcclWorld:
-        """Another world of these workers, with the same streams."""
         other = NcclWorld(
             self.store, self.rank, self.size, self.timeout, device=self.device, max_groups=self.max_groups
         )
@@ -67,7 +65,7 @@ class NcclWorld(GroupTable):
         return QueuedSums(stages, self.streams(self.device))
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """See GroupTable; NCCL waits without limit for members that do not come, so a thread of ours is left behind."""
+        """NCCL waits without limit for members that do not come, so a thread of ours is left behind."""
         limit = self.timeout if within is None else min(within, self.timeout)
 
         def connect() -> Communicator | UnavailableError:
@@ -85,7 +83,6 @@ class NcclWorld(GroupTable):
         return made
 
     def backend(self, members: tuple[int, ...], place: str) -> Any:  # noqa: ANN401 - torch's, which has no typed base
-        """What members who meet at this place of the store reduce by."""
         make = nccl_backend()
         options = make.Options()
         options.is_high_priority_stream = False
@@ -96,8 +93,8 @@ class NcclWorld(GroupTable):
     def on_host(self) -> World:
         """The same workers over gloo: for rows of tables, and for sums that are not the training thread's.
 
-        NCCL from a second thread that waits for absent peers would hold the device, and the order of launches on it
-        would differ between workers.
+        NCCL from a second thread would hold the device while it waits, and the order of launches would differ between
+        workers.
         """
         if self.nodes is not None:
             host = self.relatives[0].on_host()
@@ -111,8 +108,8 @@ class NcclWorld(GroupTable):
     def abandon(self) -> None:
         """Abort all groups of this world together: one by one can deadlock in NCCL.
 
-        That ends their kernels here and on no other worker; the others learn it from the note that a failed worker
-        leaves, for which they look once a second.
+        That ends their kernels here alone; the others learn it from a failed worker's note, for which they look once a
+        second.
         """
         atexit.unregister(self.abandon)
         if self._on_host is not None:
@@ -128,7 +125,6 @@ class NcclWorld(GroupTable):
 
 
 def _abort(backends: list[Any]) -> None:
-    """Abort communicators in one NCCL group call, then let go of them."""
     backends[0]._group_start()  # noqa: SLF001 - as torch.distributed does
     try:
         for backend in backends:

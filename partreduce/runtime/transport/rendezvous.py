@@ -6,6 +6,7 @@ A script that runs as one process, without a launcher, as in a debugger or a not
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import socket
@@ -19,20 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from partreduce.runtime.environment import (
-    AGENT_MAX_RESTARTS,
-    AGENT_STORE,
-    MASTER_ADDR,
-    MASTER_PORT,
-    OVER_GLOO,
-    RANK,
-    RENDEZVOUS,
-    RESTART_COUNT,
-    RUN_ID,
-    RUN_SECRET,
-    SIZES_OF_LAUNCHERS,
-    WORLD_SIZE,
-)
+from partreduce.runtime import environment as env
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import NcclWorld, check_shared_gpus
@@ -44,10 +32,8 @@ from partreduce.runtime.transport.worlds import World, over_gloo
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.schedule import Schedule
 
-STORE_GRACE_SECONDS = 1.0
-"""How much longer than the timeout we wait for torch to say by itself that the store does not answer."""
-ASKED_SECONDS = 0.02
-"""Between two looks of worker 0 at who asks for the name of the attempt."""
+STORE_GRACE_SECONDS = 1.0  # how much longer than the timeout torch may take to say by itself that the store is silent
+ASKED_SECONDS = 0.02  # between two looks of worker 0 at who asks for the name of the attempt
 AT = "partreduce/attempts"
 DESCRIPTORS = "/dev/fd"
 
@@ -62,8 +48,8 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
         return mesh.get_local_rank(), mesh.size()
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    size, rank = _number(WORLD_SIZE, 1, least=1), _number(RANK, 0)
-    if rank >= size and os.environ.get(WORLD_SIZE):  # without it who connects says what is missing
+    size, rank = _number(env.WORLD_SIZE, 1, least=1), _number(env.RANK, 0)
+    if rank >= size and os.environ.get(env.WORLD_SIZE):  # without it who connects says what is missing
         raise InputError(
             f"environment: RANK is {rank} and WORLD_SIZE is {size}; ranks are 0..{size - 1}: let `partreduce run` or "
             "torchrun set both"
@@ -75,13 +61,13 @@ def connect_store(timeout: timedelta) -> Store:
     """The store of the run: the process group's, or the launcher's, or one hosted by rank 0."""
     if dist.is_initialized():
         return _prepare_store(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
-    missing = [name for name in RENDEZVOUS if not os.environ.get(name)]
+    missing = [name for name in env.RENDEZVOUS if not os.environ.get(name)]
     if missing:
         raise InputError(
             f"environment: {', '.join(missing)} not set; start the script with `partreduce run --workers N script.py` "
             "or torchrun"
         )
-    host, port, rank = os.environ[MASTER_ADDR], _number(MASTER_PORT, 0, least=1, most=65535), place()[0]
+    host, port, rank = os.environ[env.MASTER_ADDR], _number(env.MASTER_PORT, 0, least=1, most=65535), place()[0]
     by_launcher = _by_launcher()
     serves = rank == 0 and not by_launcher
     call: BoundedCall[Store] = BoundedCall(
@@ -98,15 +84,14 @@ def connect_store(timeout: timedelta) -> Store:
             f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it "
             f"({reason or first_line(error)[:160]})"
         ) from None
-    attempt = os.environ.get(RESTART_COUNT, "0")
-    if may_be_started_again() and RUN_SECRET not in os.environ:  # `partreduce run` gives each attempt its own store
+    attempt = os.environ.get(env.RESTART_COUNT, "0")
+    if may_be_started_again() and env.RUN_SECRET not in os.environ:  # `partreduce run` gives each attempt its own store
         attempt = f"named-{agreed_attempt(bare, *place(), timeout)}"
     store = NamedPrefixStore(f"partreduce/attempt-{attempt}", bare)
     return _prepare_store(store, rank, timeout)
 
 
 def _prepare_store(store: Store, rank: int, timeout: timedelta) -> Store:
-    """The store, with what this process does about it."""
     fresh_line(store, timeout.total_seconds())
     if hosts_store(rank, store):
         served: Any = root_store(store)
@@ -120,7 +105,7 @@ def hosts_store(rank: int, store: Store) -> bool:
 
 
 def _by_launcher() -> bool:
-    return os.environ.get(AGENT_STORE) == "True"
+    return os.environ.get(env.AGENT_STORE) == "True"
 
 
 def default_world(
@@ -137,7 +122,7 @@ def default_world(
     if kind == "cuda" and not dist.is_nccl_available():
         raise InputError(
             f"device: the parameters lie on {device} and this torch has no NCCL; install a build that has it, train on "
-            f"the CPU, or set {OVER_GLOO}=1 to average through host memory, which is slow"
+            f"the CPU, or set {env.OVER_GLOO}=1 to average through host memory, which is slow"
         )
     ranks = () if mesh is None else tuple(mesh.mesh.tolist())
     rank, size = place(mesh)
@@ -168,8 +153,7 @@ def has_joined() -> bool:
 
 def forget(world: World) -> None:
     """Let the next optimizer of this process start from scratch after a failure."""
-    ended = world.kin()
-    for kind in [kind for kind, known in _worlds.items() if known in ended]:
+    for kind in [kind for kind, known in _worlds.items() if known in (world, *world.relatives)]:
         del _worlds[kind]
 
 
@@ -188,26 +172,29 @@ def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
 
 def may_be_started_again() -> bool:
     """Whether torchrun starts the workers of those nodes again that are left after a failure (`--max-restarts`)."""
-    return RUN_ID in os.environ and os.environ.get(AGENT_MAX_RESTARTS, "0") != "0"
+    return env.RUN_ID in os.environ and os.environ.get(env.AGENT_MAX_RESTARTS, "0") != "0"
 
 
 def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
     """The name of this attempt, the same on all workers that were started together.
 
     torchrun starts workers again at a store that remembers the attempt before. Its agents count restarts each for
-    itself, and a node whose workers are ended for those of another counts none, so the number that a worker is given is
-    no name. Each worker asks with a word that no other worker has, and worker 0 answers. It asks for all, since a
-    worker that died with the attempt before may have left its question.
+    itself, and a node whose workers are ended for those of another counts none, so that number is no name. Each worker
+    asks with a word that no other has, and worker 0 answers, since a worker of the attempt before may have left its
+    question.
     """
+
+    def late(worker: int) -> UnavailableError:
+        seconds = f"{timeout.total_seconds():g} s"
+        return UnavailableError(f"worker {worker} did not come within {seconds} after torchrun started the workers")
+
     if rank:
         word = secrets.token_hex(16)
         store.set(f"{AT}/asked/{rank}", word)
         try:
             store.wait([f"{AT}/answer/{word}"], timeout)
         except RuntimeError:
-            raise UnavailableError(
-                f"worker 0 did not come within {timeout.total_seconds():g} s after torchrun started the workers"
-            ) from None
+            raise late(0) from None
         name = store.get(f"{AT}/answer/{word}").decode()
         store.set(f"{AT}/{name}/came/{rank}", "1")
         return name
@@ -223,10 +210,7 @@ def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> st
                     store.set(f"{AT}/answer/{word}", name)
                     answered[other] = word
         if missing and deadline.is_over:
-            raise UnavailableError(
-                f"worker {min(missing)} did not come within {timeout.total_seconds():g} s after torchrun started the "
-                "workers"
-            )
+            raise late(min(missing))
         time.sleep(ASKED_SECONDS if missing else 0)
     return name
 
@@ -239,9 +223,8 @@ def close_in_forks(port: int) -> None:
     """From now on children that this process forks hold no socket of the store that it serves at this port.
 
     The kernel closes the sockets of a dead process when no other process holds them. A fork does, such as a data
-    loader's worker or a pool's, and may outlive its parent by seconds or for ever: until then the others' questions to
-    the store would stay without an answer. torch does not expose its sockets' descriptors, so they are found by the
-    port.
+    loader's worker, and may outlive its parent: until then the others' questions to the store would stay without an
+    answer. torch does not expose its sockets' descriptors, so they are found by the port.
     """
     _listeners.update(
         os.fstat(held.fileno()).st_ino
@@ -283,13 +266,10 @@ def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
     """Whether this process is a job of one worker: WORLD_SIZE is 1, or no launcher has set anything."""
     if world is not None or place(mesh)[1] != 1:
         return False
-    if dist.is_initialized() or os.environ.get(WORLD_SIZE):
+    if dist.is_initialized() or os.environ.get(env.WORLD_SIZE):
         return True
-    started = any(os.environ.get(name) for name in RENDEZVOUS)
-    return not started and all(os.environ.get(name, "1") == "1" for name in SIZES_OF_LAUNCHERS)
-
-
-_said: set[str] = set()
+    started = any(os.environ.get(name) for name in env.RENDEZVOUS)
+    return not started and all(os.environ.get(name, "1") == "1" for name in env.SIZES_OF_LAUNCHERS)
 
 
 def log_single_process(schedule: Schedule) -> None:
@@ -299,34 +279,25 @@ def log_single_process(schedule: Schedule) -> None:
         f"partreduce: running as a single process; schedule {schedule.name!r} needs {n} workers, so nothing is "
         f"averaged; start it with `partreduce run --workers {n} SCRIPT` or torchrun\n"
     )
-    if text not in _said:
-        _said.add(text)
-        sys.stderr.write(text)
+    _write_once(text)
+
+
+@functools.cache
+def _write_once(text: str) -> None:
+    sys.stderr.write(text)
 
 
 class SingleProcessWorld(World):
-    """A single worker; a world without groups.
-
-    Nothing is averaged there and no worker is waited for. Whatever waits for all workers asks `Run.everyone`, which is
-    this one worker, so that saving, evaluating and finishing work as in a run.
-    """
-
-    rank, size, timeout = 0, 1, timedelta(seconds=1)
+    """A single worker; a world without groups, where nothing is averaged and no worker is waited for."""
 
     def __init__(self) -> None:
-        self.store: Store = dist.HashStore()  # type: ignore[attr-defined]
+        store: Store = dist.HashStore()  # type: ignore[attr-defined]
+        super().__init__(store, 0, 1, timedelta(seconds=1), prefix="")
 
-    def prepare(self, schedule: Schedule) -> None:
-        """No group is needed."""
+    def prepare(self, schedule: Schedule) -> None: ...
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as all worlds
         raise UnavailableError(f"group of workers {list(members)}: this script runs alone")
 
-    def has(self, members: Sequence[int], *, name: str = "") -> bool:  # noqa: ARG002 - as above
-        return False
-
-    def create(self, members: tuple[int, ...], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as above
+    def create(self, members: tuple[int, ...], **_: object) -> NoReturn:
         self.communicator(members)
-
-    def abandon(self) -> None:
-        """Nothing is held."""

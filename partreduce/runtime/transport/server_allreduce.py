@@ -11,7 +11,6 @@ where the first one arrived.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -21,21 +20,14 @@ from partreduce.runtime.codecs import Coding, decode_values, encode_values
 from partreduce.runtime.transport.array_frames import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.runtime.transport.multistage_allreduce import block_bounds
 from partreduce.runtime.transport.waiting import SignsOfLife
 from partreduce.runtime.transport.work import Work
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.codec_numbers import SCALE_BYTES
 from partreduce.topo.strategies.axes import Codec
 
-
-def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:
-    """`num_hosts` nearly equal parts of an array."""
-    cuts = [length * host // num_hosts for host in range(num_hosts + 1)]
-    return list(itertools.pairwise(cuts))
-
-
-_Running = tuple[Coding | None, dict[int, Any]]
-"""How a running sum travels, and the hosts' answers."""
+_Running = tuple[Coding | None, dict[int, Any]]  # how a running sum travels, and the hosts' answers
 
 
 class ServerCommunicator(Communicator):
@@ -59,7 +51,7 @@ class ServerCommunicator(Communicator):
         number, self._next = self._next, self._next + 1
         parts: dict[int, Any] = {}
         self._running[number] = coding, parts
-        shards = dict(zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True))
+        shards = dict(zip(self.hosts, block_bounds(tensor.numel(), len(self.hosts)), strict=True))
         for host, (start, end) in shards.items():
             piece = tensor[start:end]
             if coding is None:
@@ -100,7 +92,6 @@ class ServerCommunicator(Communicator):
 
 
 def _decode_answer(frame: Any, length: int, dtype: torch.dtype, coding: Coding | None) -> torch.Tensor:  # noqa: ANN401 - as below
-    """What a host answered, as numbers."""
     if coding is None:
         return tensor_of(frame, dtype)
     return decode_values(_code_of(frame), length, coding.transport.codec, coding.transport.block)
@@ -152,7 +143,6 @@ class _ThroughServers:
         return getattr(self._world, name)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """The hosts' sums, for the group of all workers; what has a name is the given world's."""
         if name:
             return self._world.communicator(members, name=name)
         assert len(members) == self._world.size, "only the group of all workers passes through the hosts"
@@ -162,11 +152,9 @@ class _ThroughServers:
         return self._communicator
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
-        """Whether these are all workers."""
         return self._world.has(members, name=name) if name else len(members) == self._world.size
 
     def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
-        """The group of all workers, which is there."""
         return self._world.create(members, name=name) if name else self.communicator(members)
 
     def abandon(self) -> None:

@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from partreduce.runtime.environment import GLOO_SOCKET_IFNAME, MASTER_ADDR
@@ -25,74 +26,52 @@ from partreduce.topo.errors import StoreLostError, UnavailableError
 
 Answer = TypeVar("Answer")
 
-DEATHS = "partreduce/dead"
-"""Below all prefixes the launcher notes here how a worker ended, by rank."""
-STAGES = "partreduce/stage"
-"""Below all prefixes a worker notes here how far it has come, by rank, for the launcher to name when it dies."""
+DEATHS = "partreduce/dead"  # below all prefixes the launcher notes here how a worker ended, by rank
+STAGES = "partreduce/stage"  # there a worker notes how far it has come, by rank, for the launcher to name when it dies
 NOT_STARTED = "has not started a round"
 """What a worker says first; between that and its next sign it may do many rounds."""
-MEMBERSHIP = "partreduce/membership"
-"""Below all prefixes workers vote here and read who continues after failures (see `elastic.coordinator`)."""
-JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
-"""There, too: the launcher asks for what workers have measured, they answer, and what it has planned from that."""
-LAST_WORDS_SECONDS = 0.2
-"""How long what a worker said last may come after its death."""
-CHANGES = "changes"
-"""Counts, under DEATHS, what workers and launcher noted of failures: who waits looks closer when it has grown."""
+LAST_WORDS_SECONDS = 0.2  # how long what a worker said last may come after its death
+CHANGES = "changes"  # counts, under DEATHS, notes of failures: who waits looks closer when it has grown
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.02
-SHARE = 8
-"""What a worker waits for is noticed at most this part of the wait too late (see `Pauses`)."""
-
-
-class _Question:
-    """What is asked, and what came back."""
-
-    def __init__(self, action: Callable[[Store], Any]) -> None:
-        self.action, self.answer, self.answered = action, None, False
+SHARE = 8  # what a worker waits for is noticed at most this part of the wait too late (see `Pauses`)
 
 
 class StoreLine:
     """A separate connection to the store at `place`; `timeout` bounds every question, in seconds.
 
-    torch's client has no deadline for most calls, and one that blocks (while gloo waits for an address, say)
-    holds up all others on the same client. So a thread with its own client asks, and a thread that wants to know
-    waits for it at most as long as the run waits for anything. A line that broke or was silent for so long stays lost:
-    a store that went away has forgotten what was written.
+    torch's client has no deadline for most calls, and one that blocks (while gloo waits for an address, say) holds up
+    all others on the same client. So a thread with its own client asks. A line that broke or was silent for so long
+    stays lost: a store that went away has forgotten what was written.
     """
 
     def __init__(self, place: str, connect: Callable[[], Store], timeout: float) -> None:
         self.place, self.timeout = place, timeout
-        self.problem: str | None = None
-        """Why the store is lost; None while it answers."""
+        self.problem: str | None = None  # why the store is lost; None while it answers
         self._connect = connect
-        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[Callable[[Store], Any], list[Any]] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         Background(self._run, name="partreduce-store", stop=self.close).start()
 
     def ask(self, action: Callable[[Store], Answer]) -> Answer:
-        """What the action finds in the store."""
-        question = _Question(action)
-        self._questions.put(question)
+        answers: list[Answer] = []
+        self._questions.put((action, answers))
         deadline = Deadline(self.timeout)
         with self._changed:
-            while not question.answered and self.problem is None:
+            while not answers and self.problem is None:
                 self._changed.wait(min(GLANCE_SECONDS, max(0.0, deadline.left)))
-                if not question.answered and deadline.is_over:
+                if not answers and deadline.is_over:
                     self._lose(f"it gave no answer for {self.timeout:g} s")
-        if question.answered:
-            answer: Answer = question.answer  # type: ignore[assignment]  # what this very action returned
-            return answer
+        if answers:
+            return answers[0]
         raise self.error()
 
     def error(self) -> StoreLostError:
-        """The error of a line that is lost."""
         return StoreLostError(
             f"the store at {self.place} is gone ({self.problem}): the launcher or rank 0 hosts it, and without it "
             "workers cannot agree on anything; start the run again from its last checkpoint"
         )
 
     def close(self) -> None:
-        """Ask nothing any more: this process ends."""
         self._lose("this process ends")
         self._questions.put(None)
 
@@ -105,9 +84,10 @@ class StoreLine:
         try:
             store = self._connect()
             while self.problem is None and (question := self._questions.get()) is not None:
-                question.answer = question.action(store)
+                action, answers = question
+                answer = action(store)
                 with self._changed:
-                    question.answered = True
+                    answers.append(answer)
                     self._changed.notify_all()
         except RuntimeError as error:
             self._lose((str(error).strip().splitlines() or ["the connection broke"])[0][:120])
@@ -133,15 +113,14 @@ os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thre
 
 
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
-    """This process's line to the server of a store, and what stands before a key there.
-
-    None for stores that live in memory or in a file, which cannot go away. The others are asked without a deadline.
-    """
+    """This process's line to a store's server, and what stands before a key there; None for one in memory or a file."""
     root: Any = root_store(store)
     if not isinstance(root, TCPStore):
         return None
-    base: Any
-    base, prefix = _split_prefixes(store)
+    base: Any = store
+    prefix = ""
+    while isinstance(base, NamedPrefixStore):  # those prefixes stand in the line's keys
+        base, prefix = base.below, f"{base.prefix}/{prefix}"
     if base is not root and not hasattr(base, "clone"):
         return None  # older releases of torch cannot connect again under a prefix that they do not tell
     name: tuple[str, int] | int = (root.host, root.port) if base is root else id(base)
@@ -149,12 +128,9 @@ def line_to(store: Store) -> tuple[StoreLine, str] | None:
         if name not in _lines:
             timeout = root.timeout
 
-            def connect() -> Store:
-                other: Store = (
-                    TCPStore(root.host, root.port, None, False, timeout, wait_for_workers=False)
-                    if base is root
-                    else base.clone()
-                )
+            def connect() -> Store:  # holds the store, which a forked child, that forgets all lines, must not destroy
+                bare = partial(TCPStore, root.host, root.port, None, False, timeout, wait_for_workers=False)
+                other: Store = bare() if base is root else base.clone()
                 return other
 
             _lines[name] = StoreLine(f"{root.host}:{root.port}", connect, timeout.total_seconds()), base
@@ -186,20 +162,8 @@ def processes_of(store: Store, worker: int) -> list[int]:
     return [worker]
 
 
-def _split_prefixes(store: Store) -> tuple[Store, str]:
-    """The store below the prefixes that we know, and those prefixes."""
-    below: Any = store
-    prefix = ""
-    while isinstance(below, NamedPrefixStore):
-        below, prefix = below.below, f"{below.prefix}/{prefix}"
-    return below, prefix
-
-
 class Pauses:
-    """Between questions of one wait to the store: the longer it waits the longer they are.
-
-    All workers wait for the launcher at one time, on cores that they share with it and with those that they wait for.
-    """
+    """Between questions of one wait to the store: the longer it waits the longer they are, as the cores are shared."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -210,10 +174,7 @@ class Pauses:
 
 
 class Notes:
-    """The notes of one purpose: all their keys begin with `prefix`.
-
-    With `own_server` the store's server is this process's own, and is asked without a thread between.
-    """
+    """The notes of one purpose: all their keys begin with `prefix`; an `own_server` is asked without a thread."""
 
     def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
         self._store, self._prefix = store, prefix
@@ -223,56 +184,52 @@ class Notes:
         self._keys_begin = prefix if known is None else known[1] + prefix
 
     def write(self, key: str, text: str) -> None:
-        place = self.place(key)
-        self._ask(lambda store: store.set(place, text))
+        self._ask(lambda store, at: store.set(at[0], text), key)
 
     def read(self, key: str) -> str | None:
-        """A note if it is there; never waits for it."""
-        place = self.place(key)
-        return self._ask(lambda store: store.get(place).decode() if store.check([place]) else None)
+        return self._ask(lambda store, at: store.get(at[0]).decode() if store.check(at) else None, key)
 
     def read_all(self, keys: Sequence[str]) -> list[str] | None:
         """These notes if all of them are there; two questions to the store, however many they are."""
-        places = [self.place(key) for key in keys]
 
-        def read(store: Store) -> list[str] | None:
+        def read(store: Store, places: list[str]) -> list[str] | None:
             bare: Any = store  # torch's stubs lack both
             if not store.check(places):
                 return None
             found = bare.multi_get(places) if bare.has_extended_api() else [store.get(place) for place in places]
             return [text.decode() for text in found]
 
-        return self._ask(read)
+        return self._ask(read, *keys)
 
-    def wait_for(self, key: str) -> str:
-        """A note that is there or is sure to come."""
+    def wait_for(self, key: str, limit: float | None = None, *, lacks: str = "") -> str:
+        """A note that is there or is sure to come within so many seconds, by default the store's timeout.
+
+        Raises UnavailableError, which says what is lacking.
+        """
         bare: Any = self._store  # torch's stubs lack its timeout
-        limit = bare.timeout.total_seconds() if self.line is None else self.line.timeout
+        limit = limit or (bare.timeout.total_seconds() if self.line is None else self.line.timeout)
         deadline, pauses = Deadline(limit), Pauses()
         while (text := self.read(key)) is None:
             if deadline.is_over:
-                raise UnavailableError(f"store: no worker left the note {self.place(key)!r} within {limit:g} s")
+                lacks = lacks or f"store: no worker left the note {self.place(key)!r}"
+                raise UnavailableError(f"{lacks} within {limit:g} s")
             pauses.sleep()
         return text
 
     def has(self, *keys: str) -> bool:
         """Whether all these notes are there; one question to the store."""
-        places = [self.place(key) for key in keys]
-        return self._ask(lambda store: store.check(places))
+        return self._ask(lambda store, at: store.check(at), *keys)
 
     def remove(self, key: str) -> None:
-        place = self.place(key)
-        self._ask(lambda store: store.delete_key(place))
+        self._ask(lambda store, at: store.delete_key(at[0]), key)
 
     def count(self, key: str, increase: int = 0) -> int:
         """A counter that all workers share, after this increase."""
-        place = self.place(key)
-        return self._ask(lambda store: store.add(place, increase))
+        return self._ask(lambda store, at: store.add(at[0], increase), key)
 
     def propose(self, key: str, text: str) -> str:
         """The text that was proposed first under this key, by this worker or by another."""
-        place = self.place(key)
-        return self._ask(lambda store: store.compare_set(place, "", text).decode())
+        return self._ask(lambda store, at: store.compare_set(at[0], "", text).decode(), key)
 
     @property
     def problem(self) -> str | None:
@@ -284,8 +241,10 @@ class Notes:
         """Where a note lies in the bare store, as far as the prefixes are known."""
         return f"{self._keys_begin}/{key}"
 
-    def _ask(self, action: Callable[[Store], Answer]) -> Answer:
-        return action(self._store) if self.line is None else self.line.ask(action)
+    def _ask(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
+        """What an action finds at the places of notes; it does not hold this object, which keeps the store."""
+        places = [self.place(key) for key in keys]
+        return action(self._store, places) if self.line is None else self.line.ask(lambda store: action(store, places))
 
 
 class Deaths(Notes):
@@ -312,8 +271,7 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
     """Say how far this worker has come, as a clause that follows "while it", and where its heartbeat is found.
 
-    Torch's store answers no `set`; a question after it is answered when the note is there, so that not even a kill at
-    the next instant loses it.
+    Torch's store answers no `set`; a question after it is answered when the note is there, even for a kill right then.
     """
     notes, process = Notes(root_store(store), STAGES), str(processes_of(store, rank)[0])
     notes.write(process, json.dumps([stage, beat]))
@@ -335,12 +293,12 @@ def read_stage(store: Store, rank: int) -> str:
 def own_host(store: Store) -> tuple[str, bool]:
     """(the address at which other workers reach this one, whether it is IPv6): the one that faces the run's store.
 
-    `GLOO_SOCKET_IFNAME` names another interface, as for gloo. Where the store has no address and there is no launcher
-    it is this machine only.
+    `GLOO_SOCKET_IFNAME` names another interface, as for gloo. Without an address and a launcher it is this machine
+    only.
     """
     if interface := chosen_interface():
         return _address_of(interface), False
-    if not (master := _host_of(store)):
+    if not (master := host_of(store)):
         return "127.0.0.1", False
     try:
         family, _, _, _, place = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
@@ -358,12 +316,7 @@ def chosen_interface() -> str:
     return os.environ.get(GLOO_SOCKET_IFNAME, "").split(",")[0]
 
 
-def has_address(store: Store) -> bool:
-    """Whether the run's store says where the other workers are."""
-    return bool(_host_of(store))
-
-
-def _host_of(store: Store) -> str:
+def host_of(store: Store) -> str:
     """Where the run's store is; empty if it is not known."""
     root: Any = root_store(store)
     return root.host if isinstance(root, TCPStore) else os.environ.get(MASTER_ADDR, "")

@@ -32,8 +32,7 @@ class Marker(Protocol):
 class Streams:
     """The CPU's: everything is done when the call returns."""
 
-    runs_ahead = False
-    """Whether the host may be ahead of the device, so that it must not look at a result."""
+    runs_ahead = False  # whether the host may be ahead of the device, so that it must not look at a result
 
     def side(self) -> contextlib.AbstractContextManager[object]:
         """Inside, work is queued next to the user's stream, after what that one has queued."""
@@ -43,11 +42,9 @@ class Streams:
         """Let the user's stream wait for what was queued there."""
 
     def another(self) -> Streams:
-        """The same device with another stream next to the user's."""
         return self
 
-    def follow(self, mark: Marker) -> None:
-        """Let the current stream wait for a mark."""
+    def follow(self, mark: Marker) -> None: ...
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         """A few numbers as a tensor on the device, without waiting for it."""
@@ -69,8 +66,7 @@ class Streams:
         """A mark after everything that the current stream has queued."""
         raise NotImplementedError
 
-    def settle(self) -> None:
-        """Wait until the device has done everything."""
+    def settle(self) -> None: ...
 
 
 class CudaStreams(Streams):
@@ -103,7 +99,7 @@ class CudaStreams(Streams):
         torch.cuda.current_stream(self.device).wait_event(mark)  # type: ignore[arg-type]  # its own mark
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """See Streams; from pinned memory, which torch keeps until the copy is done."""
+        """From pinned memory, which torch keeps until the copy is done."""
         return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
@@ -114,7 +110,6 @@ class CudaStreams(Streams):
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """See Streams; through pinned memory, which torch keeps until the copy is done."""
         return values.pin_memory().to(device, non_blocking=True)
 
     def mark(self, *, timed: bool = False) -> Marker:

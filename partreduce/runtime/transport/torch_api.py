@@ -11,19 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store
 from torch._C._distributed_c10d import Work as TorchWork
 
-__all__ = [
-    "AllgatherOptions",
-    "GradBucket",
-    "PrefixStore",
-    "ProcessGroupGloo",
-    "Store",
-    "TCPStore",
-    "TorchWork",
-    "default_store",
-    "nccl_backend",
-    "store_on",
-    "torch_compile_disable",
-]
+__all__ = ["AllgatherOptions", "GradBucket", "Store", "TorchWork"]  # the others are made here
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]

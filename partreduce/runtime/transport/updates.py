@@ -1,10 +1,10 @@
 """Send a worker's parameters of one step to its out-neighbors, and store received ones.
 
-They are copied once a step for all neighbors, into memory that is used again (`arrays.Snapshots`): what travels never
-changes, and training continues at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that
-the C library keeps: beyond 32 MB glibc takes every array from the system again, and a bare transfer of 50 MB took 30 ms
-where its memory had to be touched for the first time, 17 ms where not. Smaller parts, of which the first would travel
-while the next is copied, cost more in messages than they hide.
+They are copied once a step for all neighbors, into memory that is used again (`array_frames.Snapshots`): what travels
+never changes, and training continues at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for
+memory that the C library keeps: beyond 32 MB glibc takes every array from the system again, and a bare transfer of
+50 MB took 30 ms where its memory had to be touched for the first time, 17 ms where not. Smaller parts cost more in
+messages than they hide.
 
 At the receiver they wait in rings of proved capacity (`verify.gap_bounds`) until the protocol object, which counts
 them, says which are averaged. A ring holds the frames into which libzmq received, and nothing is copied: to receive
@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -33,10 +32,8 @@ from partreduce.runtime.transport.streams import Streams, await_mark
 from partreduce.runtime.transport.weights import unit_weights
 from partreduce.topo.errors import PartreduceError
 
-PART_BYTES = 16 * 2**20
-"""The most that one message holds of an update."""
-ALIGNED = 16
-"""Parts begin at multiples of so many numbers."""
+PART_BYTES = 16 * 2**20  # the most that one message holds of an update
+ALIGNED = 16  # parts begin at multiples of so many numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +48,14 @@ class Piece:
 class Layout:
     """How the arrays of a flat model are cut into parts; equal on all workers, whose models have the same arrays.
 
-    Args:
-        arrays: the flat model's, or any of the same sizes and types.
-        part_bytes: the most that one part holds, by default `PART_BYTES`; small arrays share a part.
+    A part holds at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
     """
 
     def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int | None = None) -> None:
         part_bytes = part_bytes or PART_BYTES
         self.dtypes = tuple(array.dtype for array in arrays)
         self.num_bytes = sum(array.nbytes for array in arrays)
-        self.parts: list[list[Piece]] = [[]]
-        """What each message of an update holds; at least one, which may be empty."""
+        self.parts: list[list[Piece]] = [[]]  # what each message of an update holds; at least one, which may be empty
         room = part_bytes
         for index, array in enumerate(arrays):
             for piece in _cut(index, array, part_bytes):
@@ -73,7 +67,6 @@ class Layout:
                 room -= size
 
     def __len__(self) -> int:
-        """How many messages an update is."""
         return len(self.parts)
 
     def pieces(self) -> Iterator[Piece]:
@@ -103,17 +96,10 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 class UpdateSender:
     """What sends a worker's updates; one snapshot for all neighbors.
 
-    Snapshots have memory for one update more than the largest capacity among the out-neighbors' rings: an older one
-    has left, or its receiver would be further behind than was proved. Only where a backup worker is so slow that more
-    are on their way to somebody who needs none of them there may be more, up to what the mailbox lets out.
-    From a device they are copied into pinned memory on a side stream, and the host waits for that copy and for nothing
-    else of the device.
-
-    Args:
-        mailbox: what sends.
-        layout: of the arrays.
-        capacity: the largest among the out-neighbors' rings.
-        streams: of the arrays' device.
+    Snapshots have memory for one update more than `capacity`, the largest among the out-neighbors' rings: an older one
+    has left, or its receiver would be further behind than was proved. There may be more, up to what the mailbox lets
+    out, only where a backup worker is so slow that more are on their way to somebody who needs none of them. From a
+    device they are copied into pinned memory on a side stream, and the host waits for that copy alone.
     """
 
     def __init__(self, mailbox: Mailbox, layout: Layout, *, capacity: int, streams: Streams | None = None) -> None:
@@ -123,7 +109,6 @@ class UpdateSender:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of snapshots, in use or not."""
         return sum(snapshots.num_bytes for snapshots in self._snapshots)
 
     def send(self, kind: str, arrays: Sequence[torch.Tensor], numbers: Mapping[int, Sequence[int]]) -> None:
@@ -173,16 +158,10 @@ class Arrival(Enum):
 class PayloadRings:
     """The updates that in-neighbors sent ahead of a worker; one thread puts in what comes, another takes and reads.
 
-    A ring holds (step, frames) in as many places as were proved to do; who may send is who knows of a free one (tokens,
-    acknowledgements). So an update that does not fit replaces nothing: it is late and dropped, or cannot be. Under
-    staleness one place does: the newest replaces. An update is here when its last part is. A worker that took or read
-    one has its memory, and its place can be filled again at once.
-
-    Args:
-        worker: whose rings these are, for errors.
-        capacities: each in-neighbor's proved capacity, at least 1.
-        layout: how an update is cut into parts, the same on all workers.
-        newest_only: one place for each in-neighbor, in which a newer update replaces an older one.
+    A ring holds (step, frames) in as many places as were proved to do (`capacities`, by in-neighbor); who may send is
+    who knows of a free one (tokens, acknowledgements). So an update that does not fit replaces nothing: it is late and
+    dropped, or cannot be. Under staleness (`newest_only`) one place does: the newest replaces. An update is here when
+    its last part is. A worker that took or read one has its memory, and its place can be filled again at once.
     """
 
     def __init__(
@@ -193,24 +172,17 @@ class PayloadRings:
         self._dtypes = [layout.dtypes[piece.array] for piece in layout.pieces()]
         self._num_parts = len(layout)
         self._capacities = {source: 1 if newest_only else capacity for source, capacity in capacities.items()}
-        self._rings: dict[int, deque[tuple[int, Sequence[Any]]]] = {
-            source: deque(maxlen=capacity) for source, capacity in self._capacities.items()
-        }
+        self._rings: dict[int, dict[int, Sequence[Any]]] = {source: {} for source in capacities}
+        """By in-neighbor and step, what came."""
         self._arriving: dict[int, tuple[int, list[Any]]] = {}
         self._lock = threading.Lock()
         self._before = 0
         self.num_bytes = 0
-        """Held now."""
-        self.most_bytes = 0
-        """The most that was ever held."""
-        self.dropped = 0
-        """How many updates came too late, or were replaced by newer ones."""
+        self.most_bytes = 0  # ever held
+        self.dropped = 0  # how many updates came too late, or were replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Take in one part of an update; those of one update come in order, and so do the updates of one sender.
-
-        Its memory belongs to the ring from now on.
-        """
+        """Take in one part of an update, and its memory; parts come in order, and so do updates of one sender."""
         with self._lock:
             if part == 0:
                 self._forget_arriving(source)
@@ -235,32 +207,26 @@ class PayloadRings:
         """The pieces of an update in the layout's order, one-dimensional; they are the caller's, the place is free."""
         with self._lock:
             payload = self._payload(source, step)
-            self._free(source, lambda held: held == step)
+            self._free(source, [step])
         return self._tensors(payload)
 
     def look(self, source: int, step: int | None = None) -> list[torch.Tensor]:
-        """The same, of the newest where no step is given, and the place stays filled: not to be written to.
-
-        What the caller has does not change, even when a newer update replaces it meanwhile.
-        """
+        """The same, of the newest where no step is given; the place stays filled, what the caller has never changes."""
         with self._lock:
-            payload = self._payload(source, max(self._held_steps(source)) if step is None else step)
+            payload = self._payload(source, max(self._rings[source]) if step is None else step)
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
-        """The updates of steps before this one are over: their places are free, and what comes of them is dropped.
-
-        To be called before any message goes out that lets an in-neighbor continue.
-        """
+        """The updates of steps before this one are over; to be called before a message lets an in-neighbor continue."""
         with self._lock:
             self._before = max(self._before, before)
-            for source in self._rings:
-                self._free(source, lambda held: held < before)
+            for source, ring in self._rings.items():
+                self._free(source, [held for held in ring if held < before])
 
     def steps(self, source: int) -> tuple[int, ...]:
         """Of which steps an in-neighbor's updates are here, ascending."""
         with self._lock:
-            return tuple(sorted(self._held_steps(source)))
+            return tuple(sorted(self._rings[source]))
 
     def fill(self) -> dict[int, tuple[int, int]]:
         """How many places of each in-neighbor's ring are filled, and how many there are."""
@@ -268,41 +234,33 @@ class PayloadRings:
             return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
 
     def restore(self, source: int, step: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Put in an update as a checkpoint has it, in its own memory."""
         with self._lock:
             self._put(source, step, [frame_of(tensor.clone()) for tensor in tensors])
 
     def clear(self, before: int = 0) -> None:
-        """Throw everything out and begin again with this step."""
         with self._lock:
-            for source in self._rings:
-                self._free(source, lambda _: True)
+            for source, ring in self._rings.items():
+                self._free(source, list(ring))
                 self._forget_arriving(source)
             self._before = before
 
     # Everything below is called under the lock.
 
     def _put(self, source: int, step: int, payload: Sequence[Any]) -> Arrival:
-        """Fill a place, if the step is newer than what it replaces."""
         if self._is_late(source, step):
             self.dropped += 1
             return Arrival.LATE
         self._check_if_not_proved(source, step)
         if self.newest_only and self._rings[source]:
             self.dropped += 1
-            self._free(source, lambda _: True)
-        self._rings[source].append((step, payload))
+            self._free(source, list(self._rings[source]))
+        self._rings[source][step] = payload
         self._count(_size(payload))
         return Arrival.KEPT
 
-    def _free(self, source: int, is_over: Callable[[int], bool]) -> None:
-        ring = self._rings[source]
-        for _ in range(len(ring)):
-            step, payload = ring.popleft()
-            if is_over(step):
-                self._count(-_size(payload))
-            else:
-                ring.append((step, payload))
+    def _free(self, source: int, steps: Iterable[int]) -> None:
+        for step in steps:
+            self._count(-_size(self._rings[source].pop(step)))
 
     def _forget_arriving(self, source: int) -> None:
         """Give up what came of an update that is not complete, or count it no more."""
@@ -310,12 +268,12 @@ class PayloadRings:
         self._count(-_size(frames))
 
     def _is_late(self, source: int, step: int) -> bool:
-        return step < self._before or (self.newest_only and step <= max(self._held_steps(source), default=-1))
+        return step < self._before or (self.newest_only and step <= max(self._rings[source], default=-1))
 
     def _check_if_not_proved(self, source: int, step: int) -> None:
         capacity = self._capacities[source]
         place = step % capacity
-        there = next((held for held in self._held_steps(source) if held % capacity == place), None)
+        there = next((held for held in self._rings[source] if held % capacity == place), None)
         if self.newest_only or (there is None and step < self._before + capacity):
             return
         why = (
@@ -328,13 +286,9 @@ class PayloadRings:
             "further ahead than was proved"
         )
 
-    def _held_steps(self, source: int) -> list[int]:
-        return [step for step, _ in self._rings[source]]
-
     def _payload(self, source: int, step: int) -> Sequence[Any]:
-        found = next((payload for held, payload in self._rings[source] if held == step), None)
-        assert found is not None, f"worker {self.worker} has no update of step {step} from worker {source}"
-        return found
+        assert step in self._rings[source], f"worker {self.worker} has no update of step {step} from worker {source}"
+        return self._rings[source][step]
 
     def _count(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes

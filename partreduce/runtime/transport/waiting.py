@@ -8,26 +8,22 @@ from collections.abc import Callable, Iterable
 
 from partreduce.topo.errors import UnavailableError
 
-LOOK_SECONDS = 1.0
-"""Between two looks at what the others have noted."""
-GLANCE_SECONDS = 0.2
-"""Between two glances at whether anybody noted a failure at all."""
+LOOK_SECONDS = 1.0  # between two looks at what the others have noted
+GLANCE_SECONDS = 0.2  # between two glances at whether anybody noted a failure at all
 DIAGNOSE_SECONDS = 1.5
 """How long a failure waits for the note of the death behind it: a connection closes before anybody can tell why."""
 SHORTEST, LONGEST = 3e-5, 1e-3
 MAX_WATCHED = 64
-SHARE = 32
-"""A wait is noticed to be over at most this part of itself too late."""
-MOST_SECONDS = 1.0
-"""What counts at most between two looks, from whatever thread."""
+SHARE = 32  # a wait is noticed to be over at most this part of itself too late
+MOST_SECONDS = 1.0  # what counts at most between two looks, from whatever thread
 
 
 class OwnTime:
     """A clock that stands while it is not read for longer than `most` seconds; any thread may look.
 
-    Who was stopped, by SIGSTOP, by a debugger or with the whole machine, must not blame the others for the time in
-    which it heard no worker. A process is not notified that it was stopped. But a thread that waits looks at this clock
-    several times a second, so that a longer time between two looks was none in which this process waited.
+    A process that was stopped, by SIGSTOP, by a debugger or with its machine, must not blame the others for the time in
+    which it heard no worker, and is not notified of it. But a thread that waits looks at this clock several times a
+    second, so in a longer time between two looks this process did not run.
     """
 
     def __init__(self, most: float = MOST_SECONDS) -> None:
@@ -44,8 +40,7 @@ class OwnTime:
         return seconds
 
 
-own_time = OwnTime()
-"""Of this process."""
+own_time = OwnTime()  # of this process
 
 
 class Deadline:
@@ -96,14 +91,12 @@ class SignsOfLife:
         return None
 
     def news(self) -> int:
-        """How much was noted of failures and ends so far."""
         return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
         """Say what this worker does now, and for whom it waits in that."""
 
-    def watch(self, members: Iterable[int]) -> None:
-        """Look at those for whom this worker waits, so that a silence is noticed."""
+    def watch(self, members: Iterable[int]) -> None: ...
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         """For whom a worker waits, down the chain of waiting, as a clause."""
@@ -131,24 +124,19 @@ class PeerWatch:
     def turn_to(self, members: Iterable[int]) -> None:
         """From now on it is for these; what they have noted is looked at a while from now."""
         self._members = tuple(members)
-        self._glance = time.monotonic() + self._between
+        self.next = time.monotonic() + self._between
         self._look = time.monotonic() + LOOK_SECONDS
         self._news = 0
 
     def only_for(self, members: Iterable[int]) -> None:
         self._members = tuple(members)
 
-    @property
-    def next(self) -> float:
-        """When to look again, on the monotonic clock."""
-        return self._glance
-
     def is_due(self) -> bool:
         """Whether to look closely now; asked as often as one likes."""
         now = time.monotonic()
-        if now < self._glance:
+        if now < self.next:
             return False
-        self._glance = now + self._between
+        self.next = now + self._between
         known, self._news = self._news, self._heartbeat.news()
         if self._news == known and now < self._look:
             return False
@@ -163,18 +151,11 @@ class PeerWatch:
 
 
 class Wait(PeerWatch):
-    """One wait for `members`: it ends early where one can no longer come, and else by a timeout.
+    """One wait for `members`: it ends early where one can no longer come, and else after `timeout` seconds of own time.
 
-    Time in which this process itself was stopped does not count. Where the timeout has passed and no worker is known
-    yet who holds this worker up, it waits a little longer to find out.
-
-    Args:
-        heartbeat: knows of the others.
-        members: for whom.
-        timeout: seconds.
-        round_: of the operation, where members may have ended before it.
-        why: asked in place of the heartbeat why it makes no sense to wait any longer; it may raise by itself.
-        glance: as of `PeerWatch`.
+    Where that has passed and it is not known yet who holds this worker up, it waits a little longer to find out.
+    `round_` is the operation's, where members may have ended before it; `why` is asked in place of the heartbeat why it
+    makes no sense to wait any longer, and may raise by itself.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
 """Wait for work in a library, on a device or in a thread of this package, by one interface.
 
-A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
-ends it: neither a note that a worker died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
-while another thread that is in C++ frames then aborts the process (see `Background`), and so would the operation's own
-thread if it called us. Other threads look, with pauses between, but for that of staged sums, which waits for a moment
-at a time and is ended before. So do all threads at operations whose wait has no limit: point to point over gloo, where
-a limit breaks the connection, and everything over NCCL.
+A wait inside the library costs nothing and ends at once, but neither a note that a worker died nor Ctrl-C ends it, so
+it has to be short. Only the main thread may wait so: another thread that is in C++ frames when the interpreter ends
+aborts the process (see `Background`). Other threads look, with pauses between, but for that of staged sums, which waits
+for a moment at a time. So do all threads at operations whose wait has no limit: point to point over gloo, where a limit
+breaks the connection, and everything over NCCL.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ from typing import Generic, TypeVar
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, pause_after
 
 Result = TypeVar("Result")
-ENDING_LOOKS, ENDING_SECONDS = 20, 0.05
-"""For all threads together: a second, and longer where the machine is so busy that this thread, too, hardly runs.
-
-One that hangs inside torch for longer does not come back at that very moment either.
-"""
+ENDING_LOOKS, ENDING_SECONDS = 20, 0.05  # a second for all threads together, or longer on a busy machine
 
 _threads: weakref.WeakSet[Background] = weakref.WeakSet()
 
@@ -87,7 +82,6 @@ class Work:
         )
 
     def _may_wait_inside(self) -> bool:
-        """Only the main thread cannot be inside the library when the interpreter ends."""
         return not self._on_main_thread or threading.current_thread() is threading.main_thread()
 
 
@@ -104,12 +98,11 @@ class Completion:
         self._problem: str | None = None
 
     def reached(self, problem: str | None = None) -> None:
-        """It has ended, and this is what went wrong."""
+        """It has ended; `problem` is what went wrong."""
         self._problem = problem
         self._event.set()
 
     def by(self, action: Callable[..., object], *arguments: object) -> None:
-        """Do what there is to do, and say so."""
         problem = None
         try:
             action(*arguments)
@@ -148,13 +141,8 @@ class Background(threading.Thread):
 
     One that comes back from torch's C++ code while the interpreter is being taken down is ended by Python where it
     stands, and C++ answers that with SIGABRT ("terminate called without an active exception"): a run that ended well,
-    or with its own error, would die of a signal.
-
-    Args:
-        run: what it does.
-        arguments: of `run`.
-        name: of the thread.
-        stop: lets `run` return soon; called when the interpreter ends. None where `run` returns by itself.
+    or with its own error, would die of a signal. `stop` lets `run` return soon, when the interpreter ends; None where
+    it returns by itself.
     """
 
     def __init__(
@@ -190,11 +178,10 @@ class OverdueError(Exception):
 
 
 class BoundedCall(Generic[Result]):
-    """One of torch's calls that may block for ever, in its own thread that can be left behind.
+    """One of torch's calls that may block for ever, in its own thread, which stays behind, without the GIL.
 
-    A store whose port somebody else holds, and a gloo group whose member dies while it connects, block inside torch for
-    several times their timeout, or without end. The thread stays behind, without the GIL, until the call returns or the
-    process ends.
+    A store whose port another has, and a gloo group whose member dies while it connects, block for much longer than
+    asked.
     """
 
     def __init__(self, action: Callable[[], Result]) -> None:
@@ -204,7 +191,6 @@ class BoundedCall(Generic[Result]):
 
     @property
     def is_running(self) -> bool:
-        """Whether the call has not returned yet."""
         return not self._completion.within(0)
 
     def result(self, seconds: float, given_up: Callable[[], str | None] = lambda: None) -> Result:

@@ -1,8 +1,7 @@
 """Define a world: all workers of a run as one of them sees it, with the table of its groups.
 
-Two worlds offer groups: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) and
-`NcclWorld` (CUDA). Both make one raw group per distinct set of members, by its members only, in one order. Everything
-above talks to a `World` and never to the global state of `torch.distributed`.
+Two worlds make groups: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) and
+`NcclWorld` (CUDA). Everything above talks to a `World` and never to the global state of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import hashlib
 import os
 import resource
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
@@ -19,8 +17,12 @@ import torch
 
 from partreduce.runtime.environment import OVER_GLOO
 from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
-from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
-from partreduce.runtime.transport.multistage_allreduce import FlatCodedStages, Stages
+from partreduce.runtime.transport.multistage_allreduce import (
+    FlatCodedStages,
+    HierarchicalCommunicator,
+    Stages,
+    levels_of,
+)
 from partreduce.runtime.transport.store import deaths_of
 from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
@@ -33,72 +35,14 @@ from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
-MAX_GROUPS = 64
-"""Groups that one worker may belong to; each costs it about one file descriptor per other member."""
+MAX_GROUPS = 64  # groups that one worker may belong to; each costs it about one file descriptor per other member
 SPARE_DESCRIPTORS = 64
 DESTROY_SECONDS = 0.2
-IN_BLOCKS = "blocks"
-"""The name of the further communicators of groups that sum by codecs of blocks."""
+IN_BLOCKS = "blocks"  # names the further communicators of groups that sum by codecs of blocks
 
 
-class World(ABC):
-    """All workers of a run, as one of them sees it."""
-
-    rank: int
-    size: int
-    store: Store
-    timeout: timedelta
-    signs: SignsOfLife | None = None
-    """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
-    _instances = 0
-
-    @abstractmethod
-    def prepare(self, schedule: Schedule) -> None:
-        """Make and warm up every group that the schedule needs; all workers call it."""
-
-    @abstractmethod
-    def has(self, members: Sequence[int], *, name: str = "") -> bool:
-        """Whether the group with these members, or their further communicator of this name, was made."""
-
-    @abstractmethod
-    def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
-        """Make one group, or a further communicator of its members for its own thread.
-
-        All members call this, in one order that is the same for all workers.
-        """
-
-    @abstractmethod
-    def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """The group with these members (ascending), which contain this worker, or their communicator of this name."""
-
-    def streams(self, device: torch.device) -> Streams:
-        """Where the operations on tensors of a device run."""
-        return streams_of(device)
-
-    def everyone(self) -> Communicator:
-        """The group of all workers."""
-        return self.communicator(range(self.size))
-
-    def next_instance(self) -> int:
-        """A number that counts the optimizers of this world, equal on all workers."""
-        self._instances += 1
-        return self._instances
-
-    def on_host(self) -> World:
-        """The same workers over host memory: this world, except where its groups work on devices."""
-        return self
-
-    def kin(self) -> Sequence[World]:
-        """The worlds of the same workers that are abandoned together, this one among them."""
-        return [self]
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Destroy all groups at once, so that peers learn of a failure in milliseconds."""
-
-
-class GroupTable(World):
-    """What both worlds share: the table of groups, made and warmed up in order.
+class World:
+    """All workers of a run as one of them sees it: the table of its groups, made and warmed up in order.
 
     Groups are made by their members only, in the order of their sorted members, which is one total order for all
     workers: so no worker waits in a cycle; the second communicators, in the same order, follow all first ones.
@@ -118,31 +62,43 @@ class GroupTable(World):
     ) -> None:
         self.store, self.rank, self.size, self.timeout, self.max_groups = store, rank, size, timeout, max_groups
         self.prefix = prefix
-        self._groups: dict[tuple[int, ...], Communicator] = {}
-        self._further: dict[tuple[tuple[int, ...], str], Communicator] = {}
-        """Communicators besides those of the groups, by members and name; destroyed together with them."""
+        self.signs: SignsOfLife | None = None
+        """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
+        self._instances = 0
+        self._groups: dict[tuple[tuple[int, ...], str], Communicator] = {}
+        """By members and name, which is empty but for their further communicators; all are destroyed together."""
         self._streams: dict[torch.device, Streams] = {}
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
-        self.relatives: list[GroupTable] = []
+        self.relatives: list[World] = []
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
-        self.given_up: Callable[[], str | None] = lambda: None
-        """Asked, too, while a group connects: why it need not."""
+        self.given_up: Callable[[], str | None] = lambda: None  # asked, too, while a group connects: why it need not
 
-    @abstractmethod
-    def beside(self, prefix: str) -> GroupTable:
+    def beside(self, prefix: str) -> World:
         """Another world of these workers, whose groups meet elsewhere in the store."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
         """A communicator of members who meet at this place of the store, warmed up."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _staged(self, stages: Stages) -> Sums:
-        """What carries out sums of several stages."""
+        raise NotImplementedError
+
+    def everyone(self) -> Communicator:
+        return self.communicator(range(self.size))
+
+    def next_instance(self) -> int:
+        """A number that counts the optimizers of this world, equal on all workers."""
+        self._instances += 1
+        return self._instances
+
+    def on_host(self) -> World:
+        """The same workers over host memory: this world, except where its groups work on devices."""
+        return self
 
     def prepare(self, schedule: Schedule) -> None:
-        """Make the groups of this worker; see World.prepare."""
+        """Make and warm up every group of this worker that the schedule needs; all workers call it."""
         own = member_sets(schedule, self.rank)
         wanted = own | {tuple(range(self.size))}
         in_blocks = schedule.strategy.transport.codec.has_blocks
@@ -153,7 +109,7 @@ class GroupTable(World):
 
     def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
         """Make those groups of this worker that there are not, and let some sum by codecs of blocks."""
-        for members in sorted(set(wanted) - self._groups.keys()):
+        for members in sorted(members for members in set(wanted) if not self.has(members)):
             self.create(members)
         for members in sorted(of_codes):
             if self._levels(members) is None:  # else the sum's stages do
@@ -173,7 +129,7 @@ class GroupTable(World):
         if self.abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
         place = f"{self.prefix}{name and '-'}{name}/{','.join(map(str, members))}{instance and '/'}{instance}"
-        group = self._keep(members, name, self._connect(members, place, within))
+        group = self._groups[members, name] = self._connect(members, place, within)
         if self.nodes is None:
             return group
         group.is_inside_a_node = len({self.nodes[member] for member in members}) == 1
@@ -189,7 +145,8 @@ class GroupTable(World):
             self.destroy([members])
             raise
         inside, across = made
-        return self._keep(members, name, HierarchicalCommunicator(group, inside, across, self._staged))
+        group = self._groups[members, name] = HierarchicalCommunicator(group, inside, across, self._staged)
+        return group
 
     def _levels(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """This worker's part of its node and its row, where the group is hierarchical."""
@@ -197,7 +154,7 @@ class GroupTable(World):
 
     def _sum_in_blocks(self, members: tuple[int, ...]) -> None:
         """Let a group sum by codecs of blocks: a thread has a communicator for it that nothing else uses."""
-        group = self._groups[members]
+        group = self._groups[members, ""]
         if group.in_blocks is None:
             stages = FlatCodedStages(group if self.is_queued else self.create(members, name=IN_BLOCKS))
             group.in_blocks = self._staged(stages)
@@ -218,32 +175,16 @@ class GroupTable(World):
         return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """The group with these members, or their further communicator of this name."""
+        """The group of these members (ascending), this worker among them, or their communicator of this name."""
         key = tuple(members)
-        communicator = self._further.get((key, name)) if name else self._groups.get(key)
-        if communicator is None:
+        if (communicator := self._groups.get((key, name))) is None:
             why = "was destroyed after an earlier failure" if self.abandoned else "was not made at start"
             raise UnavailableError(f"group {Group(key)}{name and ' '}{name}: {why}")
         return communicator
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether the group with these members, or their further communicator of this name, was made."""
-        key = tuple(members)
-        return (key, name) in self._further if name else key in self._groups
-
-    def _keep(self, members: tuple[int, ...], name: str, communicator: Communicator) -> Communicator:
-        if name:
-            self._further[members, name] = communicator
-        else:
-            self._groups[members] = communicator
-        return communicator
-
-    def _pop_communicators(self, doomed: Iterable[tuple[int, ...]]) -> list[Communicator]:
-        """Take all communicators of these members out of the table; another thread may do so, too."""
-        sets = set(doomed)
-        taken = [self._groups.pop(members, None) for members in sets]
-        taken += [self._further.pop(key, None) for key in list(self._further) if key[0] in sets]
-        return [communicator for communicator in taken if communicator is not None]
+        return (tuple(members), name) in self._groups
 
     def streams(self, device: torch.device) -> Streams:
         """The device's streams, made once: a side stream is shared by all operations of this worker."""
@@ -251,29 +192,20 @@ class GroupTable(World):
             self._streams.setdefault(device, streams_of(device))  # another thread may have been faster
         return self._streams[device]
 
-    def kin(self) -> Sequence[World]:
-        """This world and its relatives."""
-        return [self, *self.relatives]
-
     def abandon(self) -> None:
-        """Destroy all groups at once, and those of the relatives."""
+        """Destroy all groups at once, and those of the relatives, so that peers learn of a failure in milliseconds."""
         self.abandoned = True
-        self.destroy(self._members())
+        self.destroy_with(range(self.size))
         for other in self.relatives:
             if not other.abandoned:
                 other.abandon()
 
-    def _members(self) -> set[tuple[int, ...]]:
-        return {*self._groups, *(members for members, _ in self._further)}
-
     def destroy(self, doomed: Iterable[tuple[int, ...]], *, seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy some groups at once, as `abandon` does all; the others stay as they are.
-
-        It waits so many seconds at most for their end, which comes in any case.
-        """
-        self._end(
-            [backend for communicator in self._pop_communicators(doomed) for backend in communicator.close()], seconds
-        )
+        """Destroy some groups at once, as `abandon` does all, and wait so many seconds at most for their end."""
+        sets = set(doomed)
+        # Another thread may do so, too.
+        taken = [self._groups.pop(key, None) for key in list(self._groups) if key[0] in sets]
+        self._end([backend for group in taken if group is not None for backend in group.close()], seconds)
 
     def _end(self, backends: list[object], seconds: float = DESTROY_SECONDS) -> None:
         """Let go of what lies below communicators.
@@ -281,8 +213,8 @@ class GroupTable(World):
         One without a running operation closes its sockets immediately, so that its other members learn in milliseconds;
         one with a running operation only when that ends, so each is left to a thread.
         """
-        name = "partreduce-destroy-group"
-        endings = [Background(_drop, [backend], name=name) for backend in backends]
+        # Its destructor waits for the running operation, without the GIL.
+        endings = [Background([backend].clear, name="partreduce-destroy-group") for backend in backends]
         backends.clear()
         for ending in endings:
             ending.start()
@@ -290,10 +222,10 @@ class GroupTable(World):
         for ending in endings:
             ending.join(max(0.0, deadline - time.monotonic()))
 
-    def destroy_with(self, ranks: Iterable[int]) -> None:
+    def destroy_with(self, ranks: Iterable[int], *, seconds: float = DESTROY_SECONDS) -> None:
         """Destroy the groups that a failed worker was in."""
         gone = frozenset(ranks)
-        self.destroy([members for members in self._members() if not gone.isdisjoint(members)])
+        self.destroy([members for members, _ in list(self._groups) if not gone.isdisjoint(members)], seconds=seconds)
 
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
@@ -312,11 +244,6 @@ class GroupTable(World):
             raise UnavailableError(f"group {Group(members)}: workers of different groups answered the first operation")
         communicator.limit_to(timeout)
         return communicator
-
-
-def _drop(backends: list[object]) -> None:
-    """Release a backend; its destructor waits for the running operation, without the GIL."""
-    backends.clear()
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
@@ -380,7 +307,6 @@ def world_for_algorithm(world: World, algorithm: AllReduceAlgorithm, cluster: Cl
     """The world whose groups add up so: the given one for rings, else a second one, made once per cluster."""
     if algorithm is AllReduceAlgorithm.RING:
         return world
-    assert isinstance(world, GroupTable), "what makes groups"
     nodes = tuple(cluster.node_of().tolist())
     for other in world.relatives:
         if other.nodes == nodes:

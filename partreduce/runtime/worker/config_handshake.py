@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from enum import StrEnum
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+from partreduce.runtime.arguments import checked_choice
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.liveness.handshake import handshake
@@ -22,11 +23,11 @@ from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, life
 from partreduce.runtime.transport.rendezvous import SingleProcessWorld, default_world, is_alone
 from partreduce.runtime.transport.store import NamedPrefixStore, Notes, publish_stage
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.transport.worlds import World, check_stages_over_gloo
+from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.schedule import Schedule
-
-E = TypeVar("E", bound=StrEnum)
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,14 @@ class Policies:
     buffers: BufferPolicy
     optimizer_state: StatePolicy
     broadcast: bool
-    keeps_on_host: bool = False
-    """Whether what outer steps keep lies in host memory; each worker's own choice, as no bit changes."""
+    keeps_on_host: bool = False  # whether what outer steps keep lies in host memory; each worker's own choice
 
     @classmethod
     def chosen(cls, buffers: str, optimizer_state: str, initial: str, outer_state: str) -> Policies:
-        """The policies of these names."""
-        chosen_buffers = _choice(BufferPolicy, "buffers", buffers)
-        chosen_state = _choice(StatePolicy, "optimizer_state", optimizer_state)
-        if initial not in ("broadcast", "keep"):
-            raise InputError(f"initial: {initial!r} is not one of broadcast, keep")
-        if outer_state not in ("device", "host"):
-            raise InputError(f"outer_state: {outer_state!r} is not one of device, host")
+        chosen_buffers = BufferPolicy(checked_choice("buffers", buffers, BufferPolicy))
+        chosen_state = StatePolicy(checked_choice("optimizer_state", optimizer_state, StatePolicy))
+        checked_choice("initial", initial, ("broadcast", "keep"))
+        checked_choice("outer_state", outer_state, ("device", "host"))
         return cls(chosen_buffers, chosen_state, initial == "broadcast", outer_state == "host")
 
     def check_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
@@ -83,8 +80,7 @@ class Policies:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class HandshakeResult:
+class HandshakeResult(NamedTuple):
     """The outcome of a handshake: how to reach the others, and which optimizer of the run this is, equal on all."""
 
     world: World
@@ -102,10 +98,7 @@ def agree(
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
 ) -> HandshakeResult:
-    """Compare `facts`, and the lines behind those that are hashes, over all workers; join the run if no world is given.
-
-    With `mesh` the workers are its replicas, and `replica` are the ranks of this one's processes, this one first.
-    """
+    """Compare `facts`, and the lines behind hashes, over all workers (or a mesh's replicas); join their run."""
     if is_alone(world, mesh):
         return HandshakeResult(SingleProcessWorld(), "alone")
     if world is not None:
@@ -118,7 +111,7 @@ def agree(
 
     def check(store: Store, rank: int, size: int) -> None:
         nonlocal key, lifelines
-        key = str(_next_key())  # counted only where the store answered
+        key = str(next(_keys))  # counted only where the store answered
         publish_stage(store, rank, "was in the handshake")
         if not os.environ.get(MAX_FAILED):  # whose launcher tells of every death, and of who takes the dead one's place
             lifelines = lifelines_of(store, rank, size, key)
@@ -126,7 +119,9 @@ def agree(
             Notes(store, "processes").write(str(rank), json.dumps(list(replica)))
         handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
         if replica and isinstance(store, NamedPrefixStore):
-            _share_processes(store, size)
+            # All have said theirs by now; the death of any of its processes ends a replica.
+            notes = Notes(store, "processes")
+            store.processes |= {worker: json.loads(notes.wait_for(str(worker))) for worker in range(size)}
         if lifelines is not None:
             lifelines.start()
 
@@ -137,12 +132,6 @@ def agree(
             lifelines.close()
         raise
     return HandshakeResult(world, key, lifelines)
-
-
-def _share_processes(store: NamedPrefixStore, size: int) -> None:
-    """Learn the processes of all replicas, any of whose deaths ends its replica; all have said theirs by now."""
-    notes = Notes(store, "processes")
-    store.processes |= {worker: json.loads(notes.wait_for(str(worker))) for worker in range(size)}
 
 
 def facts_of(
@@ -170,7 +159,6 @@ def _digest(lines: Sequence[str]) -> str:
 
 @cache
 def _partreduce_version() -> str:
-    """The installed version, `unknown` when the source tree runs without being installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -179,18 +167,59 @@ def _partreduce_version() -> str:
         return "unknown"
 
 
-_keys = 0
+_keys = itertools.count(1)  # counts the optimizers of this process
 
 
-def _next_key() -> int:
-    """Counts the optimizers of this process."""
-    global _keys  # noqa: PLW0603 - the count belongs to the process, as the default world does
-    _keys += 1
-    return _keys
+def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | None, device: torch.device) -> Schedule:
+    """The schedule as it is run: with the codec that the user asks for, if there is one."""
+    strategy = schedule.strategy
+    transport = strategy.transport
+    if codec is not None:
+        transport = _with_codec(transport, Codec(checked_choice("codec", codec, Codec)))
+    is_coded = transport.codec is not Codec.NONE
+    if is_coded and transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
+        raise InputError(
+            f"algorithm: is {algorithm}; the schedule's codec {transport.codec} is for what crosses the nodes, and "
+            f"only {transport.algorithm} has such a stage; leave algorithm out, or give a codec too, which is then for "
+            "everything"
+        )
+    if transport.codec.has_blocks:
+        check_stages_over_gloo(f"codec: '{transport.codec}'", device, "use bfloat16 or float16")
+    if transport == strategy.transport:
+        return schedule
+    return Schedule(schedule.name, schedule.cluster, replace(strategy, transport=transport))
 
 
-def _choice(enum: type[E], name: str, value: str) -> E:
-    try:
-        return enum(value)
-    except ValueError:
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(member.value for member in enum)}") from None
+NORMALIZES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "Lion", "LAMB", "Lamb")
+"""What is in the names of optimizers that take steps of one size, however small a gradient is."""
+
+
+def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
+    """Say what few bits cost an optimizer that divides each gradient by its own size."""
+    strategy, names = schedule.strategy, [base.__name__ for base in type(optimizer).__mro__]
+    if not strategy.transport.codec.has_blocks or not strategy.averages_gradients:
+        return
+    if any(word in name for name in names for word in NORMALIZES):
+        warn_user(
+            f"partreduce: codec {strategy.transport.codec} with {names[0]}, which divides each gradient by its own "
+            "size: what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may "
+            "move elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
+        )
+
+
+def _with_codec(transport: Transport, codec: Codec) -> Transport:
+    """The same with another codec: settings that it does not have go."""
+    if codec is transport.codec:
+        return transport
+    return Transport(algorithm=transport.algorithm, codec=codec, gradient_buckets=transport.gradient_buckets)
+
+
+def fact_of(transport: Transport) -> str:
+    """What all workers must have in common about how the payload travels, except the algorithm, as a short text."""
+    if transport.codec is Codec.NONE:
+        return f"none, sending {transport.gradient_buckets}"
+    text = f"{transport.codec} {transport.where}"
+    if transport.codec.has_blocks:
+        text += f", block {transport.block}"
+        text += ", error feedback" if transport.error_feedback else ", no error feedback"
+    return f"{text}, sending {transport.gradient_buckets}"

@@ -1,9 +1,4 @@
-"""Take one worker's steps, count steps and rounds, and reject what a schedule does not support.
-
-Where gradients are averaged, that is before the wrapped optimizer's step, and a round is a step. Where parameters are,
-that is after the last step of a round. The runner averages as the schedule's strategy says (see `strategies.base`);
-operations in flight between steps are in the queue of the run's membership.
-"""
+"""Take one worker's steps, count steps and rounds, and reject what a schedule does not support."""
 
 from __future__ import annotations
 
@@ -27,16 +22,12 @@ class Engine:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self.traits = run.traits
         self._has_tables, self._progress, self._steps_per_round = bool(run.tables), run.progress, run.steps_per_round
-        self.skipped = 0
-        """Steps that were not taken because the worker skipped ahead to its neighbors."""
+        self.skipped = 0  # steps that were not taken because the worker skipped ahead to its neighbors
         self._batches_to_drop = 0
-        self.is_behind = False
-        """Whether the worker has joined the run and its script has not yet reached the step to continue with."""
-        self.data_epoch = (-1, 0)
-        """The epoch of the data that is dealt by rounds, and the round with which it began."""
+        self.is_behind = False  # whether it has joined the run, and its script not yet reached the run's step
+        self.data_epoch = (-1, 0)  # the epoch of the data that is dealt by rounds, and the round with which it began
         self._joining = self._has_stepped = False
-        self._arrived: AveragedGradients | None = None
-        """What `average_gradients()` has put in the place of this step's gradients, or is about to; else None."""
+        self._arrived: AveragedGradients | None = None  # what `average_gradients()` has put in place, or is about to
         self._are_equal = False
         self.guard = Guard(self)
 
@@ -46,7 +37,6 @@ class Engine:
 
     @property
     def round(self) -> int:
-        """The round that this worker is in: steps divided by steps per round."""
         return self._progress.step // self._steps_per_round
 
     @property
@@ -71,13 +61,9 @@ class Engine:
     ) -> Any:  # noqa: ANN401 - what the closure returns
         """One step, and what the schedule asks for with it.
 
-        Args:
-            closure: evaluates the loss again, as torch's optimizers take it. Where gradients are averaged, that is
-                before the averaging: all workers take the step, or none does.
-            skip: count the step without applying it.
-            found_inf: GradScaler's verdict on this worker's gradients, which it leaves to the optimizer: it would not
-                call step() at all on a worker with an infinite gradient, and its group would wait.
-            scale: what GradScaler multiplied the loss by.
+        `closure` evaluates the loss again; where gradients are averaged that is before the averaging. GradScaler leaves
+        its verdict `found_inf` to the optimizer: it would not call step() at all on a worker with an infinite gradient,
+        and its group would wait. It multiplied the loss by `scale`.
         """
         self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
@@ -136,14 +122,12 @@ class Engine:
         return loss
 
     def average_gradients(self) -> None:
-        """Average the gradients of the coming step now; called where they are still to be averaged."""
         if self._joining or self.is_behind:
             self.declare()
         self._average()
         self.guard.after_averaging()
 
     def _average(self) -> None:
-        """Have mean gradients in place; the runner may take further steps on the way there."""
         self.guard.compare_first(gradients=True)
         if self._has_tables:
             self.run.tables.close_step()
@@ -158,7 +142,6 @@ class Engine:
             self._count(self._progress.step + self._arrived.more)
 
     def _take(self) -> None:
-        """Step with the means that are in place."""
         assert self._arrived is not None, "averaged before"
         step, scaled = self._progress.step, self.run.applier.scaled or self._arrived.scaled
         self._arrived, self.guard.means = None, None
@@ -193,10 +176,7 @@ class Engine:
     # Where workers meet.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Come to a place where all workers meet, which must be at the same round then.
-
-        Without `apply` what it takes to come there is dropped: other parameters are about to be loaded.
-        """
+        """Come to a place where all workers meet, at the same round; without `apply` what that takes is dropped."""
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -206,7 +186,6 @@ class Engine:
             self._count(self._progress.step + self.runner.pause(place, apply=apply))
 
     def go_on_from(self, steps: int) -> None:
-        """Continue from another step, with parameters that were loaded."""
         self._count(steps)
         self._batches_to_drop = 0
         self.guard.went_on()
@@ -234,10 +213,7 @@ class Engine:
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Inside, every round is declared before it begins, so that workers whose data ended take part in it.
-
-        `after_averaging` is what the script does with the mean gradients of a step before it is taken.
-        """
+        """Inside, every round is declared before it begins, so that workers whose data ended take part in it."""
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None
         try:
@@ -253,10 +229,7 @@ class Engine:
             self.uneven_inputs.declare(self.round)
 
     def serve(self, after_averaging: Callable[[], object] | None = None) -> None:
-        """This worker's data ended: take part in all rounds that others still do.
-
-        `after_averaging` is what the others do with the mean gradients of a step before they take it.
-        """
+        """This worker's data ended: take part in all rounds that others still do, changing means as they do."""
         self.pause("join")  # while it waits for the others' next round it cannot answer a group
         if self.traits.agrees_on_end:
             return

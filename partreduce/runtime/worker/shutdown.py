@@ -1,18 +1,21 @@
-"""Decide whether a run may continue, and close everything in one place, whatever ended the run."""
+"""Decide whether a run may continue, meet all workers between steps, and close everything, whatever ended the run."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
-from partreduce.runtime.averaging.mean_model import average_model
+from partreduce.runtime.averaging.buffer_rules import AVERAGED
+from partreduce.runtime.averaging.mean_model import average_model, monitored_barrier
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.launcher.processes import add_error_translator
 from partreduce.runtime.strategies.base import Run
@@ -27,10 +30,8 @@ from partreduce.topo.strategies.base import HasGroups
 
 Result = TypeVar("Result")
 
-OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)
-"""What torch says where its own collective failed."""
-LAST_WORD_SECONDS = 2.0
-"""How long the launcher may take to note a death that the network has told already."""
+OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)  # of torch's own that failed
+LAST_WORD_SECONDS = 2.0  # how long the launcher may take to note a death that the network has told already
 
 RUNNING = "running"
 EVALUATING = "in mean_model()"
@@ -39,20 +40,13 @@ BROKEN = "broken after a failure"
 
 
 class Ending:
-    """How one worker's run ends: by `finish`, by a failure inside `guarded`, or with the interpreter.
-
-    With `own_process` the interpreter's exit without `finish` tells the others why.
-    """
+    """How one worker's run ends: by `finish`, by a failure inside `guarded`, or with the interpreter."""
 
     def __init__(self, run: Run, engine: Engine, *, own_process: bool) -> None:
         self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
-        self._refused = (-1, "")
-        """The step in which a call was refused, and why: a script may catch it and end, and the others wait.
-
-        A text, since the error holds the frames that it passed, and so this optimizer.
-        """
+        self._refused = (-1, "")  # the step of a refused call, and why, as a text: an error holds its frames
         if own_process:
             atexit.register(self.leave)
             if run.flat.sharders.shards:
@@ -60,12 +54,10 @@ class Ending:
 
     @property
     def is_finished(self) -> bool:
-        """Whether `finish` has ended well."""
         return self.state == FINISHED
 
     @property
     def is_running(self) -> bool:
-        """Whether more steps may come."""
         return self.state in (RUNNING, EVALUATING)
 
     def check_unless_running(self, what: str) -> None:
@@ -74,7 +66,6 @@ class Ending:
             raise InputError(f"{what}: the optimizer is {self.state}; call it before finish() and outside mean_model()")
 
     def guard(self, action: Callable[[], Result]) -> Result:
-        """The action's result; see `guarded`."""
         with self.guarded():
             return action()
 
@@ -91,7 +82,6 @@ class Ending:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Inside, no step may be taken."""
         self.state = EVALUATING
         try:
             with self.engine.guard.paused():
@@ -201,3 +191,44 @@ class Ending:
 
 def _text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().removesuffix(":")
+
+
+class Meeting:
+    """One worker's part in what all do together; a failure ends the run."""
+
+    def __init__(self, run: Run, ending: Ending) -> None:
+        self.run, self.ending = run, ending
+        self.lineage = ""  # which checkpoints are of this run, once it has saved or resumed; equal on all workers
+        self.earlier: list[str] = []  # of sharded models: this run's checkpoints, the newest last
+
+    def exchange(
+        self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """What every worker, or each of some, says of `what`, by rank; once in each `heartbeat.gathering`."""
+        reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
+        with self.ending.guarded():
+            reducer.flush()  # what a device has still to say of earlier operations, before anything is saved
+            with reducer.recorded(what, engine.steps, engine.round, members) as operation:
+                place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
+                said = monitored_barrier(reducer, place, operation, json.dumps(mine))
+        return [json.loads(said[rank]) for rank in members]
+
+    def broadcast(self, members: Sequence[int] | None = None) -> None:
+        """Copy the parameters and buffers of worker 0, or of the first of some, to all of them."""
+        if self.run.alone:
+            return
+        flat, reducer = self.run.flat, self.run.reducer
+        with self.ending.guarded():
+            everyone = reducer.world.communicator(self.run.everyone if members is None else members)
+            tensors = [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers()
+            num_bytes = sum(tensor.nbytes for tensor in tensors)
+            # Before all rounds: who has got everything may wait for all elsewhere, or have finished, after none.
+            with reducer.recorded("initial broadcast", 0, 0, everyone.members, num_bytes, lag=1) as operation:
+                for tensor in tensors:
+                    part = tensor.detach()
+                    raw = part.contiguous()
+                    if raw.dtype not in AVERAGED:  # some of which no transport knows
+                        raw = raw.view(-1).view(torch.uint8)
+                    reducer.wait_for(everyone.broadcast(raw), operation)
+                    if raw.data_ptr() != part.data_ptr():
+                        part.copy_(raw.view(part.dtype).view(part.shape))

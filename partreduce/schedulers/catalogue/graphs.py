@@ -6,15 +6,26 @@ from functools import partial
 
 from partreduce.schedulers.constructions import fixed, preconditions
 from partreduce.schedulers.entry import SEED, Entry, Parameter
-from partreduce.topo.graphs.classic import complete, grid, ring, star, torus
-from partreduce.topo.graphs.directed import exponential
-from partreduce.topo.graphs.hop import double_ring, ring_based
-from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.graphs.named import (
+    complete,
+    double_ring,
+    exponential,
+    grid,
+    hop_figure_21,
+    hypercube,
+    random_regular,
+    ring,
+    ring_based,
+    star,
+    torus,
+)
 from partreduce.topo.graphs.weights import METHODS
 
 WEIGHTS = Parameter(
     name="weights", kind="text", default="metropolis", choices=tuple(METHODS), help="how edges are weighed"
 )
+SHAPE = Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible")
 _graph = partial(Entry, kind="graph", period="1")
 
 GRAPHS = (
@@ -22,8 +33,8 @@ GRAPHS = (
         name="ring",
         summary="Two neighbors a worker: the least traffic of all fixed graphs, and the slowest consensus.",
         source="Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017",
-        make=fixed.neighbor_averaging(ring),
-        unsupported_reason=preconditions.at_least(3, "a ring has at least 3 workers; use allreduce for 2"),
+        make=partial(fixed.neighbor_averaging, ring),
+        unsupported_reason=partial(preconditions.at_least, 3, "a ring has at least 3 workers; use allreduce for 2"),
         parameters=(WEIGHTS,),
         condition="n ≥ 3",
         degree="2",
@@ -33,8 +44,8 @@ GRAPHS = (
         name="ring-based",
         summary="A ring whose workers also hear from the most distant worker.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019",
-        make=fixed.neighbor_averaging(ring_based),
-        unsupported_reason=preconditions.multiple_of(2, least=4, called="an even number ≥ 4"),
+        make=partial(fixed.neighbor_averaging, ring_based),
+        unsupported_reason=partial(preconditions.multiple_of, 2, least=4, called="an even number ≥ 4"),
         parameters=(WEIGHTS,),
         condition="n even, ≥ 4",
         degree="3",
@@ -44,8 +55,8 @@ GRAPHS = (
         name="double-ring",
         summary="Two ring-based graphs joined worker to worker.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019",
-        make=fixed.neighbor_averaging(double_ring),
-        unsupported_reason=preconditions.multiple_of(4, least=8, called="a multiple of 4 from 8 on"),
+        make=partial(fixed.neighbor_averaging, double_ring),
+        unsupported_reason=partial(preconditions.multiple_of, 4, least=8, called="a multiple of 4 from 8 on"),
         parameters=(WEIGHTS,),
         condition="n divisible by 4, ≥ 8",
         degree="4",
@@ -54,7 +65,7 @@ GRAPHS = (
         name="hop-figure-21",
         summary="Three graphs over 8 workers on machines of 4, 2 and 2, with gaps that the paper prints.",
         source="Luo et al., Hop: heterogeneity-aware decentralized training, ASPLOS 2019, Figure 21",
-        make=fixed.neighbor_averaging(fixed.figure_21),
+        make=partial(fixed.neighbor_averaging, lambda _, setting: hop_figure_21(setting)),
         unsupported_reason=fixed.figure_21_unsupported_reason,
         parameters=(
             Parameter(
@@ -110,12 +121,9 @@ GRAPHS = (
         name="torus",
         summary="Workers on a grid that closes in both directions: four neighbors each.",
         source="folklore; metrics as in Ying et al., NeurIPS 2021",
-        make=fixed.neighbor_averaging(fixed.rectangular(torus, 3)),
-        unsupported_reason=preconditions.rectangle(3),
-        parameters=(
-            Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible"),
-            WEIGHTS,
-        ),
+        make=partial(fixed.neighbor_averaging, partial(fixed.rectangular, torus, 3)),
+        unsupported_reason=partial(preconditions.rectangle, 3),
+        parameters=(SHAPE, WEIGHTS),
         condition="n = a·b with a, b ≥ 3",
         degree="4",
         metrics="slem gap 1 − max |1 + 2cos(2πi/a) + 2cos(2πj/b)|/5",
@@ -124,12 +132,9 @@ GRAPHS = (
         name="grid",
         summary="Workers on a rectangle, with the neighbors that exist.",
         source="folklore; metrics as in Ying et al., NeurIPS 2021",
-        make=fixed.neighbor_averaging(fixed.rectangular(grid, 2)),
-        unsupported_reason=preconditions.rectangle(2),
-        parameters=(
-            Parameter(name="shape", kind="ints", help="rows x columns; auto: as square as possible"),
-            WEIGHTS,
-        ),
+        make=partial(fixed.neighbor_averaging, partial(fixed.rectangular, grid, 2)),
+        unsupported_reason=partial(preconditions.rectangle, 2),
+        parameters=(SHAPE, WEIGHTS),
         condition="n = a·b with a, b ≥ 2",
         degree="up to 4",
     ),
@@ -137,7 +142,7 @@ GRAPHS = (
         name="star",
         summary="Everybody talks to worker 0 only; what a parameter server looks like as a graph.",
         source="folklore",
-        make=fixed.neighbor_averaging(star),
+        make=partial(fixed.neighbor_averaging, star),
         parameters=(WEIGHTS,),
         condition="any n",
         degree="n − 1 at the hub, 1 elsewhere",
@@ -147,7 +152,7 @@ GRAPHS = (
         name="complete",
         summary="Everybody talks to everybody: the mean in one round, at n − 1 messages a worker.",
         source="folklore",
-        make=fixed.neighbor_averaging(complete),
+        make=partial(fixed.neighbor_averaging, complete),
         unsupported_reason=fixed.complete_unsupported_reason,
         parameters=(WEIGHTS,),
         condition="n ≤ 5000",
@@ -158,8 +163,8 @@ GRAPHS = (
         name="hypercube",
         summary="Neighbors differ in one bit: logarithmic degree and gap, all edges at once.",
         source="folklore; metrics as in Ying et al., NeurIPS 2021",
-        make=fixed.neighbor_averaging(fixed.hypercube_of_size),
-        unsupported_reason=preconditions.power_of_two(),
+        make=partial(fixed.neighbor_averaging, lambda count: hypercube(ceil_log(count))),
+        unsupported_reason=partial(preconditions.power_of_two, ""),
         parameters=(WEIGHTS,),
         condition="n = 2^d",
         degree="log₂ n",
@@ -169,7 +174,7 @@ GRAPHS = (
         name="exponential",
         summary="Directed edges to the workers 1, 2, 4, … further on: logarithmic degree, large gap, any n.",
         source="Ying et al., Exponential graph is provably efficient, NeurIPS 2021",
-        make=fixed.neighbor_averaging(exponential),
+        make=partial(fixed.neighbor_averaging, exponential),
         parameters=(WEIGHTS,),
         condition="any n",
         degree="⌈log₂ n⌉",
@@ -192,13 +197,9 @@ GRAPHS = (
         name="random-regular",
         summary="Every worker has the same number of random neighbors: nearly the largest gap for its degree.",
         source="Friedman 2008 (near-Ramanujan); pairing model of Bollobás 1980",
-        make=fixed.neighbor_averaging(random_regular),
+        make=partial(fixed.neighbor_averaging, random_regular),
         unsupported_reason=fixed.random_regular_unsupported_reason,
-        parameters=(
-            Parameter(name="degree", default=4, minimum=2, help="neighbors a worker"),
-            SEED,
-            WEIGHTS,
-        ),
+        parameters=(Parameter(name="degree", default=4, minimum=2, help="neighbors a worker"), SEED, WEIGHTS),
         condition="n·d even, d < n",
         degree="d",
         metrics="second singular value about (1 + 2√(d−1))/(d + 1)",

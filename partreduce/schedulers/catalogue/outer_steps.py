@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import noloco
+from functools import partial
+
+from partreduce.schedulers.constructions import per_round
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import outer_steps
 
@@ -12,12 +14,13 @@ OUTER = (
     Parameter(name="momentum", kind="float", default=0.9, minimum=0, maximum=1, help="its Nesterov momentum, below 1"),
 )
 
+_outer = partial(Entry, kind="outer")
+
 OUTER_STEPS = (
-    Entry(
+    _outer(
         name="diloco",
         summary="Everybody trains alone, and every H steps an outer optimizer applies what all moved; also in parts.",
         source="Douillard et al., DiLoCo, 2023 (arXiv 2311.08105), and Streaming DiLoCo, 2025 (arXiv 2501.18512)",
-        kind="outer",
         make=outer_steps.diloco,
         unsupported_reason=outer_steps.diloco_unsupported_reason,
         parameters=(
@@ -38,11 +41,10 @@ OUTER_STEPS = (
         period="1",
         metrics="those of local-sgd where alpha is 0",
     ),
-    Entry(
+    _outer(
         name="regions-diloco",
         summary="All of a region average in each step, and every H steps all workers take an outer step.",
         source="Douillard et al., DiLoCo, 2023 (arXiv 2311.08105), where a region is a worker",
-        kind="outer",
         make=outer_steps.regions_diloco,
         unsupported_reason=outer_steps.regions_diloco_unsupported_reason,
         parameters=(
@@ -60,13 +62,12 @@ OUTER_STEPS = (
         period="every",
         metrics="contraction 0",
     ),
-    Entry(
+    _outer(
         name="noloco",
         summary="Random pairs make outer steps, from each worker's own outer parameters: there is no global average.",
         source="Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911), equations 1 to 3 with beta = gamma = lr",
-        kind="outer",
-        make=noloco.noloco,
-        unsupported_reason=noloco.noloco_unsupported_reason,
+        make=per_round.noloco,
+        unsupported_reason=per_round.noloco_unsupported_reason,
         parameters=(
             EVERY,
             OUTER[0],

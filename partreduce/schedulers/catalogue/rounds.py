@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from partreduce.schedulers.constructions import base_graph, moshpit, preconditions, shifts
+from functools import partial
+
+from partreduce.schedulers.constructions import base_graph, per_round, preconditions
 from partreduce.schedulers.entry import SEED, Entry, Parameter
 from partreduce.schedulers.rules import grids
 
@@ -15,7 +17,7 @@ PER_ROUND = (
         source="Shi, Li, Johansson, Johansson, Finite-time convergent gossiping, IEEE/ACM ToN 2016",
         kind="groups",
         make=grids.one_peer_hypercube,
-        unsupported_reason=preconditions.power_of_two(", or use base-k-plus-1"),
+        unsupported_reason=partial(preconditions.power_of_two, ", or use base-k-plus-1"),
         condition="n = 2^d",
         degree="1",
         period="log₂ n",
@@ -26,7 +28,7 @@ PER_ROUND = (
         summary="One message a round, 1, 2, 4, … workers further on in turn; exact when n is a power of two.",
         source="Ying et al., Exponential graph is provably efficient, NeurIPS 2021",
         kind="rounds",
-        make=shifts.one_peer_exponential,
+        make=per_round.one_peer_exponential,
         degree="1",
         period="⌈log₂ n⌉",
         metrics="exact iff n = 2^c; else contraction e.g. 0.2023 (n = 5), 0.125 (7), 0.1916 (100)",
@@ -48,8 +50,8 @@ PER_ROUND = (
         summary="Averages along the axes of a grid that may have empty cells: any n, exact when the grid is full.",
         source="Ryabinin et al., Moshpit SGD, NeurIPS 2021",
         kind="groups",
-        make=moshpit.moshpit_grid,
-        unsupported_reason=moshpit.moshpit_grid_unsupported_reason,
+        make=per_round.moshpit_grid,
+        unsupported_reason=per_round.moshpit_grid_unsupported_reason,
         parameters=(Parameter(name="side", minimum=2, help="workers along an axis; auto: the least square that fits"),),
         condition="any n; exact iff n = side^d",
         degree="side − 1",
@@ -61,8 +63,8 @@ PER_ROUND = (
         summary="Random groups of a given size in each phase: a rate near 1/√g per phase whatever n.",
         source="Prague's random groups (ASPLOS 2020); Ryabinin et al., Moshpit SGD, NeurIPS 2021",
         kind="groups",
-        make=moshpit.random_partitions,
-        unsupported_reason=moshpit.random_partitions_unsupported_reason,
+        make=per_round.random_partitions,
+        unsupported_reason=per_round.random_partitions_unsupported_reason,
         parameters=(
             Parameter(name="group", minimum=2, help="workers in a group; auto: 4, or n if that is less"),
             Parameter(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from partreduce.schedulers.constructions import preconditions
 from partreduce.schedulers.entry import Entry, Parameter
-from partreduce.schedulers.rules import grids, nested, prague
+from partreduce.schedulers.rules import grids, nested
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.strategies.allreduce import AllReduce
 
@@ -15,28 +17,26 @@ def _all_reduce(cluster: Cluster, every: int) -> AllReduce:
     return AllReduce(steps_per_round=every)
 
 
+_rule = partial(Entry, kind="rule")
+
 RULES = (
-    Entry(
+    _rule(
         name="prague-figure-10",
         summary="The published static schedule: one head per node meets globally, the rest average inside their node.",
         source="Luo et al., Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020, Figure 10",
-        kind="rule",
-        make=prague.figure_10,
-        unsupported_reason=preconditions.shared_nodes("Figure 10 averages inside nodes; use allreduce or hyper-cuboid"),
+        make=nested.figure_10,
+        unsupported_reason=partial(preconditions.shared_nodes, "Figure 10 averages"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="4",
         metrics="4 workers a node: contraction √3/2 for every even number of nodes ≥ 4, 3√3/8 for 2",
     ),
-    Entry(
+    _rule(
         name="prague-inter-intra",
         summary="Head workers meet across nodes while the others average inside; then every node averages.",
         source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronization, here without randomness",
-        kind="rule",
-        make=prague.inter_intra,
-        unsupported_reason=preconditions.shared_nodes(
-            "the intra phase averages inside nodes; use allreduce or hyper-cuboid"
-        ),
+        make=nested.inter_intra,
+        unsupported_reason=partial(preconditions.shared_nodes, "the intra phase averages"),
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="2",
@@ -67,15 +67,14 @@ RULES = (
         period="1",
         metrics="contraction 0; consensus distance (n−1)/n · (H−1)/2",
     ),
-    Entry(
+    _rule(
         name="node-then-all",
         summary=(
             "Cheap averages inside each node, a global one now and then: little traffic, nearly free on shuffled data."
         ),
         source="hierarchical local SGD: Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020, section 5",
-        kind="rule",
         make=nested.node_then_all,
-        unsupported_reason=nested.node_then_all_unsupported_reason,
+        unsupported_reason=partial(nested.lone_workers_unsupported_reason, "node rounds do nothing"),
         parameters=(
             Parameter(
                 name="node_rounds",
@@ -90,13 +89,12 @@ RULES = (
         period="node_rounds + 1",
         metrics="contraction 0; 4x4 with 3 node rounds: consensus distance 9/32",
     ),
-    Entry(
+    _rule(
         name="pairs-pairs-all",
         summary="Pairs inside each node (the cheapest groups there are), then one global average.",
         source="this project; pairs as in Shi et al., Finite-time convergent gossiping, IEEE/ACM ToN 2016",
-        kind="rule",
         make=nested.pairs_pairs_all,
-        unsupported_reason=nested.pairs_pairs_all_unsupported_reason,
+        unsupported_reason=partial(nested.lone_workers_unsupported_reason, "there are no pairs inside nodes"),
         parameters=(
             Parameter(
                 name="pair_rounds", default=2, minimum=1, maximum=10**5, help="rounds of pairs before a global one"
@@ -107,11 +105,10 @@ RULES = (
         period="pair_rounds + 1",
         metrics="contraction 0; 4x4: drift 23/48 (worker), 5/4 (node)",
     ),
-    Entry(
+    _rule(
         name="hierarchy",
         summary="Node, rack and cluster averages nested: each level runs several times before the next larger one.",
         source="hierarchical local SGD: Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020",
-        kind="rule",
         make=nested.hierarchy,
         unsupported_reason=nested.hierarchy_unsupported_reason,
         parameters=(
@@ -129,24 +126,22 @@ RULES = (
         period="with L levels above the node and k rounds: k^L + k^(L−1) + … + 1",
         metrics="contraction 0",
     ),
-    Entry(
+    _rule(
         name="rotating-heads",
         summary=(
             "As prague-inter-intra, but the head changes, so that every worker's network card carries the same load."
         ),
         source="this project, after Luo et al., Prague, ASPLOS 2020: inter-intra synchronization",
-        kind="rule",
-        make=prague.rotating_heads,
-        unsupported_reason=prague.rotating_heads_unsupported_reason,
+        make=nested.rotating_heads,
+        unsupported_reason=nested.rotating_heads_unsupported_reason,
         condition="2 to 256 workers on the largest node",
         degree="up to the number of nodes − 1",
         period="2 × workers on a node",
     ),
-    Entry(
+    _rule(
         name="node-digits",
         summary="Exact consensus in one phase per digit of the node number, with groups of whole nodes.",
         source="hyper-cuboid over nodes; see hyper-cuboid",
-        kind="rule",
         make=grids.node_digits,
         unsupported_reason=grids.node_digits_unsupported_reason,
         parameters=(
@@ -157,13 +152,12 @@ RULES = (
         period="number of radices",
         metrics="exact (contraction 0) on equally sized nodes",
     ),
-    Entry(
+    _rule(
         name="hyper-cuboid",
         summary=(
             "Exact consensus in the fewest phases that plain group means allow; one axis of a grid of workers a phase."
         ),
         source="mixed-radix grid; k-peer hyper-hypercube of Takezawa et al., Beyond exponential graph, NeurIPS 2023",
-        kind="rule",
         make=grids.hyper_cuboid,
         unsupported_reason=grids.hyper_cuboid_unsupported_reason,
         parameters=(

@@ -25,14 +25,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
-    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid.
-
-    Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise.
-    """
+    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid: relaxed pairs if possible, else edges."""
     exchanges = base(cluster.num_workers, k)
-    phases = [as_phase(exchange) for exchange in exchanges]
-    if all(phase is not None for phase in phases):
-        return StaticGroups(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
+    phases = tuple(phase for exchange in exchanges if (phase := as_phase(exchange)) is not None)
+    if len(phases) == len(exchanges):
+        return StaticGroups(phases=GroupPhases(phases))
     return NeighborAveraging(rounds=tuple(as_round(exchange) for exchange in exchanges))
 
 
@@ -95,11 +92,8 @@ def as_phase(exchange: Exchange) -> Phase | None:
     labels = exchange.labels.copy()
     names = count + np.arange(len(exchange.ends), dtype=np.int64)
     labels[exchange.ends] = labels[exchange.others] = names
-    relaxation = {
-        count + e: 2 * exchange.weights[w]
-        for e, w in enumerate(exchange.weight_of.tolist())
-        if exchange.weights[w] * 2 != 1
-    }
+    factors = (2 * exchange.weights[w] for w in exchange.weight_of.tolist())
+    relaxation = {count + e: factor for e, factor in enumerate(factors) if factor != 1}
     return Phase.from_labels(labels, relaxation)
 
 
@@ -107,15 +101,10 @@ def as_round(exchange: Exchange) -> Round:
     """The round as weighted edges."""
     phase = Phase.from_labels(exchange.labels)
     weights = list(exchange.weights)
-    sources, targets, index = (
-        [exchange.ends, exchange.others],
-        [exchange.others, exchange.ends],
-        [exchange.weight_of] * 2,
-    )
+    sources, targets = [exchange.ends, exchange.others], [exchange.others, exchange.ends]
+    index = [exchange.weight_of] * 2
     for size in np.unique(phase.sizes).tolist():
-        members = np.concatenate(
-            [phase.members[phase.offsets[:-1][phase.sizes == size][:, None] + np.arange(size)]]
-        ).astype(np.int64)
+        members = phase.members[phase.offsets[:-1][phase.sizes == size][:, None] + np.arange(size)].astype(np.int64)
         for hop in range(1, size):
             sources.append(members.reshape(-1))
             targets.append(np.roll(members, -hop, axis=1).reshape(-1))

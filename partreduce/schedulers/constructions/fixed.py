@@ -6,13 +6,9 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from partreduce.schedulers.constructions import preconditions
-from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.graphs.base import Graph
-from partreduce.topo.graphs.classic import hypercube
-from partreduce.topo.graphs.clustered import clustered_graph
-from partreduce.topo.graphs.directed import de_bruijn
-from partreduce.topo.graphs.hop import hop_figure_21
+from partreduce.topo.graphs import Graph
+from partreduce.topo.graphs.named import clustered_graph, de_bruijn
 from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 
@@ -23,35 +19,20 @@ MAX_EDGES = MAX_COMPLETE**2 // 2
 """What that many workers have; graphs of cliques stop there, too."""
 
 
-def neighbor_averaging(graph_of: Callable[..., Graph]) -> Callable[..., NeighborAveraging]:
-    """What builds the graph `graph_of(n, **parameters)` over all workers in rank order, weighed as `weights` says."""
-
-    def make(cluster: Cluster, *, weights: str, **parameters: object) -> NeighborAveraging:
-        return NeighborAveraging(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
-
-    return make
+def neighbor_averaging(
+    graph_of: Callable[..., Graph], cluster: Cluster, *, weights: str, **parameters: object
+) -> NeighborAveraging:
+    """The graph `graph_of(n, **parameters)` over all workers in rank order, weighed as `weights` says."""
+    return NeighborAveraging(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
 
 
-def rectangular(graph_of: Callable[[int, int], Graph], least: int) -> Callable[..., Graph]:
+def rectangular(
+    graph_of: Callable[[int, int], Graph], least: int, num_workers: int, shape: tuple[int, ...] | None
+) -> Graph:
     """A graph of rows and columns for n workers: of the given shape, else as square as possible."""
-
-    def of_size(num_workers: int, shape: tuple[int, ...] | None) -> Graph:
-        chosen = shape or preconditions.sides(num_workers, least)
-        assert chosen is not None
-        return graph_of(chosen[0], chosen[1])
-
-    return of_size
-
-
-def hypercube_of_size(num_workers: int) -> Graph:
-    """The hypercube of n = 2^d workers."""
-    return hypercube(ceil_log(num_workers))
-
-
-def figure_21(num_workers: int, setting: str) -> Graph:
-    """One of the three settings."""
-    assert num_workers == 8
-    return hop_figure_21(setting)
+    chosen = shape or preconditions.sides(num_workers, least)
+    assert chosen is not None
+    return graph_of(chosen[0], chosen[1])
 
 
 def figure_21_unsupported_reason(cluster: Cluster, **_: object) -> str | None:

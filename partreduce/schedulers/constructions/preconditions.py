@@ -1,80 +1,58 @@
 """Check conditions on a cluster that several catalogue entries share, and find the nearest cluster that meets them.
 
-An `UnsupportedReason` is an `Entry.unsupported_reason`: it returns one sentence, or None where the family exists.
+Each is an `Entry.unsupported_reason` behind its own arguments: it returns one sentence; None where the family exists.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from partreduce.schedulers.rules.algebra import local_ranks
 from partreduce.topo.arithmetic.whole_numbers import divisors
 from partreduce.topo.cluster import Cluster
 
-UnsupportedReason = Callable[..., str | None]
-
 MAX_BASE = 64
 """De Bruijn graphs with more edges a worker than this are not chosen by themselves."""
 
 
-def at_least(least: int, otherwise: str) -> UnsupportedReason:
+def at_least(least: int, otherwise: str, cluster: Cluster, **_: object) -> str | None:
     """N ≥ `least`; `otherwise` is the sentence."""
-
-    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
-        return None if cluster.num_workers >= least else otherwise
-
-    return unsupported_reason
+    return None if cluster.num_workers >= least else otherwise
 
 
-def multiple_of(step: int, *, least: int, called: str) -> UnsupportedReason:
+def multiple_of(step: int, cluster: Cluster, *, least: int, called: str, **_: object) -> str | None:
     """N divisible by `step`, at least `least`; `called` says so in words."""
-
-    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
-        count = cluster.num_workers
-        if count >= least and count % step == 0:
-            return None
-        return f"{count} workers are not {called}; the nearest is {max(least, -(-count // step) * step)}"
-
-    return unsupported_reason
-
-
-def power_of_two(instead: str = "") -> UnsupportedReason:
-    """N = 2^d; `instead` names what fits other n."""
-
-    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
-        count = cluster.num_workers
-        if count & (count - 1) == 0:
-            return None
-        low = 2 ** (count.bit_length() - 1)
-        return f"{count} is not a power of 2; the nearest are {low} or {2 * low}{instead}"
-
-    return unsupported_reason
-
-
-def shared_nodes(otherwise: str) -> UnsupportedReason:
-    """The largest node has 2 or more workers; `otherwise` says what that is needed for and what to use."""
-
-    def unsupported_reason(cluster: Cluster, **_: object) -> str | None:
-        return None if len(local_ranks(cluster)) >= 2 else f"every node has 1 worker and {otherwise}"
-
-    return unsupported_reason
-
-
-def rectangle(least: int) -> UnsupportedReason:
-    """N is a product of two sides ≥ `least`, and the entry's parameter `shape`, if given, is such a product."""
-
-    def unsupported_reason(cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
-        count = cluster.num_workers
-        best = sides(count, least)
-        if shape is None and best is None:
-            larger = next(m for m in range(count + 1, 2 * count + 10) if sides(m, least))
-            return f"{count} is not a product of two sides ≥ {least}; the next number that is: {larger}"
-        if shape is not None and (len(shape) != 2 or min(shape) < least or shape[0] * shape[1] != count):
-            near = f"{best[0]}x{best[1]} fits" if best else "no shape fits; use ring"
-            return f"shape {'x'.join(map(str, shape))} is not two sides ≥ {least} with product {count}; {near}"
+    count = cluster.num_workers
+    if count >= least and count % step == 0:
         return None
+    return f"{count} workers are not {called}; the nearest is {max(least, -(-count // step) * step)}"
 
-    return unsupported_reason
+
+def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
+    """N = 2^d; `instead` names what fits other n."""
+    count = cluster.num_workers
+    if count & (count - 1) == 0:
+        return None
+    low = 2 ** (count.bit_length() - 1)
+    return f"{count} is not a power of 2; the nearest are {low} or {2 * low}{instead}"
+
+
+def shared_nodes(what_averages: str, cluster: Cluster, **_: object) -> str | None:
+    """The largest node has 2 or more workers."""
+    if len(local_ranks(cluster)) >= 2:
+        return None
+    return f"every node has 1 worker and {what_averages} inside nodes; use allreduce or hyper-cuboid"
+
+
+def rectangle(least: int, cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
+    """N is a product of two sides ≥ `least`, and the entry's parameter `shape`, if given, is such a product."""
+    count = cluster.num_workers
+    best = sides(count, least)
+    if shape is None and best is None:
+        larger = next(m for m in range(count + 1, 2 * count + 10) if sides(m, least))
+        return f"{count} is not a product of two sides ≥ {least}; the next number that is: {larger}"
+    if shape is not None and (len(shape) != 2 or min(shape) < least or shape[0] * shape[1] != count):
+        near = f"{best[0]}x{best[1]} fits" if best else "no shape fits; use ring"
+        return f"shape {'x'.join(map(str, shape))} is not two sides ≥ {least} with product {count}; {near}"
+    return None
 
 
 def sides(number: int, least: int) -> tuple[int, int] | None:

@@ -1,5 +1,5 @@
 """Import schedules from other tools' files and from networkx graphs; they are verified like any others."""
 
+from partreduce.schedulers.imports.graphs import from_networkx as from_networkx
 from partreduce.schedulers.imports.load import formats as formats
 from partreduce.schedulers.imports.load import import_schedule as import_schedule
-from partreduce.schedulers.imports.networkx_graphs import from_networkx as from_networkx

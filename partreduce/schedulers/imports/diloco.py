@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
-from partreduce.schedulers.imports.exact import add_row
+from partreduce.schedulers.imports.exact import current_notes
 from partreduce.topo.closed_model import unknown
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.reader import parse_json
@@ -24,8 +24,7 @@ from partreduce.topo.place import child, format_value
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedMerge
-from partreduce.topo.strategies.outer import OuterStep
-from partreduce.topo.strategies.payload import Payload
+from partreduce.topo.strategies.payload import OuterStep, Payload
 
 MEGABYTE = 2**20
 
@@ -68,12 +67,8 @@ TORCHFT = {
 """Arguments of torchft's `DiLoCo`; `model_fragments` as their number, or as a list of the sizes of their tensors."""
 
 
-class Finding(NamedTuple):
-    """A claim about settings."""
-
-    claim: str
-    status: str
-    why: str
+Row = tuple[str, str, str]
+"""Of a table: a setting, its value and its meaning; or a claim about settings, its status and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,7 @@ class Settings:
     alpha: Fraction
     outer: OuterStep
     num_replicas: int
-    coverage: Finding | None = None
+    coverage: Row | None = None
     fragments: tuple[tuple[str, ...], ...] = ()
     """The patterns of each one's parameters, where the settings name its modules."""
 
@@ -97,22 +92,22 @@ class Settings:
         """The steps from one sending of a fragment to the next."""
         return self.num_fragments * self.spacing
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Row]:
         """Each claim that users rely on, proved or refuted."""
         steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
         if self.period == self.asked:
-            period = Finding("once a period", "proved", steps)
+            period = "once a period", "proved", steps
         else:
             ratio = f"{self.asked} / {self.num_fragments} is rounded to {self.spacing}"
             first = self.period if self.program == "MaxText" else self.spacing
             witness = f"fragment 0 in steps {first} and {first + self.period}"
-            period = Finding("once a period", "refuted", f"{ratio}, so {steps}, not {self.asked}: {witness}")
-        order = Finding("one order", "proved", "which fragment is sent follows from the step, which all replicas share")
+            period = ("once a period", "refuted", f"{ratio}, so {steps}, not {self.asked}: {witness}")
+        order = ("one order", "proved", "which fragment is sent follows from the step, which all replicas share")
         sent_again = f"merged {self.delay} steps after it is sent, and sent again after {self.period}"
-        merged = Finding("merged in time", "proved" if self.delay < self.period else "refuted", sent_again)
+        merged = ("merged in time", "proved" if self.delay < self.period else "refuted", sent_again)
         return [period, order, merged, *([self.coverage] if self.coverage else [])]
 
-    def rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[Row]:
         """What the settings do, and what is found, for a table."""
         dropped = "what a worker learns while a fragment is on its way is dropped"
         own = "of the local model" if self.alpha else dropped
@@ -123,18 +118,13 @@ class Settings:
             ("α", f"{float(self.alpha):g}", own if self.delay or self.alpha else "all continue from the global model"),
             ("outer step", self.outer.in_words or "none", "what becomes of the mean of all that moved"),
         ]
-        return [*rows, *((claim, status, why) for claim, status, why in self.findings())]
+        return [*rows, *self.findings()]
 
     def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
-        """The same as a schedule: in every H steps a turn of each fragment, with an outer step.
-
-        Raises:
-            RefutedError: a claim about the settings is false.
-            DocumentError: the number of replicas is neither in the file nor given by a cluster.
-        """
-        for finding in self.findings():
-            if finding.status == "refuted":
-                raise RefutedError(f"{source}: {finding.claim} is refuted: {finding.why}")
+        """The same as a schedule: in every H steps a turn of each fragment, with an outer step."""
+        for claim, status, why in self.findings():
+            if status == "refuted":
+                raise RefutedError(f"{source}: {claim} is refuted: {why}")
         if cluster is None and self.num_replicas < 2:
             raise DocumentError("document", "does not say how many replicas there are; give a cluster", source)
         cluster = Cluster.regular(self.num_replicas, 1) if cluster is None else cluster
@@ -146,34 +136,19 @@ class Settings:
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """MaxText's YAML, of which only what DiLoCo has is read; what it leaves out is as in base.yml.
-
-    Raises:
-        DocumentError: a value that MaxText refuses, too, or DiLoCo is off.
-        RefutedError: as `Settings.schedule`.
-    """
+    """MaxText's YAML, of which only what DiLoCo has is read; what it leaves out is as in base.yml."""
     return _import(_maxtext(_Members(_parse(data, source), MAXTEXT, source)), source, cluster)
 
 
 def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """The arguments of torchft's `DiLoCo` as an object, with those of the outer SGD under `outer_optimizer`.
-
-    Raises:
-        DocumentError: a value that torchft refuses, too.
-        RefutedError: as `Settings.schedule`.
-    """
+    """The arguments of torchft's `DiLoCo` as an object, with those of the outer SGD under `outer_optimizer`."""
     members = _Members(_parse(data, source), TORCHFT, source)
     members.check_unknown()
     return _import(_torchft(members), source, cluster)
 
 
 def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Of torchtitan's TOML the table `[fault_tolerance]`, whose `semi_sync_method` is `diloco` or `local_sgd`.
-
-    Raises:
-        DocumentError: no TOML, a value that torchtitan or torchft refuses, too, or no such method.
-        RefutedError: as `Settings.schedule`.
-    """
+    """Of torchtitan's TOML the table `[fault_tolerance]`, whose `semi_sync_method` is `diloco` or `local_sgd`."""
     try:
         table = tomllib.loads(data.decode()).get("fault_tolerance", {})
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -184,8 +159,7 @@ def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None)
 
 
 def _import(settings: Settings, source: str, cluster: Cluster | None) -> Schedule:
-    for row in settings.rows():
-        add_row(row)
+    current_notes().rows.extend(settings.rows())
     return settings.schedule(source, cluster)
 
 
@@ -269,13 +243,13 @@ def _torchft(members: _Members) -> Settings:
     )
 
 
-def _coverage(members: _Members, sizes: list[list[int]] | None) -> Finding:
+def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
     """Whether every tensor of every fragment is in some sum."""
     claim = "every tensor is sent"
     if not members.flag("use_bucketization"):
-        return Finding(claim, "proved", "each tensor of a fragment has its own sum")
+        return claim, "proved", "each tensor of a fragment has its own sum"
     if sizes is None:
-        return Finding(claim, "not proved", "give model_fragments as lists of the sizes of their tensors")
+        return claim, "not proved", "give model_fragments as lists of the sizes of their tensors"
     cap = members["bucket_cap_mb"]
     if isinstance(cap, bool) or not isinstance(cap, (int, float)) or not cap > 0:
         raise members.member_error("bucket_cap_mb", "it must be a number of megabytes above 0")
@@ -285,14 +259,13 @@ def _coverage(members: _Members, sizes: list[list[int]] | None) -> Finding:
     for number, fragment in enumerate(sizes):
         sent = sum(torchft_buckets(fragment, capacity))
         if sent < len(fragment):
-            return Finding(
-                claim,
-                "refuted",
+            why = (
                 f"tensor {sent} of fragment {number} has {fragment[sent]} numbers and does not fit into the rest of "
                 f"its bucket of {capacity}, and no bucket is added: the tensors from it on ({len(fragment) - sent} of "
-                f"{len(fragment)}) are never averaged",
+                f"{len(fragment)}) are never averaged"
             )
-    return Finding(claim, "proved", f"each fits into a bucket of {capacity} numbers, filled in order")
+            return claim, "refuted", why
+    return claim, "proved", f"each fits into a bucket of {capacity} numbers, filled in order"
 
 
 def torchft_buckets(sizes: Sequence[int], capacity: int) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isfinite
 
@@ -31,24 +31,23 @@ class Notes:
     balanced: int = 0
     change: Fraction = Fraction(0)
     own: Fraction = Fraction(0)
-    said: tuple[str, ...] = ()
-    rows: tuple[tuple[str, str, str], ...] = ()
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
     """What settings do: their name, their value, what it means."""
 
     def lines(self) -> list[str]:
         """One sentence for each thing that was done."""
-        told = list(self.said)
+        found = []
         if self.singles:
             several = f"{self.singles} weights are 32-bit numbers and were"
             which = "1 weight is a 32-bit number and was" if self.singles == 1 else several
-            told.append(f"{which} read as the fraction it rounds, {self.example}")
+            found.append(f"{which} read as the fraction it rounds, {self.example}")
         if self.own:
-            told.append(f"own weights changed by up to {float(self.own):.2g}, so that what a worker hears sums to 1")
+            found.append(f"own weights changed by up to {float(self.own):.2g}, so that what a worker hears sums to 1")
         if self.balanced:
             edges = "1 edge" if self.balanced == 1 else f"{self.balanced} edges"
             change = f"the weights of {edges} changed by up to {float(self.change):.2g}"
-            told.append(f"{change}, so that every worker sends as much as it hears")
-        return told
+            found.append(f"{change}, so that every worker sends as much as it hears")
+        return found
 
 
 _NOTES: ContextVar[Notes | None] = ContextVar("_NOTES", default=None)
@@ -65,18 +64,9 @@ def notes() -> Iterator[Notes]:
         _NOTES.reset(token)
 
 
-def add_note(sentence: str) -> None:
-    """Note a sentence, once."""
-    gathered = _NOTES.get()
-    if gathered is not None and sentence not in gathered.said:
-        gathered.said = (*gathered.said, sentence)
-
-
-def add_row(row: tuple[str, str, str]) -> None:
-    """Note what a setting does."""
-    gathered = _NOTES.get()
-    if gathered is not None:
-        gathered.rows = (*gathered.rows, row)
+def current_notes() -> Notes:
+    """The notes of the enclosing block; where there is none, some that nothing reads."""
+    return _NOTES.get() or Notes()
 
 
 def exact(value: object, place: str) -> Fraction:
@@ -85,9 +75,6 @@ def exact(value: object, place: str) -> Fraction:
     A fraction with a denominator up to 10⁴ is taken when it lies within 1e-8. A number that is one of 32 bits (or its
     shortest decimal) is the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is
     2/3. Any other is a fraction within 1e-12.
-
-    Raises:
-        ScheduleError: a number that is negative or not finite.
     """
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -110,10 +97,9 @@ def exact(value: object, place: str) -> Fraction:
 
 
 def _note_single(fraction: Fraction, value: object, place: str) -> None:
-    gathered = _NOTES.get()
-    if gathered is not None:
-        gathered.singles += 1
-        gathered.example = gathered.example or f"such as {fraction} for {value} ({place})"
+    gathered = current_notes()
+    gathered.singles += 1
+    gathered.example = gathered.example or f"such as {fraction} for {value} ({place})"
 
 
 def _rounded_to_single(number: float) -> Fraction | None:
@@ -126,21 +112,17 @@ def _rounded_to_single(number: float) -> Fraction | None:
 
 
 def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Fraction]) -> None:
-    """Refuse a given own weight that is not what the others leave.
-
-    Raises:
-        ScheduleError: names the worker and what it hears in all.
-    """
+    """Refuse a given own weight that is not what the others leave."""
     heard = [Fraction(0)] * num_workers
     for (source, target), weight in weight_of.items():
         if source != target:
             heard[target] += weight
     for worker, total in enumerate(heard):
-        own = weight_of.get((worker, worker))
-        gathered = _NOTES.get()
-        if own is not None and gathered is not None:
-            gathered.own = max(gathered.own, abs(own + total - 1))
-        if own is not None and abs(own + total - 1) > Fraction(1, 10**6):
+        own, gathered = weight_of.get((worker, worker)), current_notes()
+        if own is None:
+            continue
+        gathered.own = max(gathered.own, abs(own + total - 1))
+        if abs(own + total - 1) > Fraction(1, 10**6):
             raise ScheduleError(
                 f"worker {worker}: hears weights that sum to {float(own + total):g}, its own included; they sum to 1"
             )
@@ -185,9 +167,8 @@ def balance_weights(
         result[e] += -excess[worker] if sources[e] == worker else excess[worker]
         excess[above] += excess[worker]
         excess[worker] = Fraction(0)
-    gathered = _NOTES.get()
-    if gathered is not None:
-        changes = [abs(after - before) for before, after in zip(weights, result, strict=True) if after != before]
-        gathered.balanced += len(changes)
-        gathered.change = max(gathered.change, *changes)
+    gathered = current_notes()
+    changes = [abs(after - before) for before, after in zip(weights, result, strict=True) if after != before]
+    gathered.balanced += len(changes)
+    gathered.change = max(gathered.change, *changes)
     return result

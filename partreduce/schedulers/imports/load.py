@@ -10,26 +10,24 @@ from pathlib import PurePath
 from typing import Any
 
 from partreduce.schedulers.entry import hint
-from partreduce.schedulers.imports import adjacency, diloco, edge_lists, matrix_stack, networkx_graphs
-from partreduce.schedulers.imports.base import ImportedGraph, round_of, schedule
+from partreduce.schedulers.imports import diloco, graphs, matrices
 from partreduce.schedulers.imports.exact import notes as gathering
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.descriptors import descriptor_to_read
-from partreduce.topo.document.reader import parse_json, read_bytes
+from partreduce.topo.document.reader import descriptor_to_read, parse_json, read_bytes
 from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.graphs.weights import check_unknown
 from partreduce.topo.schedule import Schedule
 
-_GRAPHS: dict[str, Callable[..., ImportedGraph]] = {
-    "node-link": networkx_graphs.read_node_link,
-    "graphml": networkx_graphs.read_graphml,
-    "edge-list": edge_lists.read_edge_list,
-    "npy": adjacency.read_npy,
+_GRAPHS: dict[str, Callable[..., graphs.ImportedGraph]] = {
+    "node-link": graphs.read_node_link,
+    "graphml": graphs.read_graphml,
+    "edge-list": graphs.read_edge_list,
+    "npy": matrices.read_npy,
 }
 _SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "matrix-stack": matrix_stack.read_matrix_stack,
+    "matrix-stack": matrices.read_matrix_stack,
     "maxtext": diloco.read_maxtext,
     "torchft": diloco.read_torchft,
     "torchtitan": diloco.read_torchtitan,
@@ -87,18 +85,14 @@ def import_schedule(
 
 
 def _import(
-    path: str | os.PathLike[str],
-    format_: str | None,
-    cluster: Cluster | None,
-    weights: str,
-    options: dict[str, object],
+    path: str | os.PathLike[str], format_: str | None, cluster: Cluster | None, weights: str, options: dict[str, object]
 ) -> Schedule:
     check_unknown(weights)  # also where the file has weights, so that a mistyped name is not passed over
     data = read_bytes(path)
     # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
     chosen = _sniff(data, name) if format_ is None else format_
-    if chosen == "npy" and matrix_stack.is_stack(data, name):
+    if chosen == "npy" and matrices.load_npy(data, name).ndim == 3:
         chosen = "matrix-stack"
     if chosen == "partreduce":
         return parse_schedule(data)
@@ -115,7 +109,7 @@ def _import(
         return _SCHEDULES[chosen](data, name, cluster=cluster, **options)
     try:
         imported = _GRAPHS[chosen](data, name, **options)
-        return schedule(PurePath(name).stem, [round_of(imported, weights)], cluster)
+        return graphs.schedule(PurePath(name).stem, [graphs.round_of(imported, weights)], cluster)
     except ScheduleError as error:
         if str(error).startswith("cluster "):  # the argument is wrong, not the file
             raise
@@ -137,7 +131,7 @@ def _sniff(data: bytes, name: str) -> str:
         return _sniff_json(data, name)
     if text[:1] == b"<":
         return "graphml"
-    first = next((words for _, words in edge_lists.lines_of(data, name)), [])
+    first = next((words for _, words in graphs.lines_of(data, name)), [])
     if len(first) in (2, 3):
         return "edge-list"
     raise ScheduleError(f"{name}: its format is not recognized; give format=, one of {', '.join(formats())}")

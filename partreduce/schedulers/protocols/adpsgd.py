@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.pairwise import Pairwise
@@ -32,13 +32,11 @@ class Choose:
     partner: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Signal):
     """Message: my parameters; average them with yours and answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Signal):
     """Message: the average that we both have now."""
 
 
@@ -56,9 +54,6 @@ class Pairing:
 
     Two workers that ask each other at the same time have both sent their parameters, so each takes the other's question
     as the answer. A worker that waits keeps other questions until it has its answer: the averaging is atomic.
-
-    Raises:
-        InputError: a directed graph, or a number of roles that is not the number of workers.
     """
 
     graph: Digraph

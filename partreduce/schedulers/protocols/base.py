@@ -47,7 +47,11 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Crashed:
+class Signal:
+    """A message or event without content; it equals all others of its own class."""
+
+
+class Crashed(Signal):
     """Message that a failure detector sends in the name of a process that has stopped for ever, or seems to have."""
 
 

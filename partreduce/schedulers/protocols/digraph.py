@@ -29,11 +29,7 @@ class Digraph:
 
     @classmethod
     def of(cls, num_workers: int, edges: Iterable[Sequence[int]]) -> Digraph:
-        """Build from (source, target) pairs in any order; self-loops and repeated edges are dropped.
-
-        Raises:
-            InputError: no worker, or a rank out of range.
-        """
+        """Build from (source, target) pairs in any order; self-loops and repeated edges are dropped."""
         if num_workers < 1:
             raise InputError(f"graph: has {num_workers} workers; it needs at least 1")
         kept = sorted({(int(u), int(v)) for u, v in edges if u != v})

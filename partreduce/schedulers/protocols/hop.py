@@ -8,13 +8,14 @@ takes, and whether a worker computes before it sends (serial order) or between s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal, replace_at
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 
 SENDING, REDUCING, ENTERING = range(3)
 
@@ -33,18 +34,15 @@ class Token:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Signal):
     """Message against an edge (NOTIFY-ACK): your update is reduced, the next may come."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendUpdate:
+class SendUpdate(Signal):
     """Event: the worker sends the update of its step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Signal):
     """Event: the worker averages the updates that its step asks for."""
 
 
@@ -96,9 +94,6 @@ class Hop:
     holds t of them is t - max_ig behind. It waits for what the usual way into that step would have waited for, so no
     gap grows beyond its bound. And no worker ever waits for an update of a step that was skipped: all who would have
     needed it have left that step.
-
-    Raises:
-        ScheduleError: the setting does not fit the graph, or one part of it another.
     """
 
     graph: Digraph
@@ -257,10 +252,30 @@ def hop_of(graph: Round, setting: IterationGap) -> Hop:
 
 
 def check_setting(graph: Digraph, setting: IterationGap) -> None:
-    """Refuse a setting that does not fit the graph, or whose parts do not fit each other.
-
-    Raises:
-        ScheduleError: the place, the value and the rule.
-    """
+    """Refuse a setting that does not fit the graph, or whose parts do not fit each other."""
     setting.check()
     setting.check_neighbors([len(sources) for sources in graph.sources])
+
+
+def weights_of(
+    gap: IterationGap, edge_weights: Mapping[int, Fraction], step: int, own_step: int, used: Sequence[tuple[int, int]]
+) -> tuple[Fraction, list[Fraction]]:
+    """The weight of a worker's own parameters, and of each update that it takes; together they are 1, exactly.
+
+    By the graph, the weight of an update that is not taken stays with the worker. By iteration, an update of step i
+    counts i − (k − s) + 1 times in step k, one's own too; before a skip, when k is the step before the one that is
+    skipped to and one's own parameters are older than s steps, they still count once. O(in-neighbors).
+
+    `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped one, `own_step` that of
+    one's own parameters, and `used` holds (source, step of its update), ascending.
+    """
+    if gap.weights is EdgeWeighting.GRAPH:
+        taken = [edge_weights[source] for source, _ in used]
+        return 1 - sum(taken, Fraction(0)), taken
+    if gap.weights is EdgeWeighting.UNIFORM:
+        share = Fraction(1, len(used) + 1)
+        return share, [share] * len(used)
+    oldest = step - gap.staleness
+    counts = [max(1, own_step - oldest + 1), *(of - oldest + 1 for _, of in used)]
+    shares = [Fraction(count, sum(counts)) for count in counts]
+    return shares[0], shares[1:]

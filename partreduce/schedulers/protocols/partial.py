@@ -20,26 +20,125 @@ from dataclasses import dataclass, replace
 from hashlib import shake_256
 from itertools import permutations
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
-from partreduce.schedulers.protocols.partial_state import (
-    CALLED,
-    COMPUTING,
-    GOES_ON,
-    MEETING,
-    Activate,
-    Arrived,
-    Begin,
-    Call,
-    End,
-    Ended,
-    Finish,
-    Here,
-    PartialState,
-    Result,
-    Share,
-    Take,
-)
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal, replace_at
 from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
+
+COMPUTING, CALLED, MEETING = range(3)
+"""What the training does: it computes, has called and waits for a result, or synchronizes its model."""
+GOES_ON = -2
+"""In place of the last round that a worker needs, while no worker has heard that it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Message: round `round` may start."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Message (quorum of a number): the sender counts for round `round`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Message (`synchronize_every`): the sender's model waits to be averaged at the beginning of round `round`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Message: the sender has no more data; `round` is the last one that it has come for (−1: for none)."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker brings to the sum of a round: the numbers of its gradients.
+
+    A driver with a collective starts that when shares are to be sent, and hands in what it says of the others. Only who
+    looks on asks for the rest: `oldest` is how many rounds the oldest gradient had taken when its computing began (−1:
+    there is none), `ended` whether the worker has ended.
+    """
+
+    round: int
+    gradients: tuple[int, ...]
+    oldest: int = -1
+    ended: bool = False
+
+
+class Call(Signal):
+    """Event: a gradient is computed and handed over."""
+
+
+class End(Signal):
+    """Event: the worker has no more data; from now on it only takes results."""
+
+
+class Begin(Signal):
+    """Event: the thread enters its next round with what is in the send buffer. Grace is only when this happens."""
+
+
+class Finish(Signal):
+    """Event: the sum of the round is there."""
+
+
+class Take(Signal):
+    """Event: the training takes results and applies them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The sum of a round: how many gradients of each worker are in it."""
+
+    round: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartialState:
+    """One worker. Its gradients have numbers, by which it can be told where each of them is.
+
+    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds what no
+    round has, `oldest` is the version with which the oldest of it was begun (−1: none). Thread: rounds `entered`,
+    rounds `done`, `results` that wait for the training, `shares[w]` of worker w in rounds that are not done, `counted`
+    own calls in the rounds done.
+
+    It knows 1 + the last round for which worker w has come (`arrived[w]`), the last round that w needs (`lasts[w]`),
+    and how many rounds may start (`activated`). `synchronized` is the round up to which models are, `here[w]` the one
+    for which worker w waits.
+    """
+
+    calls: int = 0
+    version: int = 0
+    stage: int = COMPUTING
+    resting: bool = False
+    buffer: tuple[int, ...] = ()
+    oldest: int = -1
+    entered: int = 0
+    done: int = 0
+    results: tuple[Result, ...] = ()
+    shares: tuple[tuple[Share, ...], ...] = ()
+    counted: int = 0
+    arrived: tuple[int, ...] = ()
+    lasts: tuple[int, ...] = ()
+    activated: int = 0
+    synchronized: int = 0
+    here: tuple[int, ...] = ()
+
+    @property
+    def is_running(self) -> bool:
+        return self.entered > self.done
+
+    @property
+    def last(self) -> int | None:
+        """The last round of all; None while some worker continues, as far as this one knows."""
+        return None if GOES_ON in self.lasts else max(self.lasts)
 
 
 @dataclass(frozen=True)
@@ -54,16 +153,9 @@ class Partial:
     that have come or continue; where none continues, a round starts if it, or a later one, is the last of some worker.
     So no round runs that no worker needs, and the last one of all is the maximum of what the workers have told.
 
-    Args:
-        setting: the quorum.
-        num_workers: how many workers there are.
-        calls: how many calls each worker makes before it ends; None where a driver says when.
-        initiators: under `majority` the worker that starts a round, again and again; None draws it.
-        collective: threads meet by `Share` messages; without it a thread may be done at any time after it has entered,
-            for drivers that let them meet.
-
-    Raises:
-        ScheduleError: settings that do not go with one another.
+    `calls` is how many calls each worker makes before it ends, None where a driver decides when; `initiators` under
+    `majority` the workers that start rounds, in turn, None where they are drawn. With `collective` threads meet by
+    `Share` messages; without it a thread may be done at any time after it has entered, for drivers that let them meet.
     """
 
     setting: PartialAllReduce
@@ -139,10 +231,7 @@ class Partial:
     # Training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """The gradient joins the buffer; its worker counts for the next round that its thread enters.
-
-        By call it counts for its own round only.
-        """
+        """The gradient joins the buffer; its worker counts for the next round it enters, by call for its own alone."""
         called = replace(
             state,
             calls=state.calls + 1,
@@ -242,10 +331,7 @@ class Partial:
         return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
 
     def _drawn(self, round_: int) -> int:
-        """Who starts a round under `majority`, drawn from the seed; evenly, and the same on all workers.
-
-        The words keep these numbers apart from all others that come from a seed.
-        """
+        """Who starts a round under `majority`, drawn evenly, and apart from all else that is drawn from the seed."""
         if self.initiators:
             return self.initiators[round_ % len(self.initiators)]
         words = f"partreduce quorum, seed {self.setting.seed}, round {round_}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, replace_at
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal, replace_at
 from partreduce.topo.strategies.server import Server
 
 CLOSED, COMPUTING, WAITING = range(3)
@@ -30,27 +30,20 @@ class Open:
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(Signal):
     """Event: a round is over, and its progress goes to all shards."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Signal):
     """Event: the worker asks for the newest model, without progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(Signal):
     """Event: the worker takes the model that all shards have answered with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """Event: answers are dropped and the generation is over, for all workers after the same round.
-
-    The driver lets no worker do it before all have come to it.
-    """
+class Drain(Signal):
+    """Event: answers are dropped and the generation is over, once the driver has seen all come to it after a round."""
 
 
 @dataclass(frozen=True, slots=True)

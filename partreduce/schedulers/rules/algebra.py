@@ -11,16 +11,12 @@ import numpy as np
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Phase
-from partreduce.topo.rule import Block, RulePhase, strides_of
+from partreduce.topo.rule import Block, RulePhase, representatives, strides_of
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 
 def compose(*rules: RulePhases) -> RulePhases:
-    """One rule after the other; digits are refined to common ones.
-
-    Raises:
-        ScheduleError: the rules number the nodes in digits that have no common refinement.
-    """
+    """One rule after the other; digits are refined to common ones."""
     refined = _align(rules)
     return RulePhases(refined[0].node_radices, tuple(phase for rule in refined for phase in rule.phases))
 
@@ -41,13 +37,10 @@ def interleave(*rules: RulePhases) -> RulePhases:
 
 
 def refine(rule: RulePhases, radices: Sequence[int]) -> RulePhases:
-    """The same groups written in finer digits: radix 6 may become radices 2, 3.
-
-    Raises:
-        ScheduleError: the new radices do not split the old ones.
-    """
+    """The same groups written in finer digits: radix 6 may become radices 2, 3."""
     if tuple(radices) == rule.node_radices:
         return rule
+    wrong = f"radices {list(radices)} do not refine {list(rule.node_radices)}"
     children: list[tuple[int, ...]] = []
     position = 0
     for radix in rule.node_radices:
@@ -56,10 +49,10 @@ def refine(rule: RulePhases, radices: Sequence[int]) -> RulePhases:
             taken.append(position)
             position += 1
         if prod(radices[d] for d in taken) != radix:
-            raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.node_radices)}")
+            raise ScheduleError(wrong)
         children.append(tuple(taken))
     if position != len(radices):
-        raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.node_radices)}")
+        raise ScheduleError(wrong)
 
     def split(block: Block) -> Block:
         return Block(block.local, tuple(d for old in block.across for d in children[old]), block.relaxation)
@@ -101,34 +94,22 @@ def static(cluster: Cluster, rule: RulePhases) -> StaticGroups:
     Blocks that would hold one worker only are left out, so that every group has at least two. On an irregular cluster
     a block holds those of its local ranks that exist.
     """
-    sizes = rule.node_radices
-    phases = tuple(
-        tuple(
-            sorted(
-                (b for b in phase if len(b.local) * prod(sizes[d] for d in b.across) > 1),
-                key=lambda b: (b.local, b.across),
-            )
-        )
-        for phase in rule.phases
-    )
+
+    def keep_groups(phase: RulePhase) -> RulePhase:
+        return tuple(sorted((b for b in phase if b.makes_groups), key=lambda b: (b.local, b.across)))
+
+    phases = tuple(map(keep_groups, rule.phases))
     if cluster.is_regular:
         return StaticGroups(phases=RulePhases(rule.node_radices, phases))
-    expanded: dict[RulePhase, Phase] = {}
-    for phase in phases:
-        if phase not in expanded:
-            expanded[phase] = _on_irregular(phase, cluster, rule.node_radices)
+    expanded = {phase: _on_irregular(phase, cluster, rule.node_radices) for phase in set(phases)}
     return StaticGroups(phases=GroupPhases(tuple(expanded[phase] for phase in phases)))
 
 
 def _on_irregular(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:
-    node = cluster.node_of().astype(np.int64)
-    local = cluster.local_rank_of()
-    strides = strides_of(radices)
+    node_of, local = cluster.node_of(), cluster.local_rank_of()
     labels = np.full(cluster.num_workers, -1, dtype=np.int64)
     for index, block in enumerate(phase):
-        keys = node.copy()
-        for d in block.across:
-            keys -= (node // strides[d]) % radices[d] * strides[d]
         chosen = np.isin(local, block.local)
-        labels[chosen] = keys[chosen] * len(phase) + index
+        heads = representatives(cluster.num_nodes, radices, block.across)
+        labels[chosen] = heads[node_of[chosen]] * len(phase) + index
     return Phase.from_labels(labels)

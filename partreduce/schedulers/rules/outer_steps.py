@@ -13,13 +13,12 @@ from math import prod
 from partreduce.schedulers.rules.algebra import compose, local_ranks, repeat, static
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.hardware import regular_levels
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedMerge
-from partreduce.topo.strategies.outer import OuterStep
-from partreduce.topo.strategies.payload import Payload
+from partreduce.topo.strategies.payload import OuterStep, Payload
 from partreduce.topo.strategies.static import RulePhases, StaticGroups
-from partreduce.topo.switches import regular_levels
 
 
 def diloco(

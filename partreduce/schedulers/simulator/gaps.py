@@ -21,12 +21,10 @@ import numpy.typing as npt
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.fifo_links import InTurn
-from partreduce.schedulers.simulator.machine import Step, VirtualMachine
-from partreduce.schedulers.simulator.record import GapRecord
-from partreduce.schedulers.simulator.recorder import Recorder
+from partreduce.schedulers.simulator.machine import Recorder, Step, VirtualMachine
+from partreduce.schedulers.simulator.network import InTurn
 from partreduce.schedulers.simulator.staleness import MAX_WORKERS, ForwardedAge
-from partreduce.schedulers.simulator.timeline import Timeline
+from partreduce.schedulers.simulator.timeline import GapRecord, Timeline
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
@@ -47,17 +45,10 @@ class Listener(Protocol):
 
 
 class GapTiming(Recorder):
-    """How long the steps of a `Hop` take.
-
-    Args:
-        hop: the protocol.
-        seconds: as `Recorder` says, of steps.
-        links: what updates and tokens travel on.
-        num_bytes: of an update.
-        listeners: told of every update, reduce and step.
+    """How long the steps of a `Hop` take, whose updates of `num_bytes` and tokens travel on `links`.
 
     It also records when each step was `reduced`, and in `order` the number of the instant at which it was left. `fill`
-    (num_workers,) is the most updates that a queue held.
+    (num_workers,) is the most updates that a queue held. Listeners hear of every update, reduce and step.
     """
 
     sees_messages = False
@@ -140,23 +131,12 @@ class GapTiming(Recorder):
 
     def record(self, graph: Round) -> GapRecord:
         """What the run showed of gaps, over the edges of its graph."""
-        return GapRecord(
-            self.finish,
-            self.order,
-            graph.sources.astype(np.int64),
-            graph.targets.astype(np.int64),
-            self.skipped,
-            self.fill,
-            (self.reduced - self.computed).sum(axis=0),
-            (self.finish - self.reduced).sum(axis=0),
-        )
+        edges = graph.sources.astype(np.int64), graph.targets.astype(np.int64)
+        waits = (self.reduced - self.computed).sum(axis=0), (self.finish - self.reduced).sum(axis=0)
+        return GapRecord(self.finish, self.order, *edges, self.skipped, self.fill, *waits)
 
     def check_ended(self, machine: VirtualMachine) -> None:
-        """Refuse a run that stands still before its end.
-
-        Raises:
-            ScheduleError: names the worker that is furthest behind.
-        """
+        """Refuse a run that stands still before its end."""
         steps = [state.step for state in machine.states]
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self.seconds):
@@ -173,21 +153,13 @@ class GapTiming(Recorder):
 
 
 def run_gaps(case: Case) -> Timeline:
-    """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges).
-
-    Raises:
-        ScheduleError: workers wait for one another for ever.
-    """
+    """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges)."""
     setting, graph, cluster = case.schedule.strategy.sync, case.schedule.strategy.graphs[0], case.schedule.cluster
     assert isinstance(setting, IterationGap), "the registry chose this function"
-    worker_steps = case.worker_steps()
-    size, seconds = case.size(), case.seconds()
-    hop = hop_of(graph, setting)
-    links = InTurn(cluster, case.hardware)
-    told = (
-        ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(worker_steps) <= MAX_WORKERS else None
-    )
-    listeners = case.listeners if told is None else (told, *case.listeners)
+    worker_steps, size, seconds = case.worker_steps(), case.size(), case.seconds()
+    hop, links = hop_of(graph, setting), InTurn(cluster, case.hardware)
+    heard = ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(seconds.T) <= MAX_WORKERS else None
+    listeners = case.listeners if heard is None else (heard, *case.listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
     machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)
     machine.run()
@@ -200,5 +172,5 @@ def run_gaps(case: Case) -> Timeline:
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
     timing.start = np.where(late, finish - busy, begun)
     timing.end = timing.start + busy
-    ages = None if told is None else told.ages
+    ages = None if heard is None else heard.ages
     return timing.timeline(case, links.nic_bytes, ages, is_delayed=is_parallel, gaps=timing.record(graph))

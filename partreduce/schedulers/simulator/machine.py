@@ -12,9 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
+from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.network import Network
+from partreduce.schedulers.simulator.staleness import Ages
+from partreduce.schedulers.simulator.timeline import AsynchronousMetrics, GapRecord, QuorumRecord, Timeline
 from partreduce.topo.errors import InputError
 from partreduce.topo.timing.loads import Loads
 
@@ -30,10 +34,7 @@ class TimedNote:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An operation of several processes: it begins when the last of `members` has come, and takes so many seconds.
-
-    Or it is put on the timing's `network`, which says when it is over.
-    """
+    """An operation that begins when the last of `members` has come; it takes seconds, or is put on the `network`."""
 
     key: Hashable
     members: tuple[int, ...]
@@ -60,10 +61,7 @@ class Step:
 
 
 class Timing:
-    """How long things take. As it stands nothing takes any time; a subclass overrides what does.
-
-    All random numbers come from the driver's generator, so that a seed makes a run repeatable.
-    """
+    """How long things take: no time, unless a subclass overrides it, drawing from the driver's random numbers alone."""
 
     sees_messages = True
     """Whether `happened` is called for messages too; most of a large run's events are, so it is faster without."""
@@ -84,14 +82,7 @@ class Timing:
         """Whether a process begins its next work only when it receives this message."""
         return False
 
-    def picked(
-        self,
-        process: int,  # noqa: ARG002
-        offered: Sequence[Hashable],
-        *,
-        pending: bool,  # noqa: ARG002
-        rng: np.random.Generator,  # noqa: ARG002
-    ) -> Sequence[Hashable]:
+    def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
         """Those of the newly offered events that the process works for; `pending` says that it already has others."""
         return offered
 
@@ -141,13 +132,8 @@ class VirtualMachine:
     timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
     of a meeting, when all members have come and the meeting's seconds have passed. Of several events that fall due
     together one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in which
-    they were sent, unless the timing takes care of that. Deterministic for a seed.
-
-    Args:
-        machine: the protocol.
-        timing: how long things take.
-        seed: of the random numbers that the timing draws, and of ties.
-        keep_notes: whether `notes` is kept; of millions of steps it would be what needs most memory.
+    they were sent, unless the timing takes care of that. Deterministic for a seed, that of ties and of what the timing
+    draws. `keep_notes` says whether `notes` is kept; of millions of steps it would be what needs most memory.
     """
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0, keep_notes: bool = True) -> None:
@@ -171,10 +157,7 @@ class VirtualMachine:
         return [process.state for process in self._processes]
 
     def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[TimedNote]:
-        """Let things happen until the clock passes `until`, nothing is left, or `max_events` have happened.
-
-        Returns what processes noted since the last call, in order of time. O(log queue) for each event.
-        """
+        """Let up to `max_events` happen until `until`; returns what processes noted meanwhile. O(log queue) each."""
         first = len(self.notes)
         left = max_events
         while left != 0 and (at := self._next_at()) < float("inf") and at <= until:
@@ -288,7 +271,7 @@ class VirtualMachine:
         new = [event for event in ready if event not in own.offers]
         if not new:
             return
-        for event in self.timing.picked(process, new, pending=bool(own.offers), rng=self._rng):
+        for event in self.timing.picked(new, pending=bool(own.offers), rng=self._rng):
             seconds = self.timing.work(process, own.state, event, self._rng)
             if seconds is not None:
                 work_end = own.acted + _time(seconds)
@@ -314,3 +297,35 @@ def _time(seconds: float) -> float:
     if not 0 <= seconds < float("inf"):
         raise InputError(f"virtual time: {seconds} s; work and messages take a finite time >= 0")
     return seconds
+
+
+class Recorder(Timing):
+    """A timing that records rounds, in arrays of shape (num_rounds, num_workers), in seconds.
+
+    A worker computes for `seconds` in each round, of the same shape, and then rests. It began to compute its round at
+    `begun` and had `computed` it; from `start` to `end` it communicated, and its round was over at `finish`.
+    """
+
+    def __init__(self, seconds: npt.NDArray[np.float64]) -> None:
+        self.seconds: list[list[float]] = seconds.tolist()
+        self.begun, self.computed, self.start, self.end, self.finish = np.full((5, *seconds.shape), np.nan)
+
+    def timeline(
+        self,
+        case: Case,
+        nic_bytes: npt.NDArray[np.float64],
+        ages: Ages | None,
+        *,
+        is_delayed: bool = False,
+        free_running: bool = True,
+        gaps: GapRecord | None = None,
+        quorum: QuorumRecord | None = None,
+    ) -> Timeline:
+        """What is recorded once the machine has run; `nic_bytes` (num_nodes,) left each node meanwhile."""
+        assert not np.isnan(self.finish).any(), "the protocol never halts before the end"
+        largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
+        if quorum is not None:
+            largest, mean = float(quorum.ages.max()), float(quorum.ages.mean())
+        rows = self.begun, self.computed, self.start, self.end, self.finish
+        observed = AsynchronousMetrics(nic_bytes, largest, mean, gaps, quorum)
+        return Timeline(case.worker_steps(), *rows, is_delayed=is_delayed, free_running=free_running, observed=observed)

@@ -8,6 +8,7 @@ in both directions at once; a message uses one of a node's NICs.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,7 @@ import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.timing.links import Uplinks, inside_arrays, nic_arrays
-from partreduce.topo.timing.loads import Loads
+from partreduce.topo.timing.loads import Loads, Uplinks, inside_arrays, nic_arrays
 
 Place = tuple[str, int]
 """What is passed: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` toward a worker."""
@@ -42,13 +42,7 @@ class Ways:
         self._numbers: dict[Place, int] = {}
         self.inverse, self.lanes = [0.0], [1]
         """Of each place; place 0 takes no time."""
-        self._known: dict[tuple[int, int], Way] = {}
-
-    def between(self, source: int, to: int) -> Way:
-        way = self._known.get((source, to))
-        if way is None:
-            way = self._known[source, to] = self._way(source, to)
-        return way
+        self.between = cache(self._way)
 
     def _way(self, source: int, to: int) -> Way:
         if source == to:
@@ -58,11 +52,7 @@ class Ways:
         if here == there:
             inside = self.place(("inside", to), float(self._inside[1][here]))
             return Way((bus, inside), self._bus.latency + float(self._inside[0][here]))
-        places = [
-            bus,
-            self.nic_of(here),
-            self.place(("in", there), float(self._nic[1][there]), self._num_nics),
-        ]
+        places = [bus, self.nic_of(here), self.place(("in", there), float(self._nic[1][there]), self._num_nics)]
         up, down = float(self._nic[0][here]), float(self._nic[0][there])
         if self._uplinks is not None:
             for row in self._uplinks.above:
@@ -177,3 +167,53 @@ class Network:
             shared = np.maximum.reduceat(inverse[place] * amount * crowd[place], first) if len(first) else np.zeros(0)
             self._kept_seconds = np.maximum(shared, [flow.least for flow in self._flows])
         return self._kept_seconds
+
+
+class _Line(NamedTuple):
+    """A way: its busy places, each with seconds a byte of one message and of the place as a whole; whose NIC it is."""
+
+    places: tuple[tuple[int, float, float], ...]
+    latency: float
+    nic_of: int | None
+
+
+class InTurn:
+    """The links of a cluster on which messages queue. `nic_bytes` (num_nodes,) counts what left each node.
+
+    Where `Network` shares a link among all messages that are on it, which takes O(messages) for each, a message here
+    waits at every place (NIC, uplink, bus) for what was sent through it before, and is there when the last of them is
+    done with it. That is how `topo.timing.cost.round_seconds` counts a round of a weighted graph, and if all workers
+    send at once the last message of a NIC is there when that says; messages that are sent at different times wait only
+    for those before them. O(places on the way) for a message. Messages have to be sent in the order of time.
+    """
+
+    def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
+        self._ways = Ways(cluster, hardware)
+        self._line = cache(self._make_line)
+        self.nic_bytes: npt.NDArray[np.float64] = np.zeros(cluster.num_nodes)
+        self._free: dict[int, float] = {}
+        """When each place is done with what was sent through it."""
+
+    def seconds(self, source: int, to: int, num_bytes: float, now: float) -> float:
+        """Send a message now: seconds until it is there."""
+        line = self._line(source, to)
+        if line.nic_of is not None:
+            self.nic_bytes[line.nic_of] += num_bytes
+        end = now
+        for place, alone, shared in line.places:
+            begin = max(now, self._free.get(place, 0.0))
+            through = self._free[place] = begin + num_bytes * shared
+            end = max(end, through, now + num_bytes * alone)
+        return end - now + line.latency
+
+    def latency(self, source: int, to: int) -> float:
+        """Seconds that a message without content takes; it overtakes what stands in line."""
+        return self._line(source, to).latency
+
+    def _make_line(self, source: int, to: int) -> _Line:
+        ways, way = self._ways, self._ways.between(source, to)
+        # One NIC of several takes a message no faster than it takes any.
+        busy = [(place, ways.inverse[place], ways.inverse[place] / ways.lanes[place]) for place in way.places]
+        here = ways.node_of[source]
+        nic_of = here if here != ways.node_of[to] else None
+        return _Line(tuple(place for place in busy if place[1] > 0), way.latency, nic_of)

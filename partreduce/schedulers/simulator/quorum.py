@@ -12,32 +12,26 @@ results at once; its computing stands in the row of the first, and the other row
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import MEETING, Begin, Call, Finish, Here, PartialState
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, Signal
+from partreduce.schedulers.protocols.partial import MEETING, Begin, Call, Finish, Here, Partial, PartialState
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.fifo_links import InTurn
-from partreduce.schedulers.simulator.machine import Meeting, Step, VirtualMachine
-from partreduce.schedulers.simulator.record import QuorumRecord
-from partreduce.schedulers.simulator.recorder import Recorder
-from partreduce.schedulers.simulator.timeline import Timeline
+from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, VirtualMachine
+from partreduce.schedulers.simulator.network import InTurn
+from partreduce.schedulers.simulator.timeline import QuorumRecord, Timeline
 from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing import loads
 
 
-@dataclass(frozen=True, slots=True)
-class BeginWithout:
+class BeginWithout(Signal):
     """Event: the thread enters its next round without its own call, for which it has waited long enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(Signal):
     """Event: the mean of all models is there."""
 
 
@@ -74,12 +68,8 @@ class Waiting(Partial):
 class QuorumTiming(Recorder):
     """How long the calls and the rounds of a quorum take.
 
-    Args:
-        seconds: that each worker computes for each of its calls, shape (num_rounds, num_workers).
-        way: (source, to) → seconds that word is on its way.
-        sum_seconds: of a sum, of gradients or of models.
-        grace: seconds that a thread waits for its own worker's call.
-
+    Each worker computes for `seconds` (num_rounds, num_workers) for each of its calls; a message from source to
+    destination takes `way`, a sum of gradients or models `sum_seconds`; a thread waits up to `grace` for its own call.
     Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun
     (`begun`) and ended (`computed`), when it was taken, and averaged where models are (`finish`), and how many calls a
     worker had in the round (`gradients`). `summed` (2, num_rounds) is when each sum began and ended. `ages` says of
@@ -155,10 +145,7 @@ class QuorumTiming(Recorder):
 
 
 def run_quorum(case: Case) -> Timeline:
-    """Every worker's rounds under a quorum; a round is O(n²) messages.
-
-    Where one worker starts a round, and not a number of them, it is O(n).
-    """
+    """Every worker's rounds under a quorum; a round is O(n²) messages, O(n) where one worker starts it."""
     schedule, cluster = case.schedule, case.schedule.cluster
     setting = schedule.strategy.sync
     assert isinstance(setting, PartialAllReduce), "the registry names the protocol"

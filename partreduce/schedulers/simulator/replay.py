@@ -1,10 +1,9 @@
 """Measure the effect of a gap's reduces on training, by applying them to vectors with a known result.
 
 Where a gap lets workers do without updates, or takes old ones, no mixing matrix says beforehand what is averaged. A run
-in virtual time says it. So the same reduces are carried out here with
-stand-ins for gradients: fresh noise (consensus distance), and one unit vector for each worker, in each of its steps
-(drift, and how far the mean gets). Where every update is taken, this gives the metrics of the graph's matrix
-(`topo.metrics`) up to its sampling.
+in virtual time says it. So the same reduces are carried out here with stand-ins for gradients: fresh noise (consensus
+distance), and one unit vector for each worker, in each of its steps (drift, and how far the mean gets). Where every
+update is taken, this gives the metrics of the graph's matrix (`topo.metrics`) up to its sampling.
 """
 
 from __future__ import annotations
@@ -16,58 +15,11 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.schedulers.protocols.hop import weights_of
+from partreduce.schedulers.simulator.staleness import SentValues
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap
-
-
-class Carrying:
-    """A listener of `run_gaps`. O(degree · numbers) for a reduce.
-
-    `now` (num_workers, numbers) is what every worker has, `update` of the same shape what its own step adds, `step`
-    (num_workers) where it is, and `sent` what it has sent, by step, as long as somebody may take it.
-
-    Args:
-        round_: the graph with its weights.
-        gap: the setting, whose staleness and weights count here.
-        start: every worker's first numbers, shape (num_workers, numbers); changed in place.
-    """
-
-    def __init__(self, round_: Round, gap: IterationGap, start: npt.NDArray[np.float64]) -> None:
-        self.gap, self.now, self.update = gap, start, np.zeros_like(start)
-        count = round_.num_workers
-        self.step = [0] * count
-        self.sent: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
-        self._weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
-        self._targets: list[list[int]] = [[] for _ in range(count)]
-        for source, target, weight in round_.edges():
-            self._weight[target][source] = weight
-            self._targets[source].append(target)
-
-    def enters(self, worker: int, step: int) -> None:
-        self.step[worker] = step
-
-    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """A worker sends its parameters, with its update in the serial order."""
-        if adds_own:
-            self.now[worker] += self.update[worker]
-        sent = self.sent[worker]
-        needed = min((self.step[v] for v in self._targets[worker]), default=step) - self.gap.staleness
-        for old in [old for old in sent if old < needed]:
-            del sent[old]
-        sent[step] = self.now[worker].copy()
-
-    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """A worker averages; in the parallel order it adds its update then, but not once more before a skip."""
-        own, weights = weights_of(self.gap, self._weight[worker], step, self.step[worker], used)
-        now = self.now[worker]
-        now *= float(own)
-        for (source, taken), weight in zip(used, weights, strict=True):
-            now += float(weight) * self.sent[source][taken]
-        if adds_own:
-            now += self.update[worker]
-
 
 COLUMNS = 96
 """Columns of noise: of 16 workers and 60 steps the consensus distance then has an error of some percent."""
@@ -109,18 +61,22 @@ class ReplayResult:
     computed: float
 
 
-class Replay(Carrying):
-    """Every worker has `COLUMNS` numbers of noise and then n, in place i what worker i's gradients left.
+class Replay(SentValues):
+    """A listener of `run_gaps` over a weighted graph under a gap's staleness and weights. O(degree · numbers) a reduce.
 
-    Args:
-        round_: the graph with its weights.
-        gap: the setting.
-        seed: of the noise.
+    Every worker has `COLUMNS` numbers of noise and then n, in place i what worker i's gradients left: `now` and, of the
+    same shape (num_workers, numbers), `update`, what its own step adds.
     """
 
     def __init__(self, round_: Round, gap: IterationGap, *, seed: int = 0) -> None:
         count = round_.num_workers
-        super().__init__(round_, gap, np.zeros((count, COLUMNS + count)))
+        self._weight: list[dict[int, Fraction]] = [{} for _ in range(count)]
+        targets: list[list[int]] = [[] for _ in range(count)]
+        for source, target, weight in round_.edges():
+            self._weight[target][source] = weight
+            targets[source].append(target)
+        super().__init__(targets, gap.staleness)
+        self.gap, self.now, self.update = gap, *np.zeros((2, count, COLUMNS + count))
         self._rng = np.random.default_rng(seed)
         self._entered: list[dict[int, npt.NDArray[np.float64]]] = [{} for _ in range(count)]
         for worker in range(count):
@@ -133,11 +89,24 @@ class Replay(Carrying):
         self.update[worker, :COLUMNS] = self._rng.standard_normal(COLUMNS)
         self.update[worker, COLUMNS:] = np.arange(len(self.step)) == worker
 
-    def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> ReplayResult:
-        """What was found in the steps that all workers have reached, up to the step `last`.
+    def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
+        """A worker sends its parameters, with its update in the serial order."""
+        if adds_own:
+            self.now[worker] += self.update[worker]
+        self.keep(worker, step, self.now[worker])
 
-        `node_of` (num_workers,) is everybody's node.
-        """
+    def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
+        """A worker averages; in the parallel order it adds its update then, but not once more before a skip."""
+        own, weights = weights_of(self.gap, self._weight[worker], step, self.step[worker], used)
+        now = self.now[worker]
+        now *= float(own)
+        for (source, taken), weight in zip(used, weights, strict=True):
+            now += float(weight) * self.sent[source][taken]
+        if adds_own:
+            now += self.update[worker]
+
+    def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> ReplayResult:
+        """What was found in the steps that all workers reached, up to `last`; `node_of` is (num_workers,)."""
         count, last = len(self.step), min(self.step) if last is None else last
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)

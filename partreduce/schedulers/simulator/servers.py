@@ -17,9 +17,8 @@ import numpy.typing as npt
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import Answer, Opened, Plan, Push, Shards, Take, shards_of
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.machine import Step, VirtualMachine
+from partreduce.schedulers.simulator.machine import Recorder, Step, VirtualMachine
 from partreduce.schedulers.simulator.network import Network
-from partreduce.schedulers.simulator.recorder import Recorder
 from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Ages
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.strategies.server import Server
@@ -27,17 +26,11 @@ from partreduce.topo.timing.coding import Coding
 
 
 class ShardsTiming(Recorder):
-    """How long the rounds of `Shards` take.
+    """How long the rounds of `Shards` take, whose shards of `num_bytes` travel on `network`.
 
-    Args:
-        machine: the protocol, with a plan of as many rounds.
-        seconds: as `Recorder` says.
-        network: what shards travel on.
-        num_bytes: of a shard.
-        pushes_first: a round's push leaves when it begins.
-        ages: how old what progress was computed with is when it is added; None where that is not followed.
-
-    A round communicates from its push to its last answer. With a delay these are those that run during its computing.
+    With `pushes_first` a round's push leaves when it begins. `ages`, if any, gets how old what progress was computed
+    with is when it is added. A round communicates from its push to its last answer; with a delay, those that run during
+    its computing.
     """
 
     network: Network
@@ -125,10 +118,7 @@ class ShardsTiming(Recorder):
 
 
 def run_servers(case: Case) -> Timeline:
-    """Every worker's rounds under a parameter server.
-
-    O(num_rounds · n · hosts) messages, each of O(n + messages on the links).
-    """
+    """Every worker's rounds under a server. O(num_rounds · n · hosts) messages of O(n + messages under way)."""
     schedule, strategy, worker_steps = case.schedule, case.schedule.strategy, case.worker_steps()
     assert isinstance(strategy, Server), "the registry chose this function"
     size, seconds, count = case.size(), case.seconds(), schedule.num_workers
@@ -154,10 +144,7 @@ def run_servers(case: Case) -> Timeline:
 def _seconds_without_waiting(
     strategy: Server, worker_steps: npt.NDArray[np.int64], network: Network, shard: float
 ) -> npt.NDArray[np.float64]:
-    """Seconds that each worker's exchange takes where no worker comes late, shape (n,): whatever is more is waiting.
-
-    A synchronous one is everybody's at the same time, an asynchronous one is a worker's alone.
-    """
+    """Seconds of each worker's exchange where none comes late, (n,): of all at once if synchronous, else alone."""
     workers = range(len(worker_steps))
     if strategy.synchronous:
         return np.full(len(worker_steps), _exchange(strategy, list(workers), network, shard, 0.0))

@@ -1,15 +1,19 @@
-"""Simulate a schedule in virtual time (`partreduce.simulate`), by its rounds or else by its protocol."""
+"""Simulate a schedule in virtual time (`partreduce.simulate`), by its rounds or else by its protocol.
+
+With fixed phases one round follows another in max-plus arithmetic, for thousands of workers, in the order of the real
+runtime; `topo.timing.stages` has the equations, also for late rounds and pipelines.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from partreduce.schedulers.simulator.asynchronous import run_groups, run_pairs
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
-from partreduce.schedulers.simulator.groups import run_groups
-from partreduce.schedulers.simulator.pairs import run_pairs
 from partreduce.schedulers.simulator.quorum import run_quorum
-from partreduce.schedulers.simulator.rounds import run_rounds
 from partreduce.schedulers.simulator.servers import run_servers
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.argument_types import check_arguments
@@ -21,8 +25,8 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.compute import ComputeTimes
-from partreduce.topo.timing.table_steps import exchange_of
-from partreduce.topo.timing.tables import RowAccess
+from partreduce.topo.timing.stages import Rounds, of_period, of_prologue
+from partreduce.topo.timing.tables import RowAccess, TableRounds, exchange_of
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {
@@ -92,3 +96,43 @@ def simulate(
             "take allreduce"
         )
     return run(Case(schedule.meetings, hardware, compute, num_rounds, seed, model_bytes, algorithm, exchange))
+
+
+def run_rounds(case: Case) -> Timeline:
+    """The rounds of a schedule with fixed phases, its prologue first. O(num_rounds · n)."""
+    schedule, num_rounds = case.schedule, case.num_rounds
+    stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
+    prologue, sync = [], schedule.strategy.sync
+    if schedule.prologue:
+        first = of_prologue(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
+        prologue = [first] * schedule.prologue
+    worker_steps, exchange = case.worker_steps(), case.exchange
+    seconds = case.seconds() if exchange is None else case.seconds_of_steps()
+    records = np.empty((5, num_rounds, schedule.num_workers))
+    rounds = Rounds(sync, (schedule.num_workers,))
+    meeting = None if exchange is None else TableRounds(rounds, exchange)
+    waited = None if exchange is None else np.empty(records.shape[1:])
+    operating = np.zeros(records.shape[1:]) if any(stage.segments or stage.turns for stage in stages) else None
+    for round_ in range(num_rounds):
+        later = round_ - len(prologue)
+        stage = prologue[round_] if later < 0 else stages[later % len(stages)]
+        if meeting is not None and waited is not None:
+            records[:, round_], waited[round_] = meeting.next(stage, seconds[round_])
+        else:
+            records[:, round_] = rounds.next(stage, seconds[round_])
+        if operating is not None:
+            operating[round_] = stage.duration()
+    awaited = np.full(num_rounds, -1)
+    for round_ in range(num_rounds):
+        if (due := sync.due(round_)) < num_rounds:
+            awaited[due] = round_
+    return Timeline(
+        worker_steps,
+        *records,
+        is_delayed=schedule.strategy.is_delayed,
+        awaited=awaited,
+        drained=rounds.drained(),
+        operating=operating,
+        exchanging=None if exchange is None else np.full(records.shape[1:], exchange.seconds) * worker_steps,
+        waited=waited,
+    )

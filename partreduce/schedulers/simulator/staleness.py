@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -64,35 +64,43 @@ class IndirectAge:
             self.ages.add(done - self.known[worker], worker)
 
 
-class ForwardedAge:
+class SentValues:
+    """What workers sent at each step, kept as long as a receiver may still average it; a part of a listener."""
+
+    def __init__(self, targets: Sequence[Sequence[int]], staleness: int) -> None:
+        """Start at step 0; `targets` of each worker may average what is up to `staleness` steps old."""
+        self._targets, self._staleness = targets, staleness
+        self.step = [0] * len(targets)
+        self.sent: list[dict[int, npt.NDArray[Any]]] = [{} for _ in targets]
+
+    def enters(self, worker: int, step: int) -> None:
+        self.step[worker] = step
+
+    def keep(self, worker: int, step: int, values: npt.NDArray[Any]) -> None:
+        """Keep a copy of what a worker sends, and drop what is too old for all."""
+        sent = self.sent[worker]
+        least = min((self.step[v] for v in self._targets[worker]), default=step) - self._staleness
+        for old in [old for old in sent if old < least]:
+            del sent[old]
+        sent[step] = values.copy()
+
+
+class ForwardedAge(SentValues):
     """As `IndirectAge`, where workers send what they have to others, who average it later.
 
     A worker's progress of a step counts as done when it is in its parameters: when it sends its update, if that holds
     the step's progress, else when it has reduced.
-
-    Args:
-        worker_steps: steps in a round of each worker, shape (num_workers,).
-        targets: whom each worker sends to.
-        staleness: updates so many steps old may still be averaged.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:
+        super().__init__(targets, staleness)
         self.ages = Ages(worker_steps)
-        self._targets, self._staleness = targets, staleness
-        count = len(worker_steps)
-        self._known = np.zeros((count, count), dtype=np.int64)
-        self._sent: list[dict[int, npt.NDArray[np.int64]]] = [{} for _ in range(count)]
-        """Of each worker, what its update of each step holds, while somebody may still average it."""
-        self._step = [0] * count
+        self._known = np.zeros((len(targets), len(targets)), dtype=np.int64)
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
         if adds_own:
             self._known[worker, worker] = step + 1
-        sent = self._sent[worker]
-        least = min((self._step[v] for v in self._targets[worker]), default=step) - self._staleness
-        for old in [old for old in sent if old < least]:
-            del sent[old]
-        sent[step] = self._known[worker].copy()
+        self.keep(worker, step, self._known[worker])
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
         """A worker averages updates (source, step) with its own parameters."""
@@ -100,8 +108,5 @@ class ForwardedAge:
         if adds_own:
             known[worker] = step + 1
         for source, old in used:
-            np.maximum(known, self._sent[source][old], out=known)
+            np.maximum(known, self.sent[source][old], out=known)
         self.ages.add(self._known.diagonal() - known, worker)
-
-    def enters(self, worker: int, step: int) -> None:
-        self._step[worker] = step

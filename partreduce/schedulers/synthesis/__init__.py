@@ -1,16 +1,8 @@
-"""Search schedules for a cluster.
+"""Synthesize schedules: CP-SAT decides them for a cluster and its limits, with a bound on all others.
 
-`front.search` is the entry. `problem` defines the request and the result. Then, in the order of the work:
-
-* `cluster_shape`: what evenness, speeds and cuts of the cluster imply before any search;
-* `alphabet`: the phases to choose among, listed by `rule_alphabet` (even clusters) or `explicit_alphabet` (any, with
-  costs by `partitions`);
-  `hints` spell known schedules in them;
-* `schedule_model`: schedules decided by CP-SAT (`cp_sat`) where a limit says which groups may be used, as more hints;
-* `scoring`: thousands of periods at once, through the covariance that phases pass on;
-* `period_search` over one alphabet, which fills an `archive`: hints, `segments` between full averages put together, and
-  `windows` of schedules on the front rebuilt;
-* `candidates`: the remaining ones as schedules with metrics of `topo`, and the choice among them.
+`problem` defines the request and the result, `cluster_shape` what the cluster implies before any search, `choices` the
+groups. `front.search`, the entry point, asks `schedule_model` (CP-SAT) for short periods and for the phases of long
+ones, which `long_periods` composes between full averages and improves one by one.
 """
 
 from partreduce.schedulers.synthesis.front import search as search

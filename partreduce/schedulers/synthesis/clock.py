@@ -1,9 +1,8 @@
-"""Measure the remaining budget of a search, as wall-clock seconds or as counted work.
+"""Clock: what a search may still spend, as seconds on the wall or as counted work.
 
-Under load a second allows less work, so an answer that depends on seconds depends on the machine's load. Counted work
-does not: every stage charges what its operations take on one quiet core (*nominal seconds*, from the sizes of its
-arrays, CP-SAT's own deterministic time), and stops where its share of the *effort* is used up. Seconds then are a cap
-only, and `capped` says whether they ever decided anything: if they did not, the same question gets the same answer.
+Under load a second holds less work. Counted work is the same everywhere: every stage charges what its operations take
+on one quiet core (*nominal seconds*, from the sizes of its arrays, CP-SAT's own deterministic time), and stops where
+its share of the *effort* is used up. If seconds, then only a cap, decided nothing (`capped`), answers repeat.
 """
 
 from __future__ import annotations
@@ -11,24 +10,18 @@ from __future__ import annotations
 from math import inf
 from time import monotonic
 
-MANY_SECONDS = 1e9
-"""Stands for no time limit."""
+MANY_SECONDS = 1e9  # stands for no time limit
 
 
 class Clock:
-    """Positions run from 0 to `limit`: in seconds, or in nominal seconds where an effort is given.
-
-    A position of the effort stands for the same share of `seconds`, so that every stage keeps its part of the cap too.
-    """
+    """Positions run from 0 to `limit`: in seconds, or in nominal seconds of an effort, each a share of `seconds`."""
 
     def __init__(self, *, seconds: float, effort: float | None = None) -> None:
         """Start now; both are > 0 and finite, `seconds` on the wall, `effort` in nominal seconds."""
-        self.seconds = seconds
-        self.effort = effort
+        self.seconds, self.effort = seconds, effort
         self.limit = seconds if effort is None else effort
-        self.capped = False
-        self._begun = monotonic()
-        self._work = 0.0
+        self.capped = self.interrupted = False
+        self._begun, self._work = monotonic(), 0.0
 
     @property
     def elapsed(self) -> float:
@@ -43,9 +36,13 @@ class Clock:
         """Count work that has been done."""
         self._work += nominal_seconds
 
+    def interrupt(self) -> None:
+        """End everything now; another run may differ."""
+        self.capped = self.interrupted = True
+
     def passed(self, until: float) -> bool:
-        """Whether the position `until` is reached; `capped` remembers when seconds said so and the effort did not."""
-        if self.effort is not None and self._work >= until:
+        """Whether `until` is reached; `capped` remembers when seconds said so and the effort did not."""
+        if self.interrupted or (self.effort is not None and self._work >= until):
             return True
         if self.elapsed < until * self.seconds / self.limit:
             return False
@@ -71,6 +68,8 @@ class Clock:
 
     def stopped_by(self) -> str:
         """Why the search ended: the effort, the time limit that capped it, or the time limit alone; a sentence."""
+        if self.interrupted:
+            return "it was interrupted"
         if self.effort is None:
             return f"its time limit of {self.seconds:.4g} s was over"
         if self.capped:

@@ -5,32 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, product
 
-from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost
 from partreduce.schedulers.synthesis.problem import Problem
-from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radices
+from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.switches import above, regular_levels
+from partreduce.topo.hardware import above, regular_levels
+from partreduce.topo.phase import Phase
+from partreduce.topo.timing import loads
 
-MAX_STEPS_PER_ROUND = 8
-SLOWER = 1.05
-"""Workers that take less than so many times as long as the fastest are as fast."""
+MAX_STEPS_PER_ROUND, SLOWER = 8, 1.05
+"""Workers that take less than SLOWER times as long as the fastest are as fast."""
+MAX_DIGITS, MAX_RULE_ENTRIES = 4, 750_000
+"""Digits of a node's index that rules may use: 2^4 classes of characters; and entries of one rule phase's matrices."""
+MAX_EXPLICIT_WORKERS = 512
+"""Workers up to which explicit groups are searched: every phase of them is a dense n×n matrix."""
+
+
+def holds_rules(cluster: Cluster) -> bool:
+    """Whether the matrices of a cluster's rules fit into memory; else no rules are searched."""
+    digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
+    return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 
 
 def is_even(cluster: Cluster) -> bool:
     """Whether all nodes are equal, so that a rule can treat them equally: switches above them form a regular tree."""
     hardware = cluster.hardware
     assert hardware is not None
-    unequal = hardware.node_nic or hardware.node_inside or any(f != 1 for _, f in hardware.slowdown)
-    return cluster.is_regular and not unequal and cluster.num_nodes > 1 and _levels(cluster) is not None
+    equal = has_equal_speeds(cluster) and not hardware.node_nic and not hardware.node_inside
+    return equal and cluster.is_regular and cluster.num_nodes > 1 and _levels(cluster) is not None
 
 
 def node_radices(cluster: Cluster) -> tuple[int, ...]:
     """Radices for the rules of an even cluster: the prime factors of each level of switches, the highest level first.
 
-    So a block can stay inside a rack, or cross racks: its digits say which. At most MAX_DIGITS digits, one per level at
-    the least; the smallest factors of a level are merged.
+    So a block's digits say whether it crosses racks. At most MAX_DIGITS, one per level at least: factors are merged.
     """
-    parts = [sorted(prime_radices(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
+    parts = [sorted(prime_factors(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
     while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
         longest = max(parts, key=len)
         longest.append(longest.pop() * longest.pop())
@@ -49,10 +58,7 @@ def has_equal_speeds(cluster: Cluster) -> bool:
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """One step per round for all, and steps in proportion to speed where speeds differ (1 for the slowest worker).
-
-    The fastest take at least two steps a round then: however little slower a worker is, its one step fits into them.
-    """
+    """One step per round for all, and steps in proportion to speed: 1 for the slowest, at least 2 for the fastest."""
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
@@ -67,27 +73,23 @@ def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return (same,) if proportional == same else (same, proportional)
 
 
-def largest_steps_per_round(problem: Problem) -> int:
-    """The most steps of a round that the search gives any worker."""
-    if problem.worker_steps is None and has_equal_speeds(problem.cluster):  # without a table of all workers
-        return 1
-    return max((max(steps) for steps in problem.worker_steps or derived_worker_steps(problem.cluster)), default=1)
+def largest_steps(cluster: Cluster) -> int:
+    """The most steps of a round that the search gives any worker; without a table of all where speeds are equal."""
+    return 1 if has_equal_speeds(cluster) else max(map(max, derived_worker_steps(cluster)))
 
 
 def crossing_bound(problem: Problem) -> float:
     """Seconds per step below which the workers cannot all stay connected.
 
-    In every period some group must cross nodes (or exist at all, on one node), and every cut of the nodes: the one with
-    the slowest NIC from the others, and what stands below each switch from the rest. The cheapest group across a cut is
-    a pair, whatever the algorithm of the all-reduce, and it must run once in `max_period` rounds of at most
-    `largest_steps_per_round` steps.
+    Some group must cross every cut of the nodes, that of the slowest NIC and those below a switch, once in `max_period`
+    rounds of at most `largest_steps` steps. The cheapest one is a pair, whatever the algorithm of the all-reduce.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:
-        least = partition_cost(((0, 1),), problem)
+        least = _pair_cost(0, 1, problem)
     else:
         least = max(min(costs) for costs in _costs_across_cuts(problem))
-    return least / (problem.limits.max_period * largest_steps_per_round(problem))
+    return least / (problem.limits.max_period * largest_steps(cluster))
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
@@ -107,5 +109,13 @@ def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
     slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
     for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):
         pairs = product([v for v in shown if v in cut], [v for v in shown if v not in cut])
-        members = (sorted((cluster.workers_of(a)[0], cluster.workers_of(b)[0])) for a, b in pairs)
-        yield (partition_cost(((first, second),), problem) for first, second in members)
+        members = ((cluster.workers_of(a)[0], cluster.workers_of(b)[0]) for a, b in pairs)
+        yield (_pair_cost(one, other, problem) for one, other in members)
+
+
+def _pair_cost(one: int, other: int, problem: Problem) -> float:
+    """Seconds of a phase in which two workers average and all others skip."""
+    phase, size = Phase.from_groups(problem.cluster.num_workers, [(one, other)]), problem.size
+    algorithm = problem.algorithm.value
+    found = loads.of_phase(phase, problem.cluster, problem.hardware, model_bytes=size, algorithm=algorithm)
+    return float(found.seconds().max(initial=0.0))

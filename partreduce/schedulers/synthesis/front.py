@@ -1,266 +1,359 @@
-"""Search the Pareto front of schedules for a problem; this is the entry point."""
+"""Search the Pareto front of schedules for a problem, with a bound on all others; this is the entry point."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import zip_longest
-from typing import TypeVar
+from itertools import chain, zip_longest
+from math import inf
 
 import numpy as np
 
-from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
+from partreduce.schedulers.rules.grids import grid_phases
+from partreduce.schedulers.synthesis.choices import Choices, Period, choices_of
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
+    MAX_EXPLICIT_WORKERS,
     crossing_bound,
     derived_worker_steps,
     is_even,
-    largest_steps_per_round,
-    node_radices,
+    largest_steps,
 )
-from partreduce.schedulers.synthesis.explicit_alphabet import (
-    MAX_ALL_PARTITIONS,
-    MAX_EXPLICIT_WORKERS,
-    explicit_alphabet,
-)
-from partreduce.schedulers.synthesis.hints import budgets_of
-from partreduce.schedulers.synthesis.period_search import Search, SearchStage
-from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status
-from partreduce.schedulers.synthesis.rule_alphabet import holds_rules, rule_alphabet
-from partreduce.schedulers.synthesis.schedule_model import decided_schedules
-from partreduce.topo.schedule import Schedule
+from partreduce.schedulers.synthesis.long_periods import Exchanges, compositions
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
+from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
+from partreduce.topo import metrics
+from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scatter
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.rule import Block, RulePhase
 
-T = TypeVar("T")
-
-DECIDED_SHARE = 0.3
-"""Part of the search's time in which CP-SAT decides schedules, where a limit asks for that."""
-ALPHABET_SHARE = 0.15
-"""Part of the search's time after which no more phases are made up."""
-COMPOSING_SHARE = 0.4
-"""Part of an alphabet's time in which known schedules are looked up and compositions solved."""
-MAX_REPORTED = 60
-"""Candidates of one alphabet that are reported."""
-PER_RULE = 2e-4
-"""Nominal seconds to list, cost and write one phase of a rule."""
+MAX_REPORTED, MAX_PHASES = 60, 4
+"""Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
+TIGHTER, MUCH_TIGHTER = 0.85, 0.6
+"""The next budget of phases and of periods, as a fraction of the seconds of the last one."""
+PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
+"""Fractions of the time: for proving a bound; until the end of aligned, decided and composed periods."""
+MAX_MORE, TURNS, MAX_TRIES = 128, 2, 4
+"""Additional phases to exchange, the same phases on other workers, and tries per period."""
+MORE = (1, 2, 3, 5, 7, 11, 23)
+"""Phases added after each phase of a decided period, to communicate less."""
+PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
+"""Nominal seconds of a schedule's consensus distance, of each of its phases' n³ products, and of timing a phase."""
 
 
 def search(
-    problem: Problem,
-    clock: Clock,
-    until: float,
-    *,
-    seed: int,
-    progress: Callable[[SearchStage], None] | None = None,
+    problem: Problem, clock: Clock, until: float, *, seed: int, progress: Callable[[str], object] = str
 ) -> Front:
     """Search for the schedules of a cluster that trade communication against consensus distance best.
 
-    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's steps per round
-    chosen from `problem.worker_steps` or derived from the slowdowns. The time is kept (the last evaluation may overrun
-    it a little).
-
-    Args:
-        problem: cluster, objective and limits.
-        clock: what may still be spent. With an effort the same seed gives the same answer, as long as the clock's
-            seconds do not end the search; without one how much is tried depends on the machine.
-        until: the position of the clock at which the search ends.
-        seed: the same seed tries the same candidates in the same order.
-        progress: called now and then; nothing is ever printed.
-
-    Returns:
-        The front. Its status is infeasible only with a named bound in `reason`, unknown where the time ran out first.
-
-    Raises:
-        MissingDependencyError: OR-Tools is not installed.
+    Even clusters get rules, others explicit groups, with steps per round from the slowdowns. The time is kept (the last
+    evaluation may overrun it a little); an interrupt (Ctrl-C) ends the search and its clock with what was found so far.
+    An effort and CP-SAT's seed give one answer, unless the clock's seconds end the search before its position `until`.
     """
     begun = clock.elapsed
-    if reason := impossible(problem):
-        return _without_search(Status.INFEASIBLE, reason, clock.elapsed - begun, seed)
-    hints = [] if clock.passed(until) else _decided(problem, clock, until, seed)
-    problem = replace(problem, hints=(*problem.hints, *hints))
-    last = clock.position() + ALPHABET_SHARE * (until - clock.position())
-    alphabets = [] if clock.passed(until) else alphabets_of(problem, seed, lambda: clock.passed(last), clock)
-    if not alphabets:
-        reached = clock.passed(until)
-        reason = "the time was over before the search began" if reached else _too_large(problem)
-        return _without_search(Status.UNKNOWN, reason, clock.elapsed - begun, seed)
-    by_alphabet: list[list[Candidate]] = []
-    for index, alphabet in enumerate(alphabets):
-        start = clock.position()
-        end = start + (until - start) / (len(alphabets) - index)
-        tried = Search(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
-        tried.start(start + COMPOSING_SHARE * (end - start))
-        tried.tell("searching")
-        tried.refine(end)
-        by_alphabet.append(_candidates(problem, tried))
+    if reason := _impossible(problem):
+        return Front(status=Status.INFEASIBLE, reason=reason)
+    if clock.passed(until):
+        return Front(reason="the time was over before the search began")
+    if not (listed := choices_of(problem)):
+        return Front(reason=_too_large(problem))
+    explored: list[Exploration] = []
+    bound = crossing_bound(problem) if problem.objective is Objective.COMMUNICATION else 0.0
+    try:
+        for index, choices in enumerate(listed):
+            start = clock.position()
+            end = start + (until - start) / (len(listed) - index)
+            explored.append(Exploration(choices, clock, seed, progress))
+            if problem.objective is Objective.CONSENSUS_DISTANCE and choices.is_complete:
+                bound = explored[-1].prove(start + PROVING_SHARE * (end - start))
+            explored[-1].explore(end)
+    except KeyboardInterrupt:
+        clock.interrupt()
+    reached = [list(some.values()) for one in explored for some in one.candidates]
+    reached = [list(chain(*reached))] if len(listed) > 1 else reached  # rules and explicit groups, of equal steps
     # In turns, since those of other steps per round make shorter steps of as much communication.
-    found = [one for turn in zip_longest(*by_alphabet) for one in turn if one is not None]
-    best = preferred(problem, found)
+    turns = zip_longest(*(_select_reported(problem, some) for some in reached))
+    found = _name_apart(one for one in chain(*turns) if one is not None)
+    best = best_of(problem, found)
+    status, reason = Status.FEASIBLE, ""
+    if best is None:
+        status, reason = _nearest(problem, list(chain(*reached)), bound)
+    elif _worth(problem, best) <= up_to(bound):
+        status = Status.OPTIMAL
     return Front(
         candidates=tuple(sorted(found, key=lambda one: one is not best)),
         best=best,
-        status=Status.UNKNOWN if best is None else Status.FEASIBLE,
+        status=status,
+        bound=bound,
         seconds=clock.elapsed - begun,
-        seed=seed,
-        reason=nearest(problem, found) if best is None else "",
+        reason=reason,
     )
 
 
-def _decided(problem: Problem, clock: Clock, until: float, seed: int) -> list[Schedule]:
-    """Schedules from CP-SAT where a limit on groups or phases is asked for, which listed phases seldom keep."""
-    limits, start = problem.limits, clock.position()
-    if not limits.choose_groups or problem.cluster.num_workers <= MAX_ALL_PARTITIONS:
-        return []
-    return list(decided_schedules(problem, clock, start + DECIDED_SHARE * (until - start), seed=seed))
+class Exploration:
+    """`candidates` found so far by their periods, for each choice of steps per round."""
+
+    def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
+        """Decide nothing yet; all work from here on is charged to the clock."""
+        self.choices, self.clock, self.seed, self.say = choices, clock, seed, say
+        self.limits = choices.problem.limits
+        self.worker_steps = ((1,),) if choices.radices else derived_worker_steps(choices.problem.cluster)
+        self.candidates: list[dict[Period, Candidate]] = [{} for _ in self.worker_steps]
+        self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
+
+    def explore(self, until: float) -> None:
+        """Decide periods, or the phases of long ones, and improve what is found until the clock's position `until`."""
+        start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
+        span = until - start
+        for period in self.choices.aligned() if not self.choices.radices else ():
+            if not self.clock.passed(start + ALIGNED_SHARE * span):
+                self._offer(period)
+        if full is not None:
+            budgets = [TIGHTER * k * self.choices.cost(full) for k in (1, 2)]
+            models = {ScheduleModel(self.choices, k, agree=False): [budgets[k - 1]] for k in (1, 2)}
+            self._decide(models, start + DECIDING_SHARE * span)
+            self._compose(full, start + COMPOSING_SHARE * span)
+        if full is None or limits.choose_groups:
+            n, base = self.choices.num_ranks, int(self.choices.sizes.max(initial=2))
+            for count in range(2, max(2, ceil_log(n, base)) + 1) if not self.choices.radices else ():
+                axes = grid_phases(n, (base,) * count)  # grids and cubes of the largest group
+                self._offer(tuple(tuple(Block(group.members) for group in phase) for phase in axes))
+            longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
+            models = {ScheduleModel(self.choices, k): self._budgets(k) for k in range(2, longest + 1)}
+            self._decide(models, start + DECIDING_SHARE * span)
+        self._improve(until)
+
+    def prove(self, until: float) -> float:
+        """The consensus distance below which no schedule of equal steps lies; infinite where none keeps the limits.
+
+        Of short periods all are decided, the best one after the other until what is left is no better. Of any period
+        the mean over its rounds is at least the least that two rounds in a row can have.
+        """
+        clock, limits = self.clock, self.limits
+        if limits.max_period > MAX_PHASES:
+            return ScheduleModel(self.choices, 2, agree=False).decide(clock=clock, until=until, seed=self.seed).bound
+        bounds, best = [], inf
+        for k in range(limits.min_period, limits.max_period + 1):
+            model, bound = ScheduleModel(self.choices, k), 0.0
+            budget = inf if limits.max_communication is None else k * limits.max_communication
+            while bound < best and not clock.passed(until):
+                found = model.decide(clock=clock, until=until, seed=self.seed, budget=budget, below=best)
+                bound = max(bound, found.bound)
+                if found.phases:
+                    model.forbid(found.phases)
+                    kept = self._offer(found.phases)
+                    if kept is not None and limits.allow_communication(kept.communication_seconds_per_step):
+                        best = min(best, kept.consensus_distance)
+                elif found.bound < inf:
+                    break
+            bounds.append(bound)
+        return min(best, *bounds)
+
+    def _decide(self, models: dict[ScheduleModel, list[float]], until: float) -> None:
+        """Every model within its budgets and ever tighter ones, in turns; no period is decided twice."""
+        left = {model: list(budgets) for model, budgets in models.items()}
+        while any(left.values()) and not self.clock.passed(until):
+            for model, budgets in left.items():
+                if not budgets or self.clock.passed(until):
+                    continue
+                self.say(f"deciding {model.num_phases} phase{'s' * (model.num_phases > 1)}")
+                budget = budgets.pop(0)
+                found = model.decide(clock=self.clock, until=until, seed=self.seed, budget=budget)
+                if spent := sum(map(self.choices.cost, found.phases)):
+                    self.decided[frozenset(phase for phase in found.phases if phase)] = None
+                    if model.agree:
+                        self._offer(found.phases)
+                        model.forbid(found.phases)
+                    if not budgets:
+                        budgets.append((MUCH_TIGHTER if model.agree else TIGHTER) * spent)
+                elif model.agree and not budgets and found.bound == inf and budget < inf:
+                    budgets.extend(models[model])  # others that are as good by the model may be better
+
+    def _budgets(self, num_phases: int) -> list[float]:
+        """Seconds of a period to begin with: without a limit, then those of the limit with as much silence as fits."""
+        most, lengths = self.limits.max_communication, [num_phases * (1 + more) for more in (0, *MORE)]
+        return [inf, *(most * k for k in lengths if most is not None and k <= self.limits.max_period)]
+
+    def _compose(self, full: RulePhase, until: float) -> None:
+        """Long periods of the decided phases; where only few phases may differ, of those that were decided together."""
+        self.say("composing periods")
+        most, start = self.limits.max_distinct_phases, self.clock.position()
+        pools = [frozenset(phase for together in self.decided for phase in together)]
+        if most is not None and len(pools[0]) >= most:
+            single = [frozenset({phase}) for phase in sorted(pools[0], key=str)]
+            pools = [pool for pool in dict.fromkeys([frozenset(), *single, *self.decided]) if len(pool) < most]
+        turns = [(pool, s) for pool in pools for s in range(len(self.worker_steps))]
+        for index, (pool, s) in enumerate(turns):
+            end = start + (until - start) * (index + 1) / len(turns)
+            if index and self.clock.passed(end):
+                continue
+            phases = ((), *sorted(pool - {full}, key=str), full)
+            for period, value in compositions(self.choices, phases, self.worker_steps[s], self.clock, end):
+                self._keep(period, value, s)
+
+    def _improve(self, until: float) -> None:
+        """Exchange phases of the front's periods for decided ones, and for what these are on other workers."""
+        self.say("improving periods")
+
+        def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
+            return _step_and_distance(item[1])
+
+        rng = np.random.default_rng(self.seed)
+        pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
+        pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
+        more = (
+            [(block,) for block in self.choices.blocks] if self.choices.radices else [*chain(*self.choices.aligned())]
+        )
+        pool |= dict.fromkeys(more[:: 1 + len(more) // MAX_MORE])
+        turned = [self.choices.turned(phase, rng) for _ in range(TURNS) for phase in list(pool) if phase]
+        for s, worker_steps in enumerate(self.worker_steps):
+            exchanges = Exchanges(self.choices, worker_steps, [*pool, *turned], self.seed)
+            tries, start = Counter[Period](), self.clock.position()
+            end = start + (until - start) / (len(self.worker_steps) - s)
+            front = list(self.candidates[s].items())
+            while not self.clock.passed(end):
+                front = non_dominated(front, costs)
+                order = [period for period, _ in scatter(front, costs)]
+                if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
+                    break
+                if not self.clock.fits(exchanges.work(period), end):
+                    break
+                tries[period] += 1
+                spread = list(map(costs, front))
+                for found, at in exchanges.better(period, spread, self.clock):
+                    if not any(dominates(other, at) for other in spread) and (kept := self._keep(found, at[1], s)):
+                        front.append((found, kept))
+
+    def _offer(self, period: Period) -> Candidate | None:
+        """Keep a period, and if no other is better more of its cheapest phase or silence; the one of no more."""
+        first, cheapest = None, min(period, key=self.choices.cost)
+        for s, worker_steps in enumerate(self.worker_steps):
+            known = list(map(_communication_and_distance, self.candidates[s].values()))
+            for filler, more in [((), 0), *((filler, more) for filler in ((), cheapest) for more in MORE)]:
+                phases = tuple(phase for one in period for phase in (one, *[filler] * more))
+                if len(phases) > self.limits.max_period:
+                    continue
+                self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
+                value = float(metrics.consensus_distance(self.choices.schedule(phases, worker_steps)))
+                kept = self._keep(phases, value, s)
+                if more == 0:
+                    first = kept if s == 0 else first
+                    if kept and any(dominates(other, _communication_and_distance(kept)) for other in known):
+                        break
+        return first
+
+    def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
+        """The candidate with this consensus distance, None where it breaks a limit or its workers never agree."""
+        limits, kept = self.limits, value < inf and self.limits.min_period <= len(period) <= self.limits.max_period
+        if limits.max_distinct_phases is not None:
+            kept &= len(set(period) - {()}) <= limits.max_distinct_phases
+        if limits.max_gap is not None:
+            crossing = [t for t, phase in enumerate(period) if self.choices.crosses(phase)]
+            gap = np.diff([*crossing, crossing[0] + len(period)]).max() if crossing else inf
+            kept &= gap * max(self.worker_steps[s]) - 1 <= limits.max_gap
+        if not kept:
+            return None
+        if period not in self.candidates[s]:
+            self.clock.charge(PER_TIMING * len(period))
+            steps, spent = self.worker_steps[s], sum(map(self.choices.cost, period))
+            self.candidates[s][period] = Candidate(
+                schedule=self.choices.schedule(period, steps),
+                step_seconds=float(self.choices.step_seconds([period], steps)[0]),
+                communication_seconds_per_step=spent / (len(period) * max(steps)),
+                consensus_distance=value,
+            )
+        return self.candidates[s][period]
 
 
-def impossible(problem: Problem) -> str | None:
+def _impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
     limits = problem.limits
-    if limits.max_communication is None:
+    if limits.max_gap is not None and problem.cluster.num_nodes == 1:
+        return f"max_gap: {limits.max_gap}; with 1 node no group crosses nodes; leave this limit out"
+    if limits.max_communication is None or limits.allow_communication(least := crossing_bound(problem)):
         return None
-    least = crossing_bound(problem)
-    if not limits.allow_communication(least):
-        who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
-        return (
-            f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
-            f"{limits.max_period} rounds of {largest_steps_per_round(problem)} step(s), and one {pair} then costs "
-            f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
-        )
-    return None
-
-
-def alphabets_of(
-    problem: Problem, seed: int, expired: Callable[[], bool], clock: Clock | None = None
-) -> list[Alphabet]:
-    """Rules for even clusters, else explicit phases, one alphabet per choice of steps; none for too many workers.
-
-    Explicit phases come second on even clusters where a hint cannot be spelled in rules. The first alphabet is there
-    however little time there is.
-    """
-    alphabets: list[Alphabet] = []
-    if is_even(problem.cluster) and problem.worker_steps is None and holds_rules(problem.cluster):
-        alphabets.append(rule_alphabet(problem, node_radices(problem.cluster)))
-        if clock is not None:
-            clock.charge(PER_RULE * len(alphabets[0]))
-        if all(hint.rule(by_node=True) is not None for hint in problem.hints):
-            return alphabets
-    if problem.cluster.num_workers > MAX_EXPLICIT_WORKERS:
-        return alphabets
-    for steps_per_round in problem.worker_steps or derived_worker_steps(problem.cluster):
-        if not alphabets or not expired():
-            alphabets.append(explicit_alphabet(problem, steps_per_round, seed=seed, expired=expired, clock=clock))
-    return alphabets
+    who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
+    return (
+        f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
+        f"{limits.max_period} rounds of {largest_steps(problem.cluster)} step(s), and one {pair} then costs "
+        f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
+    )
 
 
 def _too_large(problem: Problem) -> str:
-    if is_even(problem.cluster):
-        return (
-            f"{problem.cluster.workers_per_node} workers on each node: rules of so many are not searched; the "
-            "catalogue's were measured"
-        )
+    if is_even(cluster := problem.cluster):
+        each = f"{cluster.workers_per_node} workers on each node"
+        return f"{each}: rules of so many are not searched; the catalogue's were measured"
     return (
-        f"{problem.cluster.num_workers} workers on nodes that differ: explicit groups are searched up to "
+        f"{cluster.num_workers} workers on nodes that differ: explicit groups are searched up to "
         f"{MAX_EXPLICIT_WORKERS} workers; the catalogue's rules were measured"
     )
 
 
-def _candidates(problem: Problem, tried: Search) -> list[Candidate]:
-    """The archive's front: what was asked for, the best at what each hint communicates, then the others, spread."""
-    archive, limits = tried.archive, problem.limits
-    budget, value = limits.max_communication, problem.most_consensus_distance
-    asked = [
-        archive.best_within(np.inf if budget is None else budget),
-        archive.cheapest_below(np.inf if value is None else value),
-        *_spread([archive.best_within(budget) for budget in budgets_of(problem)]),
-    ]
-    result: dict[Indices, Candidate] = {}
-    for entry in (*asked, *scattered(archive.front(), lambda entry: (entry.cost, entry.value))):
-        if entry is None or len(result) >= MAX_REPORTED:
-            continue
-        indices = primitive(entry.indices, limits.min_period)
-        if indices in result or (tried.allowed is not None and not tried.allowed(indices)):
-            continue
-        result[indices] = Candidate(
-            schedule=tried.alphabet.schedule(indices, f"synthesized-{len(indices)}-phases-{1e3 * entry.cost:.4g}ms"),
-            communication_seconds_per_step=entry.cost,
-            consensus_distance=entry.value,
+def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tuple[Status, str]:
+    """Whether it is proved that nothing keeps the limits; what comes nearest to them, in one line."""
+    limits, budget = problem.limits, problem.limits.max_communication
+    if bound == inf and budget is None:
+        most = limits.max_group or problem.cluster.num_workers
+        return Status.INFEASIBLE, (
+            f"max_period: {limits.max_period}; no period of at most so many phases of groups of at most {most} workers "
+            "joins all workers within the limits (all were decided); allow longer periods or larger groups"
         )
-    return list(result.values())
+    within = [c for c in candidates if limits.allow_communication(c.communication_seconds_per_step)]
+    reason = "no schedule that keeps all limits was found in the time; relax a limit or give more time"
+    if within:
+        reason = (
+            f"no schedule with consensus distance at most {float(limits.max_consensus_distance or 0):.6g} was found; "
+            f"the least found within the budget is {min(one.consensus_distance for one in within):.6g}"
+        )
+    elif candidates:
+        least = min(one.communication_seconds_per_step for one in candidates)
+        reason = (
+            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes {least:.6g} s per step"
+        )
+    return Status.UNKNOWN, reason
 
 
-def primitive(indices: Indices, least: int = 1) -> Indices:
-    """The shortest period, of at least `least` phases, whose repetition is the given one."""
-    for length in range(least, len(indices)):
-        if len(indices) % length == 0 and indices == indices[:length] * (len(indices) // length):
-            return indices[:length]
-    return indices
+def _step_and_distance(one: Candidate) -> tuple[float, float]:
+    return round(one.step_seconds, 12), round(one.consensus_distance, 12)
 
 
-def preferred(problem: Problem, candidates: list[Candidate]) -> Candidate | None:
+def _communication_and_distance(one: Candidate) -> tuple[float, float]:
+    return round(one.communication_seconds_per_step, 12), round(one.consensus_distance, 12)
+
+
+def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
+    """The best for what is asked, then the fronts of what a step takes, and of what it communicates, spread."""
+    both = (_step_and_distance, _communication_and_distance)
+    fronts = (scatter(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
+    listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
+    best = best_of(problem, listed.values())
+    return sorted(listed.values(), key=lambda one: one is not best)[:MAX_REPORTED]
+
+
+def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
+    """The same, the second of a name with a 2 behind it, and so on."""
+    names, result = Counter[str](), []
+    for one in found:
+        names[name := one.schedule.name] += 1
+        schedule = one.schedule if names[name] == 1 else replace(one.schedule, name=f"{name}-{names[name]}")
+        result.append(replace(one, schedule=schedule))
+    return result
+
+
+def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
     """The least communication within the limits where that is the objective, else the least consensus distance."""
     limits = problem.limits
-    fitting = [
-        c
-        for c in candidates
-        if limits.allow_communication(c.communication_seconds_per_step)
-        and limits.allow_consensus_distance(c.consensus_distance)
-    ]
-    by_cost = problem.objective is Objective.COMMUNICATION
-
-    def worth(one: Candidate) -> tuple[float, int]:
-        least = one.communication_seconds_per_step if by_cost else one.consensus_distance
-        return round(least, 9), one.period
-
-    return min(fitting, key=worth, default=None)
-
-
-def nearest(problem: Problem, candidates: list[Candidate]) -> str:
-    """Which candidate comes nearest to limits that none keeps, in one line."""
-    budget = problem.limits.max_communication
-    if not candidates:
-        return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
-    least = min(candidates, key=lambda c: c.communication_seconds_per_step)
-    if budget is not None and not problem.limits.allow_communication(least.communication_seconds_per_step):
-        return (
-            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes "
-            f"{least.communication_seconds_per_step:.6g} s per step"
-        )
-    fitting = [c for c in candidates if problem.limits.allow_communication(c.communication_seconds_per_step)]
-    best = min(fitting, key=lambda c: c.consensus_distance)
-    return (
-        f"no schedule with consensus distance at most {problem.most_consensus_distance:.6g} was found; "
-        f"the least found within the budget is {best.consensus_distance:.6g}"
+    fitting = (
+        one
+        for one in candidates
+        if limits.allow_communication(one.communication_seconds_per_step)
+        and limits.allow_consensus_distance(one.consensus_distance)
     )
+    return min(fitting, key=lambda one: (round(_worth(problem, one), 9), one.schedule.period), default=None)
 
 
-def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
-    """The same entries, each beginning of the list spread over the whole front: first those on its lower convex hull.
-
-    A time to a loss, a step's seconds times the steps, is a product of two sums that rise with one cost each, so that
-    the least over a front lies on the hull, whatever a unit of either costs. O(k log k).
-    """
-    hull: list[T] = []
-    for entry in sorted(front, key=at):
-        x, y = at(entry)
-        while len(hull) > 1:
-            (x0, y0), (x1, y1) = at(hull[-2]), at(hull[-1])
-            if (x1 - x0) * (y - y0) > (x - x0) * (y1 - y0):
-                break
-            hull.pop()
-        hull.append(entry)
-    on_hull = set(map(id, hull))
-    return _spread(hull) + _spread([entry for entry in front if id(entry) not in on_hull])
-
-
-def _spread(front: list[T]) -> list[T]:
-    """Ordered so that every beginning of the list is spread over the whole."""
-    order: list[int] = []
-    step = 1 << max(0, len(front) - 1).bit_length()
-    while step:
-        order += [index for index in range(0, len(front), step) if index not in order]
-        step //= 2
-    return [front[index] for index in order]
-
-
-def _without_search(status: Status, reason: str, seconds: float, seed: int) -> Front:
-    return Front(candidates=(), best=None, status=status, seconds=seconds, seed=seed, reason=reason)
+def _worth(problem: Problem, one: Candidate) -> float:
+    by_cost = problem.objective is Objective.COMMUNICATION
+    return one.communication_seconds_per_step if by_cost else one.consensus_distance

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 
-import numpy as np
-
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -19,46 +17,29 @@ from partreduce.topo.timing.cost import bytes_of
 
 
 class Status(StrEnum):
-    """What is known about an answer. The four are never merged."""
+    """What is known about an answer; the four are never merged.
+
+    Optimal: nothing better exists, by a proof; infeasible: nothing does, by a named bound; unknown: time was over.
+    """
 
     OPTIMAL = "optimal"
-    """Proved: nothing better exists within the limits."""
-
     FEASIBLE = "feasible"
-    """A valid answer; better ones may exist."""
-
     INFEASIBLE = "infeasible"
-    """Proved: no answer exists, by a named bound."""
-
     UNKNOWN = "unknown"
-    """The limit was reached before an answer was."""
 
 
 class Objective(StrEnum):
-    """What to minimize within the limits; the front is the same for all.
-
-    The search looks for little consensus distance at every cost; what it finds is chosen from by any of them.
-    """
+    """What to minimize within the limits: per step, or balanced, the predicted time to a loss."""
 
     BALANCED = "balanced"
-    """Predicted time to a loss: seconds per step times the predicted steps ratio."""
-
     COMMUNICATION = "communication"
-    """Communication seconds per step, among schedules that mix well enough."""
-
     CONSENSUS_DISTANCE = "consensus-distance"
-    """Consensus distance within the communication budget."""
-
     DRIFT = "drift"
-    """Drift, for the way the data is spread, within the communication budget."""
-
     WAITING = "waiting"
-    """Seconds per step with slow and jittering workers."""
 
 
 SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE})
 """The objectives that the search knows."""
-
 
 ROUNDING = 1e-9
 """Figures and limits that differ by this share are equal."""
@@ -68,8 +49,8 @@ ROUNDING = 1e-9
 class Limits:
     """What a schedule may cost; None means no limit. A fraction such as 8/7 is meant exactly.
 
-    `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases`
-    counts communicator splits, `max_gap` is the most steps in a row in which no group crosses nodes ("sync frequency").
+    `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases` in
+    communicator splits, `max_gap` the most steps in a row in which no group crosses nodes ("sync frequency").
     """
 
     max_communication: float | None = None
@@ -81,16 +62,12 @@ class Limits:
     max_gap: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse limits that no schedule can meet, whatever the cluster.
-
-        Raises:
-            InputError: a limit outside its range; the message names it as the command line does.
-        """
+        """Refuse limits that no schedule can meet, whatever the cluster; named as the command line does."""
         check_fields(self)
         for name in ("max_communication", "max_consensus_distance"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise InputError(f"{_option(name)}: is {value}; it is a finite number >= 0")
+                raise InputError(f"{name.replace('_', '-')}: is {value}; it is a finite number >= 0")
         if self.min_period < 1 or self.max_period < self.min_period:
             raise InputError(
                 f"max-period: is {self.max_period} with min-period {self.min_period}; "
@@ -99,7 +76,7 @@ class Limits:
         for name, least in (("max_distinct_phases", 1), ("max_gap", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise InputError(f"{_option(name)}: is {value}; the least possible value is {least}")
+                raise InputError(f"{name.replace('_', '-')}: is {value}; the least possible value is {least}")
 
     @property
     def choose_groups(self) -> bool:
@@ -124,11 +101,7 @@ class Limits:
         return known <= self.max_consensus_distance
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse limits that no schedule of this cluster can meet.
-
-        Raises:
-            InputError: a group limit below 2 or above the number of workers.
-        """
+        """Refuse a limit on groups that no schedule of this cluster can meet."""
         n = cluster.num_workers
         if self.max_group is not None and not 2 <= self.max_group <= n:
             raise InputError(f"max-group: is {self.max_group}; it lies between 2 and the number of workers, {n}")
@@ -139,16 +112,8 @@ def up_to(limit: float) -> float:
     return limit * (1 + ROUNDING) + 1e-12
 
 
-def _option(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
-    """The hardware of a cluster that can be planned for.
-
-    Raises:
-        InputError: one worker, no links, or no model size.
-    """
+def check_cluster(cluster: Cluster) -> Hardware:
+    """The hardware of a cluster that can be planned for: two workers, known links, and a model size."""
     if cluster.num_workers < 2:
         raise InputError(f"cluster {cluster}: has 1 worker and no other to average with; 2 workers are the least")
     if cluster.hardware is None:
@@ -156,93 +121,65 @@ def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
             f"cluster {cluster}: its links are unknown; give --set nic=… and --set inside=…, or a "
             "cluster file (`partreduce measure` writes one)"
         )
-    bytes_of(cluster.hardware, model_bytes)
+    bytes_of(cluster.hardware, None)
     return cluster.hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A cluster with its hardware, what to minimize, and the limits.
-
-    `algorithm` is how a group carries out its all-reduce (it decides the cost). `worker_steps` lists the
-    steps per round of all workers to try; None lets the search derive them from the workers' slowdowns. `hints` are
-    known schedules of the same cluster: the search starts from them and looks hardest at what they communicate.
-    """
+    """A cluster with its hardware, what to minimize, the limits, and how a group carries out its all-reduce."""
 
     cluster: Cluster
     objective: Objective = Objective.CONSENSUS_DISTANCE
     limits: Limits = field(default_factory=Limits)
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING
-    worker_steps: tuple[tuple[int, ...], ...] | None = None
-    model_bytes: int | None = None
-    hints: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse problems without a cluster worth scheduling.
-
-        Raises:
-            InputError: one worker, no hardware, no model size, a group limit outside 2 to n, an objective that is not
-                searched for, a hint for another cluster, or steps per round of the wrong length.
-        """
-        check_cluster(self.cluster, self.model_bytes)
+        """Refuse clusters and limits as `check_cluster` and `Limits.check` do, and objectives of the planner alone."""
+        check_cluster(self.cluster)
         self.limits.check(self.cluster)
         if self.objective not in SEARCHED:
             raise InputError(
                 f"objective: is {self.objective}; the search minimizes {', '.join(sorted(SEARCHED))} "
                 "(the planner picks by the others)"
             )
-        for hint in self.hints:
-            if not np.array_equal(hint.cluster.node_sizes(), self.cluster.node_sizes()):
-                raise InputError(f"hints: {hint.name} is for the cluster {hint.cluster}, not for {self.cluster}")
-        for steps_per_round in self.worker_steps or ():
-            if len(steps_per_round) != self.cluster.num_workers or min(steps_per_round) < 1:
-                raise InputError(
-                    f"worker_steps: {steps_per_round} is not 1 number of steps >= 1 for each of "
-                    f"{self.cluster.num_workers} workers"
-                )
 
     @property
     def hardware(self) -> Hardware:
         """The cluster's hardware (checked at construction)."""
-        assert self.cluster.hardware is not None
-        return self.cluster.hardware
-
-    @property
-    def most_consensus_distance(self) -> float | None:
-        """The limit on consensus distance as the search counts, in floats."""
-        value = self.limits.max_consensus_distance
-        return None if value is None else float(value)
+        return check_cluster(self.cluster)
 
     @property
     def size(self) -> int:
-        return bytes_of(self.hardware, self.model_bytes)
+        """Bytes of the model."""
+        return bytes_of(self.hardware, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule as the search scored it; the planner measures it by `topo`, which shares no code with the search."""
+    """One schedule as the search scored it; the planner measures it again.
+
+    `step_seconds` are about those of a step with computing and waiting, less than both together where rounds overlap.
+    """
 
     schedule: Schedule
+    step_seconds: float
     communication_seconds_per_step: float
     consensus_distance: float
-
-    @property
-    def period(self) -> int:
-        return self.schedule.period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
     """The candidates in the order in which they are worth measuring, and what is known of the problem.
 
-    The best comes first; each beginning of the others is spread over the front of each choice of steps per round.
-    `best` is the candidate that the objective prefers within the limits (None when there is none), `reason` one line
-    about an infeasible or unknown answer with the nearest possible thing.
+    `best`, which the objective prefers within the limits, comes first; others are spread over the front. No schedule of
+    synchronous group means and equal steps within the limits has an objective below `bound`; 0 if nothing is proved.
+    `reason` is one line about an infeasible or unknown answer with the nearest possible thing.
     """
 
-    candidates: tuple[Candidate, ...]
-    best: Candidate | None
-    status: Status
-    seconds: float
-    seed: int
+    candidates: tuple[Candidate, ...] = ()
+    best: Candidate | None = None
+    status: Status = Status.UNKNOWN
+    bound: float = 0.0
+    seconds: float = 0.0
     reason: str = ""

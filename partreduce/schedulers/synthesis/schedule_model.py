@@ -1,9 +1,9 @@
-"""Choose schedules by CP-SAT: one model of groups × phases, for clusters whose phases cannot all be listed.
+"""Decide schedules by CP-SAT: one model of groups × phases under the limits, with a bound on all others.
 
-Boolean x[k, g] says that group g stands in phase k of a period of K phases. A worker is in at most one group of a
-phase; a phase lasts at least as long as each of its groups alone and as what they put together on each NIC, uplink and
-bus; the phases keep a budget; every cut of the workers is crossed by a group within the period (else they never agree;
-cuts are added as they turn out to be missing), and nodes meet as often as a limit says.
+Boolean x[k, b] says that block b (groups of any workers, or those of a rule) is in phase k of a period of K phases.
+A worker is in at most one group of a phase; a phase lasts at least as long as each of its groups and as what they put
+together on each NIC, uplink and bus; the phases keep a budget; a group crosses every cut of the workers within the
+period (cuts are added as they turn out to be missing), and nodes as often as a limit says.
 
 The consensus distance is not linear in x, but this is, and it is nowhere above it. Of the noise of one round the phases
 p and q that follow leave tr(W_p) − 1, blocks minus one, and tr(W_p W_q) − 1 (all later terms are ≥ 0). With groups of
@@ -14,277 +14,192 @@ blocks. Grids and hypercubes meet that value. The argument is ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from itertools import combinations, pairwise
-from math import comb, floor
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from itertools import combinations, compress, pairwise
+from math import ceil, floor, inf
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.schedulers.synthesis.choices import Choices, Period
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.cp_sat import new_model, solve
-from partreduce.schedulers.synthesis.partitions import Groups, PartitionCosts, labels_of
-from partreduce.schedulers.synthesis.problem import Problem
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.static import GroupPhases, StaticGroups
+from partreduce.topo.errors import MissingDependencyError
+from partreduce.topo.extras import missing
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-Floats = npt.NDArray[np.float64]
-
-MAX_GROUPS = 3000
-"""Groups that are variables in one phase, about."""
-MAX_WORKERS = 64
-"""Workers up to which schedules are decided: meetings are counted pair by pair."""
-TICKS = 10_000
-"""Units of time in the seconds of the slowest group."""
-MAX_PHASES = 4
-"""Phases of the longest period that is decided."""
-TIGHTER = 0.7
-"""Each next budget as a share of what the last schedule took."""
-SOLVE = 2.0
-"""CP-SAT's deterministic seconds for one model."""
-PER_LITERAL = 4e-6
-"""Nominal seconds to write one appearance of a variable."""
+TICKS, LARGEST = 10_000, 1e9
+"""Units of time in the slowest group's seconds; coefficients of the metric up to about this, exact of few workers."""
+SOLVE, PER_LITERAL, PER_SECOND = 2.0, 4e-6, 1.3
+"""CP-SAT's deterministic seconds for one model; nominal seconds to write one appearance of a variable, and of each."""
 
 
-def groups_of(problem: Problem) -> tuple[Groups, bool]:
-    """The groups to choose among, and whether they are all that the limit on groups allows.
+class Decision(NamedTuple):
+    """The best period found, or (); no other has a distance below `bound`, infinite where none keeps the limits."""
 
-    All sizes, smallest first, as far as there is room; then any part of a node, and one local rank on any nodes.
-    """
-    cluster, most = problem.cluster, problem.limits.max_group or problem.cluster.num_workers
-    n, listed, size = cluster.num_workers, 0, 1
-    while size < most and listed + comb(n, size + 1) <= MAX_GROUPS:
-        size += 1
-        listed += comb(n, size)
-    found = {group for k in range(2, size + 1) for group in combinations(range(n), k)}
-    nodes = [cluster.workers_of(v) for v in range(cluster.num_nodes)]
-    ranks = [tuple(node[r] for node in nodes if r < len(node)) for r in range(max(map(len, nodes)))]
-    for k in range(size + 1, most + 1):
-        for row in (*nodes, *ranks):
-            if comb(len(row), k) <= MAX_GROUPS // (len(nodes) + len(ranks)):
-                found.update(combinations(row, k))
-    if most == n:
-        found.add(tuple(range(n)))
-    return tuple(sorted(found, key=lambda group: (len(group), group))), size == most
+    phases: Period
+    bound: float
+
+
+def new_model() -> cp_model.CpModel:
+    """An empty model; OR-Tools may be missing, or not load."""
+    try:
+        from ortools.sat.python import cp_model
+    except ModuleNotFoundError:
+        raise missing(["ortools"], "synthesis") from None
+    except ImportError as error:
+        # Other packages that bring the same solver libraries, such as cvxpy, can keep OR-Tools' own from loading.
+        raise MissingDependencyError(
+            f"synthesis needs OR-Tools, which is installed but does not load ({error}); import ortools before other "
+            "packages with solvers"
+        ) from None
+    return cp_model.CpModel()
 
 
 class ScheduleModel:
-    """The variables of one period of K phases and what it must keep."""
+    """A period of K phases and what it keeps, to solve within ever tighter budgets; any K rounds without `agree`."""
 
-    def __init__(self, problem: Problem, groups: Groups, costs: PartitionCosts) -> None:
-        """Price every group alone; nothing is solved yet. O(groups · workers)."""
-        self.problem, self.groups = problem, groups
-        self.num_workers = problem.cluster.num_workers
-        self.largest = max(map(len, groups))
-        alone = labels_of(self.num_workers, [(group,) for group in groups])
-        self.seconds, self.loads = costs.seconds_and_loads(alone)  # (G,), (G, places)
-        self.tick = float(self.seconds.max()) / TICKS or 1.0
-        node_of = problem.cluster.node_of()
-        self.crosses = [len(set(node_of[list(group)].tolist())) > 1 for group in groups]
-        self.cuts = [frozenset({worker}) for worker in range(self.num_workers)]
+    def __init__(self, choices: Choices, num_phases: int, *, agree: bool = True) -> None:
+        """Write the model; nothing is solved yet. O(phases² · meetings + phases · blocks · links)."""
+        self.choices, self.num_phases, self.agree = choices, num_phases, agree
+        self.seconds, self.loads = choices.seconds_and_loads
+        self.tick = float(self.seconds.max(initial=0.0)) / TICKS or 1.0
+        self.model = new_model()
+        self.x = [[self.model.new_bool_var("") for _ in choices.blocks] for _ in range(num_phases)]
+        self.at = [[b for b, within in enumerate(choices.within) if p in within] for p in range(len(choices.places))]
+        self.spans = [self._span(phase) for phase in self.x]
+        crossing, gap = [choices.crosses((block,)) for block in choices.blocks], choices.problem.limits.max_gap
+        if agree:
+            for place in range(len(choices.places)):
+                self._cross(frozenset({place}))
+            for digit in range(len(choices.radices)):
+                self._some(digit in block.across for block in choices.blocks)
+            window = num_phases if gap is None else gap + 1
+            for start in range(num_phases) if window < num_phases else ():
+                self._some(crossing, [(start + k) % num_phases for k in range(window)])
+        sizes = [sum(int(choices.sizes[b]) * self.x[0][b] for b in blocks) for blocks in self.at]
+        for node in map(choices.problem.cluster.workers_of, range(choices.problem.cluster.num_nodes)):
+            for one, other in pairwise(node) if choices.is_complete else ():  # workers of a node are equal
+                self.model.add(sizes[one] >= sizes[other])
+        for span in self.spans[1:]:
+            self.model.add(self.spans[0] >= span)  # a period may begin anywhere
+        self._minimize_distance()
 
-    @cached_property
-    def with_pair(self) -> dict[tuple[int, int], list[int]]:
-        """The groups in which two workers meet."""
-        found: dict[tuple[int, int], list[int]] = {pair: [] for pair in combinations(range(self.num_workers), 2)}
-        for g, group in enumerate(self.groups):
-            for pair in combinations(group, 2):
-                found[pair].append(g)
+    def decide(self, *, clock: Clock, until: float, seed: int, budget: float = inf, below: float = inf) -> Decision:
+        """The phases of the least value found within `budget` seconds for the period, and `below` a distance."""
+        while True:
+            model = self.model.clone()
+            if budget < inf:
+                model.add(sum(self.spans) <= floor(budget / self.tick * (1 + 1e-9)))
+            if below < inf:
+                model.add(self.metric <= ceil(below * self.unit - 1e-6) - 1)
+            clock.charge(PER_LITERAL * self.num_phases * sum(map(len, self.choices.within)) * (2 + self.loads.shape[1]))
+            found = self._solve(model, clock, until, seed)
+            if not found.phases or not self.agree or len(apart := self._components(found.phases)) < 2:
+                return found
+            for cut in apart:
+                self._cross(cut)
+            if clock.passed(until):
+                return Decision((), found.bound)
+
+    def forbid(self, phases: Period) -> None:
+        """Never choose just these phases in this order again."""
+        self.model.add_bool_or(
+            ~one if block in here else one
+            for row, here in zip(self.x, map(set, phases), strict=True)
+            for one, block in zip(row, self.choices.blocks, strict=True)
+        )
+
+    def _solve(self, model: cp_model.CpModel, clock: Clock, until: float, seed: int) -> Decision:
+        """One worker, so that within the deterministic time the solution depends on the seed alone."""
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.random_seed = seed
+        solver.parameters.num_workers = 1
+        solver.parameters.max_time_in_seconds = max(0.05, clock.left(until))
+        solver.parameters.max_deterministic_time = max(0.01, min(SOLVE, clock.work_left(until) / 3))
+        solver.parameters.cp_model_presolve = False  # it takes longer than the search where there are many groups
+        solver.parameters.catch_sigint_signal = False  # an interrupt ends the search, not just one model
+        status = solver.solve(model)
+        if status == cp_model.MODEL_INVALID:
+            raise AssertionError(model.validate())
+        clock.charge(PER_SECOND * float(solver.response_proto.deterministic_time))
+        if status == cp_model.INFEASIBLE:
+            return Decision((), inf)
+        bound = max(0, floor(solver.best_objective_bound / self.weight)) / self.unit
+        if status == cp_model.UNKNOWN:
+            return Decision((), bound)
+        chosen = [[solver.boolean_value(one) for one in row] for row in self.x]
+        return Decision(tuple(tuple(compress(self.choices.blocks, row)) for row in chosen), bound)
+
+    def _components(self, phases: Period) -> list[frozenset[int]]:
+        """The places that the groups join, one set for each component; each is a cut that no group crosses."""
+        found = [frozenset({place}) for place in range(len(self.choices.places))]
+        within = dict(zip(self.choices.blocks, self.choices.within, strict=True))
+        for block in (block for phase in phases for block in phase):
+            joined = [one for one in found if not one.isdisjoint(within[block])]
+            found = [*(one for one in found if one not in joined), frozenset().union(*joined)]
         return found
 
-    @cached_property
-    def with_worker(self) -> list[list[int]]:
-        return [[g for g, group in enumerate(self.groups) if w in group] for w in range(self.num_workers)]
+    def _cross(self, cut: frozenset[int]) -> None:
+        """Some block joins the places of the cut with others; one place that is all of them stands in some block."""
+        whole = len(cut) == len(self.choices.places)
+        self._some(whole or 0 < len(cut.intersection(within)) < len(within) for within in self.choices.within)
 
-    def decide(
-        self,
-        num_phases: int,
-        *,
-        clock: Clock,
-        until: float,
-        seed: int,
-        budget: float | None = None,
-        hint: Sequence[Groups] = (),
-        work: float = SOLVE,
-    ) -> tuple[Groups, ...]:
-        """The phases with the least value found within `budget` seconds for the period; none if none were found."""
-        while True:
-            model, x = self._model(num_phases, budget, hint)
-            clock.charge(PER_LITERAL * self.largest * len(x) * 2)
-            solution = solve(
-                model,
-                x,
-                time_limit=max(0.05, clock.left(until)),
-                seed=seed,
-                max_deterministic_time=min(work, max(0.01, clock.work_left(until))),
-            )
-            clock.charge(solution.work)
-            phases = self._phases(solution.values, num_phases)
-            if not phases or not (missing := self._missing(phases)):
-                return phases
-            self.cuts += missing
-            if clock.passed(until):
-                return ()
+    def _some(self, blocks: Iterable[bool], phases: Iterable[int] | None = None) -> None:
+        """One of the blocks stands in one of the phases."""
+        listed = np.flatnonzero(list(blocks)).tolist()
+        self.model.add_bool_or(self.x[k][b] for k in phases or range(self.num_phases) for b in listed)
 
-    def _phases(self, values: Sequence[int], num_phases: int) -> tuple[Groups, ...]:
-        if not values:
-            return ()
-        table = np.array(values, dtype=bool).reshape(num_phases, len(self.groups))
-        return tuple(tuple(self.groups[g] for g in np.flatnonzero(row).tolist()) for row in table)
-
-    def _missing(self, phases: Sequence[Groups]) -> list[frozenset[int]]:
-        """The cuts that no group crosses: the workers that are joined, one cut for each component."""
-        import networkx as nx
-
-        graph = nx.empty_graph(self.num_workers)
-        for groups in phases:
-            for group in groups:
-                nx.add_path(graph, group)
-        components = [frozenset(component) for component in nx.connected_components(graph)]
-        return components if len(components) > 1 else []
-
-    def _model(
-        self, num_phases: int, budget: float | None, hint: Sequence[Groups]
-    ) -> tuple[cp_model.CpModel, list[cp_model.IntVar]]:
-        """The model and all x[k, g], phase by phase."""
-        from ortools.sat.python.cp_model import LinearExpr
-
-        model = new_model()
-        x = [[model.new_bool_var("") for _ in self.groups] for _ in range(num_phases)]
-        spans = [self._span(model, phase) for phase in x]
-        if budget is not None:
-            model.add(LinearExpr.sum(spans) <= floor(budget / self.tick * (1 + 1e-9)))
-        for cut in self.cuts:
-            model.add_bool_or(phase[g] for phase in x for g in self._across(cut))
-        gap = self.problem.limits.max_gap
-        if gap is not None and gap + 1 < num_phases:
-            for start in range(num_phases):
-                window = [x[(start + k) % num_phases] for k in range(gap + 1)]
-                model.add_bool_or(phase[g] for phase in window for g, over in enumerate(self.crosses) if over)
-        self._break_symmetry(model, x[0], spans)
-        model.minimize(self._metric(model, x))
-        for phase, known in zip(x, hint, strict=False):
-            chosen = set(known)
-            for one, group in zip(phase, self.groups, strict=True):
-                model.add_hint(one, group in chosen)
-        return model, [one for phase in x for one in phase]
-
-    def _span(self, model: cp_model.CpModel, phase: Sequence[cp_model.IntVar]) -> cp_model.IntVar:
-        """The ticks of one phase, at least: the groups of a worker exclude each other, those at a place add up."""
+    def _span(self, phase: Sequence[cp_model.IntVar]) -> cp_model.IntVar:
+        """The ticks of one phase, at least: the groups of a worker exclude each other, those on a link add up."""
         from ortools.sat.python.cp_model import LinearExpr
 
         alone, shared = (np.floor(one / self.tick).astype(np.int64) for one in (self.seconds, self.loads))
-        span = model.new_int_var(0, int(alone.max() + shared.sum()), "")
-        for groups in self.with_worker:
-            model.add_at_most_one(phase[g] for g in groups)
-            model.add(span >= LinearExpr.weighted_sum([phase[g] for g in groups], alone[groups].tolist()))
-        for place in shared.T:
-            users = np.flatnonzero(place)
-            model.add(span >= LinearExpr.weighted_sum([phase[g] for g in users.tolist()], place[users].tolist()))
+        span = self.model.new_int_var(0, int(alone.max(initial=0) + shared.sum()), "")
+        for blocks in self.at:
+            self.model.add_at_most_one(phase[b] for b in blocks)
+            self.model.add(span >= LinearExpr.weighted_sum([phase[b] for b in blocks], alone[blocks].tolist()))
+        for link in shared.T:
+            self.model.add(span >= LinearExpr.weighted_sum(phase, link.tolist()))
         return span
 
-    def _across(self, cut: frozenset[int]) -> list[int]:
-        return [g for g, group in enumerate(self.groups) if 0 < len(cut.intersection(group)) < len(group)]
-
-    def _metric(self, model: cp_model.CpModel, x: Sequence[Sequence[cp_model.IntVar]]) -> cp_model.LinearExprT:
-        """What two phases leave of the noise, times S² and a weight; pairs that meet again later decide between equals.
-
-        What older noise leaves depends on these.
-        """
+    def _minimize_distance(self) -> None:
+        """What two phases leave of the noise, times S² and a weight; pairs that meet again decide between equals."""
         from ortools.sat.python.cp_model import LinearExpr
 
-        n, largest, num_phases = self.num_workers, self.largest, len(x)
-        met = [self._meetings(model, phase) for phase in x]
-        pairs = combinations(range(num_phases), 2)
-        again = {(one, two): self._again(model, met[one], met[two]) for one, two in pairs}
-        joined = [len(group) - 1 for group in self.groups]
+        model, n, num_phases = self.model, self.choices.problem.cluster.num_workers, self.num_phases
+        most = int(self.choices.sizes.max(initial=1))
+        scale, rare = min(1.0, LARGEST / (most**2 * n)), min(1.0, 1e4 / n**2)
+        pairs = np.array([count for count, _ in self.choices.meetings])
+        met = [[model.new_bool_var("") for _ in pairs] for _ in self.x]  # whether each kind of pair meets
+        for phase, here in zip(self.x, met, strict=True):
+            for (_, blocks), one in zip(self.choices.meetings, here, strict=True):
+                model.add(sum(phase[b] for b in blocks) == one)
+        again = {}  # the pairs that meet in both of two phases, at least
+        for k, m in combinations(range(num_phases), 2):
+            again[k, m] = [model.new_bool_var("") for _ in pairs]
+            for one, other, both in zip(met[k], met[m], again[k, m], strict=True):
+                model.add(one + other <= 1 + both)
+
+        def whole(values: npt.NDArray[np.float64]) -> list[int]:
+            return [round(value) for value in values.tolist()]
+
+        square, once = whole(most**2 * scale * self.choices.joined), whole(most * scale * self.choices.joined)
+        twice, later = whole(2 * scale * pairs), whole(rare * pairs)
         terms = []
         for k in range(num_phases):
             following = (k + 1) % num_phases
             kept = again[min(k, following), max(k, following)] if num_phases > 1 else met[0]
-            here, there = (n - LinearExpr.weighted_sum(x[t], joined) for t in (k, following))  # blocks
-            terms += [largest**2 * (here - 2), largest * (here + there) - n, 2 * LinearExpr.sum(kept)]
-        later = LinearExpr.sum([one for both in again.values() for one in both])
-        weight = (num_phases * n) ** 2  # more than all pairs that can meet again in any two phases
-        return weight * LinearExpr.sum(terms) + later
-
-    def _meetings(self, model: cp_model.CpModel, phase: Sequence[cp_model.IntVar]) -> list[cp_model.IntVar]:
-        """Whether each pair of workers meets in one phase."""
-        met = []
-        for groups in self.with_pair.values():
-            met.append(model.new_bool_var(""))
-            model.add(sum(phase[g] for g in groups) == met[-1])
-        return met
-
-    def _again(
-        self, model: cp_model.CpModel, first: Sequence[cp_model.IntVar], second: Sequence[cp_model.IntVar]
-    ) -> list[cp_model.IntVar]:
-        """The pairs that meet in both phases, at least."""
-        both = [model.new_bool_var("") for _ in first]
-        for one, other, two in zip(first, second, both, strict=True):
-            model.add(one + other <= 1 + two)
-        return both
-
-    def _break_symmetry(
-        self, model: cp_model.CpModel, first: Sequence[cp_model.IntVar], spans: Sequence[cp_model.IntVar]
-    ) -> None:
-        """The longest phase comes first, and there the workers of a node are ordered by the size of their group."""
-        for span in spans[1:]:
-            model.add(spans[0] >= span)
-        sizes = [sum(len(self.groups[g]) * first[g] for g in groups) for groups in self.with_worker]
-        cluster = self.problem.cluster
-        for v in range(cluster.num_nodes):
-            for one, other in pairwise(cluster.workers_of(v)):
-                model.add(sizes[one] >= sizes[other])
-
-
-def decided_schedules(problem: Problem, clock: Clock, until: float, *, seed: int) -> Iterator[Schedule]:
-    """Schedules for the search to start from: short periods, each within a tighter budget than the one before it."""
-    limits, n = problem.limits, problem.cluster.num_workers
-    if n > MAX_WORKERS:
-        return
-    costs = PartitionCosts(problem)
-    model = ScheduleModel(problem, groups_of(problem)[0], costs)
-    most = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
-    # A single phase agrees only as one group of all.
-    lengths = range(1 if model.largest == n else 2, most + 1)
-    known = {num_phases: by_digits(n, model.largest, num_phases) for num_phases in lengths}
-    for phases in known.values():
-        yield schedule_of(problem, phases)
-    budget: dict[int, float] = {}
-    while known and not clock.passed(until):
-        for num_phases, hint in list(known.items()):
-            phases = model.decide(
-                num_phases, clock=clock, until=until, seed=seed, budget=budget.get(num_phases), hint=hint
+            fewer = sum(LinearExpr.weighted_sum(self.x[t], once) for t in (k, following))
+            older = model.new_int_var(0, 2 * round(most**2 * scale * n * n), "")  # S²(tr(W_p W_q) − 1), never below 0
+            model.add(
+                older >= round((2 * most * n - n - most**2) * scale) - fewer + LinearExpr.weighted_sum(kept, twice)
             )
-            if not phases:
-                del known[num_phases]
-                continue
-            known[num_phases] = phases
-            budget[num_phases] = TIGHTER * float(costs.seconds(labels_of(n, phases)).sum())
-            yield schedule_of(problem, phases)
-            if clock.passed(until):
-                return
-
-
-def schedule_of(problem: Problem, phases: Sequence[Groups]) -> Schedule:
-    """The schedule that repeats these phases."""
-    chosen = tuple(Phase.from_groups(problem.cluster.num_workers, groups) for groups in phases)
-    return Schedule(f"decided-{len(phases)}-phases", problem.cluster, StaticGroups(phases=GroupPhases(chosen)))
-
-
-def by_digits(num_workers: int, base: int, num_phases: int) -> tuple[Groups, ...]:
-    """Where a search may start: phase k joins the workers whose numbers differ in digit k of `base` alone."""
-    phases = []
-    for k in range(num_phases):
-        groups: dict[tuple[int, int], list[int]] = {}
-        for worker in range(num_workers):
-            groups.setdefault((worker // base ** (k + 1), worker % base**k), []).append(worker)
-        phases.append(tuple(tuple(group) for group in groups.values() if len(group) > 1))
-    return tuple(phases)
+            terms += [round(most**2 * scale * (n - 1)) - LinearExpr.weighted_sum(self.x[k], square), older]
+        self.metric, self.unit = sum(terms), num_phases * most**2 * n * scale
+        self.weight = ceil((num_phases * n) ** 2 * rare) + len(pairs)  # more than all pairs that can meet again
+        model.minimize(self.weight * self.metric + sum(LinearExpr.weighted_sum(both, later) for both in again.values()))

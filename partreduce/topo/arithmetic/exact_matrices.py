@@ -28,7 +28,6 @@ class ExactMatrix:
 
     @classmethod
     def identity(cls, size: int) -> ExactMatrix:
-        """The identity, shape (size, size)."""
         numerators = np.zeros((size, size), dtype=object)
         np.fill_diagonal(numerators, 1)
         return cls(numerators, 1)
@@ -43,12 +42,8 @@ class ExactMatrix:
 
     @classmethod
     def diagonal(cls, entries: Sequence[Fraction]) -> ExactMatrix:
-        """The diagonal matrix with the given entries."""
-        denominator = lcm(1, *(entry.denominator for entry in entries))
-        numerators = np.zeros((len(entries), len(entries)), dtype=object)
-        for i, entry in enumerate(entries):
-            numerators[i, i] = int(entry * denominator)
-        return cls(numerators, denominator)
+        size = range(len(entries))
+        return cls.of_rows([[entries[i] if i == j else Fraction(0) for j in size] for i in size])
 
     @property
     def size(self) -> int:

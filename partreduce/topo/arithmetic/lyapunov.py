@@ -19,10 +19,7 @@ GROWN = 1e70
 
 
 class SteadyState(NamedTuple):
-    """`covariance`, the sum of the noise of all periods, and `remainder`, the power of P that was reached, (…, g, g).
-
-    Where an entry of the remainder is not small the sum did not converge.
-    """
+    """The noise of all periods, and the power of P that was reached: not small where the sum did not converge."""
 
     covariance: npt.NDArray[Any]
     remainder: npt.NDArray[Any]

@@ -39,3 +39,28 @@ def non_dominated(
             front = [pair for pair in front if not dominates(cost, pair[0])]
         front.append((cost, option))
     return [option for _, option in front]
+
+
+def scatter(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
+    """The same entries, each beginning of the list spread over the whole front: first those on its lower convex hull.
+
+    A time to a loss, a step's seconds times the steps, is a product of two sums that rise with one cost each, so that
+    the least over a front lies on the hull, whatever a unit of either costs. O(k log k).
+    """
+    hull: list[T] = []
+    for entry in sorted(front, key=at):
+        x, y = at(entry)
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = at(hull[-2]), at(hull[-1])
+            if (x1 - x0) * (y - y0) > (x - x0) * (y1 - y0):
+                break
+            hull.pop()
+        hull.append(entry)
+    on_hull = set(map(id, hull))
+    return _spread(hull) + _spread([entry for entry in front if id(entry) not in on_hull])
+
+
+def _spread(front: list[T]) -> list[T]:
+    """Ordered so that every beginning of the list is spread over the whole."""
+    powers = range(len(front).bit_length(), -1, -1)
+    return [front[i] for i in dict.fromkeys(i for power in powers for i in range(0, len(front), 1 << power))]

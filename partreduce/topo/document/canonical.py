@@ -15,7 +15,7 @@ import hashlib
 import json
 
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.document.groups import phase_text
+from partreduce.topo.document.phases import phase_text
 from partreduce.topo.document.schedule import encodable
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule

@@ -1,22 +1,233 @@
-"""Cluster files in YAML or JSON: the shape of a cluster and, where known, its hardware."""
+"""Cluster files in YAML or JSON: the shape of a cluster and, where known, its hardware.
+
+All that a document says about hardware stands here, with human units: a new property is one field and a line each way.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from operator import itemgetter
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from partreduce.topo import units
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.closed_model import Model, validate
+from partreduce.topo.closed_model import Model, custom_error, dump_fields, validate
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.descriptors import descriptor_to_read, descriptor_to_write
-from partreduce.topo.document.hardware import HardwareModel, dump_hardware, hardware_value
-from partreduce.topo.document.reader import MAX_BYTES, is_file, parse_json, read_bytes
-from partreduce.topo.document.schedule import check_header
-from partreduce.topo.document.shape import ListedShape, RegularShape, dump_shape, shape_value
+from partreduce.topo.document.reader import (
+    MAX_BYTES,
+    descriptor_to_read,
+    descriptor_to_write,
+    in_file,
+    is_file,
+    parse_json,
+    read_bytes,
+)
+from partreduce.topo.document.schedule import ListedShape, RegularShape, check_header, dump_shape, shape_value
 from partreduce.topo.document.writer import pretty, write_file
 from partreduce.topo.document.yaml_reader import MAX_YAML_BYTES, parse_yaml
 from partreduce.topo.errors import DocumentError, FileError, InputError, of_type
-from partreduce.topo.place import shown_path
+from partreduce.topo.fields import Count, Index
+from partreduce.topo.hardware import (
+    LONGEST_SECONDS,
+    CodecSeconds,
+    Hardware,
+    Link,
+    Seconds,
+    Share,
+    Switch,
+    Variation,
+    nesting_problem,
+)
+from partreduce.topo.place import child, format_value, shown_path
+
+
+def _quantity(
+    parse: Callable[[str], float], base: str, *, bare: bool = False, least: float = 0.0, most: float = inf
+) -> tuple[Any, Any]:
+    """Validator and JSON schema of a text with its unit, `least` to `most` of `base`; `bare`: or a number."""
+
+    def check(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            rule = "a number or a text with its unit" if bare else "a text with its unit"
+            raise custom_error(f"is {format_value(value)}; it must be {rule}")
+        try:
+            result = parse(value if isinstance(value, str) else repr(value))
+        except InputError as error:
+            raise custom_error(str(error)) from None
+        if not least <= result <= most:
+            rule = f"at least {least:g}" if result < least else f"at most {most:g}"
+            raise custom_error(f"is {result:g}; it must be {rule} in {base}")
+        return result
+
+    text = {"type": "string", "description": "number and unit"}
+    schema = {"anyOf": [text, {"type": "number", "exclusiveMinimum": 0}]} if bare else text
+    return BeforeValidator(check), WithJsonSchema(schema)
+
+
+Bandwidth = Annotated[float, *_quantity(units.parse_bandwidth, "bytes per second", least=1 / LONGEST_SECONDS)]
+Time = Annotated[float, *_quantity(units.parse_time, "seconds", most=LONGEST_SECONDS)]
+Factor = Annotated[float, *_quantity(units.parse_factor, "times", bare=True, most=LONGEST_SECONDS)]
+Size = Annotated[int, *_quantity(units.parse_size, "bytes")]
+CodecName = Literal["float16", "bfloat16", "int8", "int4"]
+RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+
+
+class LinkModel(Model):
+    """A link class: latency, and bandwidth (`10GB/s`) or its inverse; without either it moves bytes in no time."""
+
+    bandwidth: Bandwidth | None = None
+    seconds_per_byte: Seconds | None = None
+    latency: Time = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_rate_alone(cls, data: object) -> object:
+        if isinstance(data, str):
+            rule = 'a link is an object, such as {"bandwidth": "10GB/s", "latency": "10us"}'
+            raise custom_error(f"is {format_value(data)}; {rule}")
+        return data
+
+
+class SwitchModel(LinkModel):
+    """The nodes below a switch, directly or through other switches, and its link upwards."""
+
+    nodes: list[Index] = Field(min_length=1)
+
+
+class HardwareModel(Model):
+    """Links inside nodes and between them, single exceptions, and the job's sizes and times."""
+
+    inside: LinkModel = LinkModel()
+    nic: LinkModel = LinkModel()
+    bus: LinkModel = LinkModel()
+    node_inside: dict[RankKey, LinkModel] = Field(default_factory=dict)
+    node_nic: dict[RankKey, LinkModel] = Field(default_factory=dict)
+    num_nics: Count = 1
+    switches: list[SwitchModel] = Field(default_factory=list)
+    slowdown: dict[RankKey, Factor] = Field(default_factory=dict)
+    jitter: Variation = 0.0
+    codec: dict[CodecName, CodecSeconds] = Field(default_factory=dict)
+    model_bytes: Size | None = None
+    compute: Time | None = None
+    layers: Count | Annotated[list[Size], Field(min_length=1)] | None = None
+    backward: Share = 2 / 3
+
+
+def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardware:
+    """The hardware of a checked document, on this cluster."""
+    for name, listed, bound, word in (
+        ("node_inside", model.node_inside, cluster.num_nodes, "node"),
+        ("node_nic", model.node_nic, cluster.num_nodes, "node"),
+        ("slowdown", model.slowdown, cluster.num_workers, "worker"),
+    ):
+        for key in listed:
+            if int(key) >= bound:
+                raise DocumentError(child(place, name), f"{word} {key} is out of range; {word}s are 0..{bound - 1}")
+    if isinstance(model.layers, list) and not any(model.layers):
+        raise DocumentError(child(place, "layers"), "sends nothing; at least one segment has a size > 0")
+    return Hardware(
+        inside=_link(model.inside, child(place, "inside")),
+        nic=_link(model.nic, child(place, "nic")),
+        bus=_link(model.bus, child(place, "bus")),
+        node_inside=_links(model.node_inside, child(place, "node_inside")),
+        node_nic=_links(model.node_nic, child(place, "node_nic")),
+        num_nics=model.num_nics,
+        switches=_switches(model.switches, cluster.num_nodes, child(place, "switches")),
+        slowdown=tuple(sorted((int(worker), factor) for worker, factor in model.slowdown.items())),
+        jitter=model.jitter,
+        codec=tuple((name, model.codec[name]) for name in sorted(model.codec)),
+        model_bytes=model.model_bytes,
+        compute=model.compute,
+        layers=tuple(model.layers) if isinstance(model.layers, list) else model.layers,
+        backward=model.backward,
+    )
+
+
+def _switches(listed: list[SwitchModel], num_nodes: int, place: str) -> tuple[Switch, ...]:
+    switches = []
+    for index, model in enumerate(listed):
+        here = child(place, index)
+        seen: set[int] = set()
+        for node in model.nodes:
+            if node >= num_nodes:
+                raise DocumentError(child(here, "nodes"), f"node {node} is out of range; nodes are 0..{num_nodes - 1}")
+            if node in seen:
+                raise DocumentError(child(here, "nodes"), f"node {node} is listed twice; each node stands once")
+            seen.add(node)
+        switches.append(Switch(tuple(model.nodes), _link(model, here)))
+    if problem := nesting_problem(switches):
+        raise DocumentError(child(place, problem[0]), problem[1])
+    return tuple(switches)
+
+
+def _links(listed: dict[str, LinkModel], place: str) -> tuple[tuple[int, Link], ...]:
+    return tuple((int(key), _link(listed[key], child(place, key))) for key in sorted(listed, key=int))
+
+
+def _link(model: LinkModel, place: str) -> Link:
+    if model.bandwidth is None:
+        return Link(model.latency, model.seconds_per_byte or 0.0)
+    if model.seconds_per_byte is not None:
+        raise DocumentError(place, "has both bandwidth and seconds_per_byte; keep one of them")
+    return Link.of_bandwidth(model.bandwidth, model.latency)
+
+
+def dump_hardware(hardware: Hardware) -> dict[str, Any]:
+    """The document of a hardware value, without members that equal their default; reads back to the same value."""
+    plain = Hardware()
+    members = ((name, getattr(hardware, name), dump) for name, dump in DUMPS.items())
+    return {name: dump(value) for name, value, dump in members if value != getattr(plain, name)}
+
+
+def _text(value: float, names: dict[str, Any]) -> str:
+    """The value with a unit, and with all its digits where no few of them mean it exactly."""
+    units_of = {name: scale for name, scale in names.items() if name}
+    base = next(name for name, scale in units_of.items() if scale == 1)
+    return units.format_quantity(value, units_of) or f"{value!r}{base}"
+
+
+def _dump_link(link: Link) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    if link.seconds_per_byte:
+        rounded = float(f"{1.0 / link.seconds_per_byte:.6g}")
+        text = units.format_quantity(rounded, units.BANDWIDTHS)
+        # A bandwidth is kept only when it gives back the very same number of seconds per byte.
+        if text is not None and 1.0 / rounded == link.seconds_per_byte:
+            result["bandwidth"] = text
+        else:
+            result["seconds_per_byte"] = link.seconds_per_byte
+    if link.latency:
+        result["latency"] = _text(link.latency, units.TIMES)
+    return result
+
+
+def _dump_links(links: tuple[tuple[int, Link], ...]) -> dict[str, Any]:
+    return {str(node): _dump_link(link) for node, link in sorted(links, key=itemgetter(0))}
+
+
+DUMPS: dict[str, Callable[[Any], Any]] = {
+    "inside": _dump_link,
+    "nic": _dump_link,
+    "bus": _dump_link,
+    "node_inside": _dump_links,
+    "node_nic": _dump_links,
+    "num_nics": int,
+    "switches": lambda listed: [{"nodes": list(s.nodes), **_dump_link(s.uplink)} for s in listed],
+    "slowdown": lambda listed: {str(worker): _text(factor, units.FACTORS) for worker, factor in sorted(listed)},
+    "jitter": float,
+    "codec": lambda listed: {name: dump_fields(seconds) for name, seconds in sorted(listed, key=itemgetter(0))},
+    "model_bytes": lambda size: _text(size, units.SIZES),
+    "compute": lambda seconds: _text(seconds, units.TIMES),
+    "layers": lambda sizes: sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes],
+    "backward": float,
+}
+"""How documents hold each member."""
+
 
 FORMAT = "partreduce.cluster"
 VERSION = 1
@@ -74,19 +285,12 @@ def _load_file(path: str) -> Cluster:
     connected = descriptor_to_read(path) is not None
     data = read_bytes(path, MAX_BYTES if as_json or connected else MAX_YAML_BYTES)
     as_json = as_json or (connected and data.lstrip()[:1] == b"{")
-    raw = parse_json(data, source=source) if as_json else parse_yaml(data, source=source)
-    try:
-        return cluster_of(raw)
-    except DocumentError as error:
-        raise DocumentError(error.place, error.problem, source) from None
+    with in_file(source):
+        return cluster_of(parse_json(data, source=source) if as_json else parse_yaml(data, source=source))
 
 
 def cluster_of(raw: object) -> Cluster:
-    """The cluster of a parsed document.
-
-    Raises:
-        DocumentError: a document that breaks the format.
-    """
+    """The cluster of a parsed document."""
     check_header(raw, FORMAT, VERSION)
     listed = isinstance(raw, dict) and "nodes" in raw
     model: ListedClusterModel | RegularClusterModel
@@ -94,8 +298,7 @@ def cluster_of(raw: object) -> Cluster:
     shape = shape_value(model, "")
     if "hardware" not in model.model_fields_set:
         return shape
-    hardware = hardware_value(model.hardware, shape, "hardware")
-    return Cluster(shape.num_nodes, shape.workers_per_node, shape.nodes, hardware)
+    return replace(shape, hardware=hardware_value(model.hardware, shape, "hardware"))
 
 
 def dump_cluster(cluster: Cluster) -> dict[str, Any]:

@@ -1,22 +1,135 @@
-"""The phases of `static` in documents: rule blocks (with `node_radices`) or explicit groups."""
+"""The groups and graphs of documents: rule blocks (with `node_radices`), explicit groups, and rounds of weighted edges.
+
+Explicit groups are read to flat arrays and written in bulk, fast enough for millions of groups.
+"""
 
 from __future__ import annotations
 
-from itertools import chain, repeat
-from typing import Annotated, Any
+import json
+from fractions import Fraction
+from itertools import chain, pairwise, repeat
+from typing import Annotated, Any, TypeGuard
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+import numpy as np
+import numpy.typing as npt
+from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 
-from partreduce.topo.closed_model import Exact, Listed, Model, part_of, validate
+from partreduce.topo.closed_model import Exact, Listed, Model, dump_fraction, parse_fraction, part_of, validate
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.groups import is_clean, phase_of
 from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.fields import Count, Index
-from partreduce.topo.fraction import dump_fraction
-from partreduce.topo.phase import ONE
+from partreduce.topo.fields import Count, Index, Whole
+from partreduce.topo.phase import ONE, Phase
 from partreduce.topo.place import child
-from partreduce.topo.rule import Block
+from partreduce.topo.round import Round
+from partreduce.topo.rule import Block, RuleView
 from partreduce.topo.strategies.static import GroupPhases, RulePhases
+
+_KEYS = {("group",), ("group", "relaxation"), ("relaxation", "group")}
+
+
+def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether a raw phase surely satisfies the closed model of groups; False only sends it to the slow, naming check.
+
+    Everything here runs at the speed of C loops: a model object per group would take minutes for a million workers.
+    """
+    if type(phase) is not list or not set(map(type, phase)) <= {dict} or not set(map(tuple, phase)) <= _KEYS:
+        return False
+    groups = [item["group"] for item in phase]
+    if not set(map(type, groups)) <= {list} or min(map(len, groups), default=2) < 2:
+        return False
+    if not set(map(type, chain.from_iterable(groups))) <= {int}:
+        return False
+    try:
+        for raw in {(type(item["relaxation"]), item["relaxation"]) for item in phase if "relaxation" in item}:
+            parse_fraction(raw[1])
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase:
+    """The Phase of a checked list of groups in any order. O(size log size), vectorized."""
+    groups = [item["group"] for item in phase]
+    sizes = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
+    flat = np.fromiter(chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))
+    owner = np.repeat(np.arange(len(groups)), sizes)
+    bad = np.flatnonzero((flat < 0) | (flat >= num_workers))
+    if len(bad):
+        where, starts = int(bad[0]), np.cumsum(sizes) - sizes
+        inside = f"{child(place, int(owner[where]))}.group"
+        problem = f"rank {int(flat[where])} is out of range; ranks are 0..{num_workers - 1}"
+        raise DocumentError(child(inside, where - int(starts[owner[where]])), problem)
+    same = owner[1:] == owner[:-1]
+    if np.any((np.diff(flat) < 0) & same):
+        flat = flat[np.lexsort((flat, owner))]
+    twice = np.flatnonzero((np.diff(flat) == 0) & same)
+    if len(twice):
+        inside = f"{child(place, int(owner[twice[0]]))}.group"
+        raise DocumentError(inside, f"worker {int(flat[twice[0]])} stands twice in it; keep it once")
+    return _sort_groups(num_workers, flat, sizes, _relaxation_of(phase))
+
+
+def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
+    if set(map(len, phase)) <= {1}:
+        return None
+    known: dict[int | str, Fraction] = {}
+    factors = []
+    for item in phase:
+        raw = item.get("relaxation", 1)
+        if raw not in known:
+            known[raw] = raw if isinstance(raw, Fraction) else parse_fraction(raw)
+        factors.append(known[raw])
+    return None if all(factor == 1 for factor in known.values()) else tuple(factors)
+
+
+def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[Fraction, ...] | None) -> Phase:
+    """Put groups (each ascending) into canonical order: by members, then by relaxation."""
+    starts = np.cumsum(sizes) - sizes
+    firsts = flat[starts]
+    order = np.argsort(firsts, kind="stable")
+    ties = np.diff(firsts[order]) == 0
+    if ties.any():  # overlapping groups: where first members are equal, the order needs whole groups
+        tied = np.flatnonzero(np.append(ties, False) | np.append(False, ties))
+        ends, factors = starts + sizes, relaxation or (ONE,) * len(sizes)
+        by_members = sorted(order[tied].tolist(), key=lambda g: (flat[starts[g] : ends[g]].tolist(), factors[g]))
+        order[tied] = by_members
+    if np.any(np.diff(order) < 0):
+        sizes, starts = sizes[order], starts[order]
+        ends = np.cumsum(sizes)
+        flat = flat[np.arange(len(flat)) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)]
+        relaxation = relaxation and tuple(relaxation[index] for index in order.tolist())
+    return Phase.from_arrays(num_workers, flat.astype(np.int32), sizes, relaxation)
+
+
+def plain_phase(phase: Phase) -> list[dict[str, Any]]:
+    """The groups as a document holds them; `relaxation` is left out where it is 1."""
+    groups = _lists(phase)
+    if phase.relaxation is None:
+        return [{"group": group} for group in groups]
+    return [
+        {"group": group} if factor == 1 else {"group": group, "relaxation": dump_fraction(factor)}
+        for group, factor in zip(groups, phase.relaxation, strict=True)
+    ]
+
+
+def phase_text(phase: Phase, *, spaced: bool) -> str:
+    """The JSON text of `plain_phase`. Plain groups are written at the speed of C code."""
+    separators = (", ", ": ") if spaced else (",", ":")
+    if phase.relaxation is not None or not len(phase):
+        return json.dumps(plain_phase(phase), sort_keys=True, separators=separators)
+    lists = json.dumps(_lists(phase), separators=separators)[1:-1]
+    comma, key = separators[0], json.dumps("group") + separators[1]
+    return "[{" + key + lists.replace(f"]{comma}[", f"]}}{comma}{{{key}[") + "}]"
+
+
+def _lists(phase: Phase) -> list[list[int]]:
+    sizes = phase.sizes
+    if len(sizes) and sizes.min() == sizes.max():
+        listed: list[list[int]] = phase.members.reshape(-1, int(sizes[0])).tolist()
+        return listed
+    flat, bounds = phase.members.tolist(), phase.offsets.tolist()
+    return [flat[start:end] for start, end in pairwise(bounds)]
+
 
 MAX_PERIOD = 2**18
 """The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""
@@ -82,11 +195,7 @@ def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
-    """The phases of a parsed strategy.
-
-    Raises:
-        DocumentError: malformed phases, or a rank out of range. Groups that overlap are allowed: `verify` refutes them.
-    """
+    """The phases of a parsed strategy. Groups that overlap are allowed: `verify` refutes them."""
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)
     if "node_radices" in raw:
@@ -96,7 +205,10 @@ def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases
             for phase in rules.phases
         )
         return RulePhases(tuple(rules.node_radices), tuple(chain.from_iterable(map(repeat, blocks, counts))))
-    _check_blocks_without_radices(raw, place)
+    first = raw["phases"][0] if isinstance(raw.get("phases"), list) and raw["phases"] else None
+    if isinstance(first, list) and first and isinstance(first[0], dict) and "local" in first[0]:
+        missing = 'the key "node_radices" is missing; phases of blocks need it; write explicit phases as groups instead'
+        raise DocumentError(place, missing)
     checked: list[Any] = validate(GroupMembers, part_of(raw, "phases"), place).phases
     phases = [phase_of(phase, cluster.num_workers, child(where, t)) for t, phase in enumerate(checked)]
     size = sum(count * len(phase.members) for phase, count in zip(phases, counts, strict=True) if count > 1)
@@ -109,65 +221,104 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
     """The members of a strategy with each entry of `phases` as a plain phase, and how often each repeats.
 
     Places in later messages count the entries of the file, and not the phases that these stand for.
-
-    Raises:
-        DocumentError: a malformed repetition, or more phases than a document may stand for.
     """
     listed = raw.get("phases")
     if not isinstance(listed, list):
         return raw, []
     plain, counts = [], []
     for index, entry in enumerate(listed):
-        if isinstance(entry, dict):
-            repeated = validate(RepeatedPhase, entry, child(where, index))
-            plain.append(repeated.phase)
-            counts.append(repeated.repeat)
-        else:
-            plain.append(entry)
-            counts.append(1)
+        repeated = validate(RepeatedPhase, entry, child(where, index)) if isinstance(entry, dict) else None
+        plain.append(entry if repeated is None else repeated.phase)
+        counts.append(1 if repeated is None else repeated.repeat)
     if len(counts) < sum(counts) > MAX_PERIOD:  # the model refuses a list that is too long without repetitions
         raise DocumentError(where, f"has {sum(counts)} phases; expected at most {MAX_PERIOD}")
     return raw | {"phases": plain}, counts
 
 
-def _check_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
-    phases = raw.get("phases")
-    first = phases[0] if isinstance(phases, list) and phases else None
-    if isinstance(first, list) and first and isinstance(first[0], dict) and "local" in first[0]:
-        raise DocumentError(
-            place,
-            'the key "node_radices" is missing; phases of blocks need it; write explicit phases as groups instead',
-        )
-
-
 def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
-    """The members `phases` and, for rules, `node_radices`; explicit phases stay values, which the writer spells.
-
-    Raises:
-        ScheduleError: more phases than a document holds.
-    """
+    """The members `phases` and, for rules, `node_radices`, in canonical order; explicit phases stay values."""
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
     if isinstance(phases, GroupPhases):
         return {"phases": list(phases.phases)}
-    blocks = [[_dump_block(block) for block in phase] for phase in phases.phases]
+    blocks = [
+        [
+            {"local": list(block.local), "across": list(block.across)}
+            | ({} if block.relaxation == 1 else {"relaxation": dump_fraction(block.relaxation)})
+            for block in phase
+        ]
+        for phase in RuleView(phases.node_radices, phases.phases, 0).canonical.phases
+    ]
     return {"node_radices": list(phases.node_radices), "phases": blocks}
 
 
-def _dump_block(block: Block) -> dict[str, Any]:
-    result: dict[str, Any] = {"local": list(block.local), "across": list(block.across)}
-    return result if block.relaxation == 1 else result | {"relaxation": dump_fraction(block.relaxation)}
+Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]
+EdgeWeighting = Annotated[
+    Annotated[Exact, Tag("one")] | Annotated[Listed[Exact], Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "one"),
+]
 
 
-def canonical_phases(dumped: dict[str, Any]) -> dict[str, Any]:
-    """Explicit phases are in one order already; blocks, local ranks and digits are brought into ascending order."""
-    if "node_radices" not in dumped:
-        return dumped
-    phases = [
-        sorted(
-            (block | {"local": sorted(block["local"]), "across": sorted(block["across"])} for block in phase),
-            key=lambda block: (block["local"], block["across"], str(block.get("relaxation", 1))),
-        )
-        for phase in dumped["phases"]
-    ]
-    return dumped | {"phases": phases}
+class RoundModel(Model):
+    """Weighted edges `[source, target]`; a worker's weight on itself is what the others leave."""
+
+    edges: Listed[Edge]
+    weights: EdgeWeighting
+
+
+class RoundsMember(Model):
+    """Rounds of weighted averaging over graphs."""
+
+    rounds: Annotated[Listed[RoundModel], Field(min_length=1)]
+
+
+GRAPH_MODELS = (RoundsMember,)
+
+
+def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Round, ...]:
+    """The rounds of a parsed strategy."""
+    model = validate(RoundsMember, part_of(raw, "rounds"), place)
+    return tuple(
+        _round(graph, cluster.num_workers, child(child(place, "rounds"), t)) for t, graph in enumerate(model.rounds)
+    )
+
+
+def _round(model: RoundModel, num_workers: int, place: str) -> Round:
+    """The value of one round. O(edges log edges), vectorized."""
+    edges = np.array(model.edges, dtype=np.int64).reshape(-1, 2)
+    sources, targets = edges[:, 0], edges[:, 1]
+    weights = model.weights
+    if isinstance(weights, list) and len(weights) != len(edges):
+        problem = f"has {len(weights)} entries for {len(edges)} edges; give 1 weight for all or 1 for each edge"
+        raise DocumentError(child(place, "weights"), problem)
+    _check_edges((edges >= num_workers).any(axis=1), edges, place, f"ranks are 0..{num_workers - 1}")
+    _check_edges(
+        sources == targets, edges, place, "a worker's weight on itself is what the others leave; leave the edge out"
+    )
+    order, twice = np.lexsort((sources, targets)), np.zeros(len(edges), dtype=bool)
+    twice[order[1:]] = (np.diff(sources[order]) == 0) & (np.diff(targets[order]) == 0)
+    _check_edges(twice, edges, place, "is given twice; keep it once")
+    if isinstance(weights, list):
+        return Round.from_arrays(num_workers, sources, targets, weights, range(len(weights)))
+    return Round.from_arrays(num_workers, sources, targets, [weights], np.zeros(len(edges), dtype=np.int32))
+
+
+def _check_edges(bad: npt.ArrayLike, edges: Whole, place: str, rule: str) -> None:
+    where = np.flatnonzero(bad)
+    if len(where):
+        index = int(where[0])
+        source, target = edges[index].tolist()
+        raise DocumentError(child(child(place, "edges"), index), f"is {source}→{target}; {rule}")
+
+
+def dump_rounds(rounds: tuple[Round, ...]) -> dict[str, Any]:
+    """The member `rounds`."""
+    return {"rounds": [_dump_round(graph) for graph in rounds]}
+
+
+def _dump_round(graph: Round) -> dict[str, Any]:
+    edges = np.stack([graph.sources, graph.targets], axis=1).tolist()
+    used = [dump_fraction(Fraction(weight)) for weight in graph.weights]
+    if len(used) == 1:
+        return {"edges": edges, "weights": used[0]}
+    return {"edges": edges, "weights": [used[index] for index in graph.weight_of.tolist()]}

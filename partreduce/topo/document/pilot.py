@@ -9,7 +9,7 @@ from typing import Any
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.closed_model import dump_fields, read_value
-from partreduce.topo.document.reader import read_json
+from partreduce.topo.document.reader import in_file, read_json
 from partreduce.topo.document.schedule import check_header
 from partreduce.topo.document.writer import pretty, write_file
 from partreduce.topo.errors import DocumentError
@@ -34,19 +34,12 @@ def load_pilot(path: str | os.PathLike[str]) -> Pilot:
         FileError: the file is absent or cannot be read.
         DocumentError: a file that breaks the format.
     """
-    raw = read_json(path)
-    try:
-        return pilot_of(raw)
-    except DocumentError as error:
-        raise DocumentError(error.place, error.problem, shown_path(path)) from None
+    with in_file(shown_path(path)):
+        return pilot_of(read_json(path))
 
 
 def pilot_of(raw: object) -> Pilot:
-    """The pilot of a parsed document.
-
-    Raises:
-        DocumentError: a document that breaks the format.
-    """
+    """The pilot of a parsed document."""
     header = check_header(raw, FORMAT, VERSION)
     members = {key: value for key, value in header.items() if key not in ("format", "version")}
     pilot = read_value(Pilot, members, "")
@@ -79,9 +72,5 @@ def dump_pilot(pilot: Pilot) -> dict[str, Any]:
 
 
 def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:
-    """Write a pilot file, atomically, with a line for each key, price and probe.
-
-    Raises:
-        FileError: the file cannot be written.
-    """
+    """Write a pilot file, atomically, with a line for each key, price and probe."""
     write_file(path, pretty(dump_pilot(pilot)).encode())

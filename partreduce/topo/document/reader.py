@@ -14,12 +14,12 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
-from partreduce.topo.document.descriptors import descriptor_to_read, read_descriptor
 from partreduce.topo.errors import DocumentError, FileError
 from partreduce.topo.place import child, format_value, shown_path
 
@@ -29,67 +29,67 @@ MAX_FAULTS = 1000
 MAX_INTEGER = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
 
+STDIN, STDOUT, STDERR = 0, 1, 2
+_NAMED = {"/dev/stdin": STDIN, "/dev/stdout": STDOUT, "/dev/stderr": STDERR}
+_NUMBERED = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")
+_FILE_KINDS = (
+    (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+)  # fmt: skip
 _CHUNK = 2**20
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
+
+
+def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> int | None:
+    """The open descriptor that a name means: `-`, or `/dev/fd/N`, as shells put for `<(command)`; None for other files.
+
+    Such a name is not opened again: a pipe opened without blocking is empty before its writer has written, and its
+    resolved name (`pipe:[123]`) does not exist.
+    """
+    text = os.fsdecode(os.fspath(path))
+    if text == "-":
+        return standard
+    if text in _NAMED:
+        return _NAMED[text]
+    match = _NUMBERED.fullmatch(text)
+    return int(match[1]) if match else None
+
+
+def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
+    """The descriptor that a name to write to means; None for an ordinary file."""
+    return descriptor_to_read(path, STDOUT)
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file (or of a link to one), refused unread when it is too large.
-
-    `-` is standard input; it and `/dev/fd/N` may also be pipes.
-
-    Raises:
-        FileError: the file is absent or cannot be read.
-        DocumentError: not a regular file, or over the limit.
-    """
-    source = shown_path(path)
-    connected = descriptor_to_read(path)
-    if connected is not None:
-        return _read_connected(connected, max_bytes, source)
+    """The content of a regular file, a link to one, or a connected descriptor; refused unread when it is too large."""
+    source, connected = shown_path(path), descriptor_to_read(path)
     try:
         # O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if connected is None else connected
     except (OSError, ValueError) as error:
         raise FileError(f"{source}: cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+    parts, missing = [], max_bytes + 1
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise DocumentError("", f"is {_file_kind(status.st_mode)}; a document is a regular file", source)
-        if status.st_size > max_bytes:
-            _too_large(status.st_size, max_bytes, source)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
+        if connected is None:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                kind = next((name for test, name in _FILE_KINDS if test(status.st_mode)), "no regular file")
+                raise DocumentError("", f"is {kind}; a document is a regular file", source)
+            if status.st_size > max_bytes:
+                _too_large(status.st_size, max_bytes, source)
+        while missing and (part := os.read(descriptor, min(missing, _CHUNK))):
+            parts.append(part)
+            missing -= len(part)
     except OSError as error:
         raise FileError(f"{source}: cannot be read: {error.strerror or error}") from None
     finally:
-        os.close(descriptor)
-    if len(data) > max_bytes:
-        _too_large(len(data), max_bytes, source)
-    return data
-
-
-def _read_connected(descriptor: int, max_bytes: int, source: str) -> bytes:
-    try:
-        data = read_descriptor(descriptor, max_bytes + 1)
-    except OSError as error:
-        raise FileError(f"{source}: cannot be read: {error.strerror or error}") from None
-    if len(data) > max_bytes:
-        _too_large(len(data), max_bytes, source)
-    return data
-
-
-def _file_kind(mode: int) -> str:
-    for test, name in (
-        (stat.S_ISDIR, "a directory"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-    ):
-        if test(mode):
-            return name
-    return "no regular file"
+        if connected is None:
+            os.close(descriptor)
+    if not missing:
+        _too_large(max_bytes + 1, max_bytes, source)
+    return b"".join(parts)
 
 
 def _too_large(size: int, max_bytes: int, source: str) -> NoReturn:
@@ -100,13 +100,17 @@ def _too_large(size: int, max_bytes: int, source: str) -> NoReturn:
     )
 
 
-def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
-    """Read one JSON file strictly.
+@contextmanager
+def in_file(source: str) -> Iterator[None]:
+    """Give refusals of a document the name of its file, which may be empty."""
+    try:
+        yield
+    except DocumentError as error:
+        raise DocumentError(error.place, error.problem, error.source or source) from None
 
-    Raises:
-        FileError: the file is absent or cannot be read.
-        DocumentError: anything that strict JSON does not allow, with its place.
-    """
+
+def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
+    """Read one JSON file strictly."""
     return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
 
 
@@ -114,12 +118,14 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
     """Parse one JSON document strictly: UTF-8, depth <= 32, no duplicate keys, no NaN, no |integer| >= 2**53.
 
     O(len(data)), whatever the content. `source` is named in errors.
-
-    Raises:
-        DocumentError: with the place, as a path or, for syntax errors, as line:column.
     """
-    text = decode(data, max_bytes=max_bytes, source=source)
-    check_depth(data, source=source)
+    with in_file(source):
+        text = decode(data, max_bytes=max_bytes)
+        check_depth(data)
+        return _parse(text, data, source)
+
+
+def _parse(text: str, data: bytes, source: str) -> object:
     faults: list[_Fault] = []
     hooks = _Hooks(faults)
     long_numbers = _has_long_numbers(data)
@@ -134,14 +140,15 @@ def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> 
             value = decoder.decode(text)
     except _TooManyFaultsError:
         first = faults[0].problem
-        raise DocumentError("document", f"has more than {MAX_FAULTS} faults; a value {first}", source) from None
+        raise DocumentError("document", f"has more than {MAX_FAULTS} faults; a value {first}") from None
     except json.JSONDecodeError as error:
         place = f"{error.lineno}:{error.colno}"
-        what = "ends too early" if error.pos >= len(text.rstrip()) else f"is not JSON: {_lower(error.msg)}"
-        raise DocumentError(place, f"{what}; {_way_out(source)}", source) from None
+        said = f"is not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+        problem = "ends too early" if error.pos >= len(text.rstrip()) else said
+        raise DocumentError(place, f"{problem}; {_way_out(source)}") from None
     if faults or _SURROGATE.search(data):
         for place, problem in _faults_in(value, ""):
-            raise DocumentError(place or "document", problem, source)
+            raise DocumentError(place or "document", problem)
     return value
 
 
@@ -150,18 +157,13 @@ def _way_out(source: str) -> str:
     if source.endswith((".yaml", ".yml")):
         return f"it looks like a cluster file; partreduce design {source} -o schedule.json makes a schedule for it"
     if source.endswith(".py"):
-        return (
-            f"it looks like a script; partreduce verify {source}:NAME --cluster CLUSTER --period N verifies a function"
-        )
+        example = f"partreduce verify {source}:NAME --cluster CLUSTER --period N"
+        return f"it looks like a script; {example} verifies a function"
     return "the file may be cut off or hand-edited; write it again"
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:
-    """The text of a document in UTF-8 without byte-order mark.
-
-    Raises:
-        DocumentError: empty, too large, a byte-order mark, or other than UTF-8.
-    """
+    """The text of a document in UTF-8 without byte-order mark."""
     if len(data) > max_bytes:
         _too_large(len(data), max_bytes, source)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
@@ -180,12 +182,8 @@ def line_column(data: bytes, offset: int) -> str:
     return f"{data.count(10, 0, offset) + 1}:{offset - data.rfind(10, 0, offset)}"
 
 
-def check_depth(data: bytes, *, source: str = "") -> None:
-    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorized pass that knows strings.
-
-    Raises:
-        DocumentError: with line:column of the first bracket that is too deep.
-    """
+def check_depth(data: bytes) -> None:
+    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorized pass that knows strings."""
     # Blank the escapes that matter, keeping every offset: what is left of quotes opens or closes a string.
     blank = data.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in data else data
     depth, inside = 0, 0
@@ -199,11 +197,8 @@ def check_depth(data: bytes, *, source: str = "") -> None:
         if len(steps):
             if steps.max() > MAX_DEPTH:
                 offset = start + int(where[int(np.argmax(steps > MAX_DEPTH))])
-                raise DocumentError(
-                    line_column(data, offset),
-                    f"is nested deeper than {MAX_DEPTH} levels; no document of ours is",
-                    source,
-                )
+                problem = f"is nested deeper than {MAX_DEPTH} levels; no document of ours is"
+                raise DocumentError(line_column(data, offset), problem)
             depth = int(steps[-1])
         inside = int(quotes[-1]) & 1
 
@@ -214,22 +209,21 @@ def _has_long_numbers(data: bytes) -> bool:
     return b"0" * 16 in same or b"e000" in same or b"e+000" in same
 
 
-class _Fault:
+class _Fault(NamedTuple):
     """Stands in the parsed value where something is refused, so that its path can be found afterwards."""
 
-    def __init__(self, problem: str) -> None:
-        self.problem = problem
+    problem: str
 
 
 class _TooManyFaultsError(Exception):
     """So many are not mended by hand: reading further would only cost time."""
 
 
+@dataclass
 class _Hooks:
     """The decoder's callbacks. They record faults instead of raising: the decoder does not know the path."""
 
-    def __init__(self, faults: list[_Fault]) -> None:
-        self.faults = faults
+    faults: list[_Fault]
 
     def _fault(self, problem: str) -> _Fault:
         if len(self.faults) == MAX_FAULTS:
@@ -249,20 +243,15 @@ class _Hooks:
         return self._fault(f"is {text}; numbers are finite")
 
     def integer(self, text: str) -> object:
-        if len(text) > 17 or abs(int(text)) > MAX_INTEGER:
-            return self._fault(
-                f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1), "
-                "others would round it: write a smaller one"
-            )
-        return int(text)
+        if len(text) <= 17 and abs(int(text)) <= MAX_INTEGER:
+            return int(text)
+        shown = f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
+        return self._fault(f"{shown}, others would round it: write a smaller one")
 
     def number(self, text: str) -> object:
-        value = float(text)
-        return (
-            value
-            if math.isfinite(value)
-            else self._fault(f"is {format_value(text)[1:-1]}, which overflows; numbers are finite")
-        )
+        if math.isfinite(value := float(text)):
+            return value
+        return self._fault(f"is {format_value(text)[1:-1]}, which overflows; numbers are finite")
 
 
 def _faults_in(value: object, place: str) -> Iterator[tuple[str, str]]:
@@ -270,25 +259,17 @@ def _faults_in(value: object, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, _Fault):
         yield place, value.problem
     elif isinstance(value, str):
-        if _is_broken(value):
+        if _HALF_OF_A_PAIR.search(value):
             yield place, f"is {format_value(value)}, which holds half of a surrogate pair; it is not a text"
     elif isinstance(value, dict):
         for key, item in value.items():
-            if _is_broken(key):
+            if _HALF_OF_A_PAIR.search(key):
                 yield place, f"has the key {format_value(key)}, which holds half of a surrogate pair; it is not a text"
             yield from _faults_in(item, child(place, key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
             if not isinstance(item, int | float):
                 yield from _faults_in(item, child(place, index))
-
-
-def _is_broken(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 @contextmanager
@@ -302,10 +283,6 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]
 
 
 def is_file(text: str) -> bool:

@@ -3,22 +3,94 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.closed_model import Model, Name, dump_fields, validate
-from partreduce.topo.document.groups import plain_phase
-from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
-from partreduce.topo.document.shape import Shape, dump_shape, error_at, shape_value
+from partreduce.topo.closed_model import Listed, Model, Name, custom_error, dump_fields, validate
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.phases import plain_phase
+from partreduce.topo.document.reader import MAX_BYTES, collector_paused, in_file, parse_json, read_bytes
 from partreduce.topo.document.strategies import dump_strategy, load_strategy
 from partreduce.topo.errors import DocumentError, InputError, of_type
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
+from partreduce.topo.fields import Count, Index
 from partreduce.topo.phase import Phase
 from partreduce.topo.place import format_value, shown_path
 from partreduce.topo.schedule import Schedule
+
+_PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
+
+
+class _Shape(Model):
+    @model_validator(mode="before")
+    @classmethod
+    def _in_one_way(cls, data: object) -> object:
+        """Name both ways where a document writes a cluster in both, or in a way of other tools."""
+        if not isinstance(data, dict):
+            return data
+        counts = [key for key in RegularShape.model_fields if key in data]
+        problem = ""
+        if "nodes" in data and counts:
+            problem = f'has both "nodes" and {format_value(counts[0])}; keep nodes, or num_nodes and workers_per_node'
+        elif isinstance(sizes := data.get("workers_per_node"), list):
+            problem = (
+                f"has workers_per_node {format_value(sizes)}, which is one number for all nodes; "
+                "for unequal nodes write nodes alone, the ranks of each, such as nodes: [[0], [1, 2]]"
+            )
+        if problem:
+            raise custom_error(problem)
+        return data
+
+
+class RegularShape(_Shape):
+    """`num_nodes` nodes of `workers_per_node` workers; worker w runs on node w // workers_per_node."""
+
+    num_nodes: Count
+    workers_per_node: Count
+
+
+class ListedShape(_Shape):
+    """One list of ranks per node, in the order of their local ranks."""
+
+    nodes: Annotated[Listed[Annotated[Listed[Index], Field(min_length=1)]], Field(min_length=1)]
+
+
+Shape = Annotated[
+    Annotated[RegularShape, Tag("regular")] | Annotated[ListedShape, Tag("listed")],
+    Discriminator(lambda value: "listed" if isinstance(value, dict) and "nodes" in value else "regular"),
+]
+
+
+def shape_value(model: RegularShape | ListedShape, place: str) -> Cluster:
+    """The cluster of a checked shape."""
+    try:
+        if isinstance(model, ListedShape):
+            return Cluster.irregular(model.nodes)
+        return Cluster.regular(model.num_nodes, model.workers_per_node)
+    except InputError as error:
+        raise error_at(error, place, drop="cluster") from None
+
+
+def dump_shape(cluster: Cluster) -> dict[str, Any]:
+    """The shape of a cluster as a document holds it."""
+    if cluster.workers_per_node is not None:
+        return {"num_nodes": cluster.num_nodes, "workers_per_node": cluster.workers_per_node}
+    return {"nodes": [list(node) for node in cluster.nodes or ()]}
+
+
+def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
+    """A refusal by a value, with its place below `root`: values say `phases[0][1].local: problem`."""
+    if isinstance(error, DocumentError):
+        return error
+    if (match := _PLACED.fullmatch(str(error))) is None:
+        return DocumentError(root or "document", str(error))
+    inner = match[1].removeprefix(drop).lstrip(".") if drop else match[1]
+    return DocumentError(".".join(filter(None, (root, inner))) or "document", match[2])
+
 
 FORMAT = "partreduce.schedule"
 VERSION = 1
@@ -75,27 +147,19 @@ def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BY
         # A lone surrogate, which is no character, becomes bytes that are refused as such.
         document = document.encode(errors="surrogatepass")
     if not isinstance(document, bytes | bytearray):
-        raise InputError(
-            f"parse_schedule: the document is a {type(document).__name__}; it must be str or bytes; "
-            "load_schedule(path) reads a file"
-        )
+        kind = type(document).__name__
+        way_out = "it must be str or bytes; load_schedule(path) reads a file"
+        raise InputError(f"parse_schedule: the document is a {kind}; {way_out}")
     return _parse(bytes(document), max_bytes, "")
 
 
 def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
-    try:
-        with collector_paused():
-            return schedule_of(parse_json(data, max_bytes=max_bytes, source=source))
-    except DocumentError as error:
-        raise DocumentError(error.place, error.problem, source) from None
+    with in_file(source), collector_paused():
+        return schedule_of(parse_json(data, max_bytes=max_bytes, source=source))
 
 
 def schedule_of(raw: object) -> Schedule:
-    """The schedule of a parsed document.
-
-    Raises:
-        DocumentError: a document that breaks the format.
-    """
+    """The schedule of a parsed document."""
     check_header(raw, FORMAT, VERSION)
     envelope = validate(ScheduleEnvelope, raw, "")
     cluster = shape_value(envelope.cluster, "cluster")

@@ -11,17 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
-
-from partreduce.topo.closed_model import adapter
+from partreduce.topo.closed_model import adapter, dump_fraction, parse_fraction
 from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
 from partreduce.topo.document.phases import repeated_phase_schema
 from partreduce.topo.document.pilot import FORMAT as PILOT_FORMAT
 from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope
-from partreduce.topo.document.strategies import KINDS, Kind, sync_schema
+from partreduce.topo.document.strategies import KINDS, Kind, first_paragraph, sync_schema
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.fraction import dump_fraction, parse_fraction
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import Sync
 
@@ -49,7 +46,7 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
         definitions.pop(value.__name__, None)
     sync = {"$ref": "#/$defs/Sync", "default": "synchronous"}
     own.pop("title", None)
-    own["description"] = kind.value.__doc__ and " ".join(kind.value.__doc__.split("\n\n")[0].split())
+    own["description"] = first_paragraph(kind.value)
     own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "sync": sync}
     own["required"] = ["kind", *(name for name in own.get("required", ()) if name != kind.bulk)]
     own["properties"].pop(kind.bulk, None)
@@ -57,26 +54,13 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
         return [own]
     algorithms = []
     for model in kind.models:
-        part = _part(model, definitions)
-        if "phases" in part["properties"]:
-            phases = part["properties"]["phases"]
+        part = model.model_json_schema(ref_template="#/$defs/{model}")
+        definitions |= part.pop("$defs", {})
+        if (phases := part["properties"].get("phases")) is not None:
             phases["items"] = repeated_phase_schema(phases["items"])
-        algorithms.append(
-            own
-            | {
-                "properties": own["properties"] | part["properties"],
-                "required": [*own["required"], *part["required"]],
-                "description": part["description"],
-            }
-        )
+        members = {"properties": own["properties"] | part["properties"], "description": part["description"]}
+        algorithms.append(own | members | {"required": [*own["required"], *part["required"]]})
     return algorithms
-
-
-def _part(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a model, its definitions moved to those of the whole."""
-    part = model.model_json_schema(ref_template="#/$defs/{model}")
-    definitions |= part.pop("$defs", {})
-    return part
 
 
 def cluster_schema() -> dict[str, Any]:
@@ -95,13 +79,8 @@ def pilot_schema() -> dict[str, Any]:
 
 
 def _finish(schema: dict[str, Any], title: str, about: str | None) -> dict[str, Any]:
-    schema.pop("title", None)
-    return {
-        "$schema": DIALECT,
-        "title": title,
-        "description": about,
-        **{key: _plainly(value) for key, value in schema.items()},
-    }
+    header = {"$schema": DIALECT, "title": title, "description": about}
+    return header | {key: _plainly(value) for key, value in schema.items() if key != "title"}
 
 
 def _plainly(value: object) -> object:
@@ -152,10 +131,8 @@ def main(arguments: list[str]) -> int:
         for name, text in texts().items():
             write_file(FOLDER / name, text.encode())
     elif old:
-        sys.stderr.write(
-            f"schemas/{', schemas/'.join(old)}: differ from the models; run `python -m "
-            "partreduce.topo.document.schema`\n"
-        )
+        run = "`python -m partreduce.topo.document.schema`"
+        sys.stderr.write(f"schemas/{', schemas/'.join(old)}: differ from the models; run {run}\n")
         return 1
     return 0
 

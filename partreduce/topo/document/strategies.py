@@ -14,8 +14,14 @@ from pydantic import BaseModel
 
 from partreduce.topo.closed_model import adapter, as_tuples, dump_fields, read_value, translate_errors, unknown
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
-from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
+from partreduce.topo.document.phases import (
+    GRAPH_MODELS,
+    STATIC_MODELS,
+    dump_phases,
+    dump_rounds,
+    load_phases,
+    load_rounds,
+)
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.place import child, format_value
 from partreduce.topo.renamed import renamed_key, renamed_value
@@ -51,11 +57,6 @@ class Kind:
     models: tuple[type[BaseModel], ...] = ()
     canonical: Callable[[Raw], Raw] = lambda dumped: dumped
 
-    def known_keys(self) -> list[str]:
-        """All members that an object of this kind may have."""
-        own = [field.name for field in fields(self.value) if field.name != self.bulk]
-        return ["kind", *own, *self.keys]
-
 
 def _ascending_sides(dumped: Raw) -> Raw:
     """Active ranks ascend; an edge starts with its lower rank, and edges ascend."""
@@ -68,15 +69,7 @@ def _ascending_sides(dumped: Raw) -> Raw:
 KINDS: dict[str, Kind] = {
     kind.value.kind: kind
     for kind in (
-        Kind(
-            StaticGroups,
-            "phases",
-            ("node_radices", "phases"),
-            load_phases,
-            dump_phases,
-            STATIC_MODELS,
-            canonical_phases,
-        ),
+        Kind(StaticGroups, "phases", ("node_radices", "phases"), load_phases, dump_phases, STATIC_MODELS),
         Kind(AllReduce),
         Kind(NeighborAveraging, "rounds", ("rounds",), load_rounds, dump_rounds, GRAPH_MODELS),
         Kind(DynamicGroups),
@@ -88,13 +81,9 @@ KINDS: dict[str, Kind] = {
 
 
 def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
-    """The strategy of a parsed object.
-
-    Raises:
-        DocumentError: the first member that breaks the format, with its place.
-    """
+    """The strategy of a parsed object."""
     kind = _kind_of(raw, place)
-    known = kind.known_keys()
+    known = ["kind", *(field.name for field in fields(kind.value) if field.name != kind.bulk), *kind.keys]
     for key in raw:
         if key not in known:
             raise DocumentError(place, unknown(key, known))
@@ -130,13 +119,12 @@ def dump_strategy(strategy: Strategy) -> Raw:
         if part.name == kind.bulk and kind.dump is not None:
             result |= kind.dump(value)
         elif part.default is MISSING or value != part.default:
-            result[part.name] = _dump_sync(value) if part.name == "sync" else _plain(value)
+            result[part.name] = {value.word: _plain(value)} if part.name == "sync" else _plain(value)
     return kind.canonical(result)
 
 
-WAITS: dict[str, type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]] = {
-    value.word: value for value in (DelayedMerge, Pipeline, IterationGap, PartialAllReduce)
-}
+Wait = DelayedMerge | Pipeline | IterationGap | PartialAllReduce
+WAITS: dict[str, type[Wait]] = {value.word: value for value in (DelayedMerge, Pipeline, IterationGap, PartialAllReduce)}
 """Values of the *sync* axis that have members, which documents hold as `{word: {members}}`."""
 
 
@@ -151,7 +139,14 @@ def _load_sync(raw: object, place: str) -> Sync:
             )
         return DelayedAveraging()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
-        return _load_members(wait, raw[wait.word], child(place, wait.word))
+        members, place = raw[wait.word], child(place, wait.word)
+        if wait is PartialAllReduce and isinstance(members, dict):
+            quorum = members.get("quorum", 2)
+            if type(quorum) is not int and quorum not in list(QuorumStart):  # pydantic would say why it is neither form
+                words = " or ".join(f'"{word}"' for word in QuorumStart)
+                problem = f"is {format_value(quorum)}; it must be {words}, or a number of workers"
+                raise DocumentError(child(place, "quorum"), problem)
+        return read_value(wait, members, place)
     if isinstance(raw, dict) and len(raw) == 1:
         renamed = renamed_key(next(iter(raw)), ("delay", *WAITS))
     else:
@@ -161,27 +156,6 @@ def _load_sync(raw: object, place: str) -> Sync:
     known = '"synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
     known += '{"partial": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {format_value(raw)}; it must be {known}")
-
-
-def _load_members(
-    value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce], raw: object, place: str
-) -> Sync:
-    if value is PartialAllReduce and isinstance(raw, dict):
-        _check_quorum(raw.get("quorum", 2), child(place, "quorum"))
-    return read_value(value, raw, place)
-
-
-def _check_quorum(raw: object, place: str) -> None:
-    """A word or a number: of two forms pydantic would say why it is neither."""
-    if type(raw) is not int and raw not in list(QuorumStart):
-        words = " or ".join(f'"{word}"' for word in QuorumStart)
-        raise DocumentError(place, f"is {format_value(raw)}; it must be {words}, or a number of workers")
-
-
-def _dump_sync(sync: Sync) -> object:
-    if sync.word in WAITS:
-        return {sync.word: _plain(sync)}
-    return {"delay": sync.rounds} if isinstance(sync, DelayedAveraging) else "synchronous"
 
 
 def sync_schema() -> dict[str, Any]:
@@ -196,12 +170,15 @@ def sync_schema() -> dict[str, Any]:
     }
 
 
-def _describe_schema(value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]) -> dict[str, Any]:
-    """The JSON Schema of a value, with the first paragraph of its docstring."""
+def _describe_schema(value: type[Wait]) -> dict[str, Any]:
     schema = adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)
-    schema["description"] = " ".join((value.__doc__ or "").split("\n\n")[0].split())
-    return schema
+    return schema | {"description": first_paragraph(value)}
+
+
+def first_paragraph(value: type) -> str:
+    """What the docstring of a value begins with."""
+    return " ".join((value.__doc__ or "").split("\n\n")[0].split())
 
 
 def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -216,4 +193,4 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, bool | int) or value is None:
         return value
-    return dump_fields(value)
+    return value.rounds if isinstance(value, DelayedAveraging) else dump_fields(value)

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
-from partreduce.topo.document.groups import phase_text
-from partreduce.topo.document.reader import parse_json
+from partreduce.topo.document.phases import phase_text
+from partreduce.topo.document.reader import STDOUT, descriptor_to_write, parse_json
 from partreduce.topo.document.schedule import encodable, schedule_of
 from partreduce.topo.errors import DocumentError, FileError, ScheduleError
 from partreduce.topo.phase import Phase
@@ -43,11 +42,7 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """The text of a schedule file: one line for each phase or round, keys in reading order.
-
-    Raises:
-        ScheduleError: the schedule cannot be expressed in the format.
-    """
+    """The text of a schedule file: one line for each phase or round, keys in reading order."""
     try:
         document = encodable(schedule)
         # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
@@ -76,14 +71,10 @@ def _member(key: str, value: object, indent: str) -> str:
     if key in _LINE_KEYS and isinstance(value, list) and value:
         deeper, lines = indent + "  ", [_line(item) for item in value]
         if key == "phases":
-            lines = [_phase_text(line, len(list(equal))) for line, equal in groupby(lines)]
+            counted = ((line, len(list(equal))) for line, equal in groupby(lines))  # the reader unrolls equal ones
+            lines = [line if n == 1 else f'{{"repeat": {n}, "phase": {line}}}' for line, n in counted]
         return "[\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}]"
     return _line(value)
-
-
-def _phase_text(phase: str, count: int) -> str:
-    """The text of one phase, or of equal ones in a row, which the reader unrolls."""
-    return phase if count == 1 else f'{{"repeat": {count}, "phase": {phase}}}'
 
 
 def _line(value: object) -> str:
@@ -95,16 +86,14 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
     Every file that partreduce writes goes through here. Links are followed; a target that is no regular file (a FIFO)
     is written to directly, and so are `-` (standard output) and `/dev/fd/N`.
-
-    Raises:
-        FileError: the file cannot be written; what stood there before still stands.
-        BrokenPipeError: the reader of standard output has gone.
     """
     connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))
     try:
         if connected is not None:
-            write_descriptor(connected, data)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(connected, rest) :]
             return
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             with target.open("wb") as file:
@@ -112,28 +101,21 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
             return
         _replace(target, data)
     except BrokenPipeError:
-        raise BrokenPipeError from None
+        raise BrokenPipeError from None  # without its number, by which typer would take it for an error of ours
     except (OSError, ValueError) as error:
         shown = "standard output" if connected == STDOUT else shown_path(path)
-        raise _unwritten(shown, getattr(error, "strerror", None) or error) from None
+        raise FileError(f"{shown}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def check_without_place(path: str | os.PathLike[str]) -> None:
-    """Refuse a file to write whose folder is not there, or which is a folder, before there is anything to write.
-
-    Raises:
-        FileError: it is so.
-    """
+    """Refuse a file to write whose folder is not there, or which is a folder, before there is anything to write."""
     if descriptor_to_write(path) is None:
         target = Path(os.path.realpath(path))
         if target.is_dir():
-            raise _unwritten(shown_path(path), os.strerror(errno.EISDIR))
+            raise FileError(f"{shown_path(path)}: cannot be written: {os.strerror(errno.EISDIR)}")
         if not target.parent.is_dir():
-            raise _unwritten(shown_path(path), f"there is no folder {target.parent}; make it first")
-
-
-def _unwritten(shown: str, reason: object) -> FileError:
-    return FileError(f"{shown}: cannot be written: {reason}")
+            problem = f"there is no folder {target.parent}; make it first"
+            raise FileError(f"{shown_path(path)}: cannot be written: {problem}")
 
 
 def _replace(target: Path, data: bytes) -> None:

@@ -10,7 +10,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from partreduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
+from partreduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode, in_file
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.place import child, format_value
 
@@ -27,34 +27,33 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
-    """Parse one YAML document strictly.
+    """Parse one YAML document strictly; refusals name its `source`."""
+    with in_file(source):
+        return _parse(decode(data, max_bytes=max_bytes), source)
 
-    Raises:
-        DocumentError: with the place, as a path or, for syntax errors, as line:column.
-    """
+
+def _parse(text: str, source: str) -> object:
     import yaml
 
-    text = decode(data, max_bytes=max_bytes, source=source)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _check_events(yaml.parse(text, Loader=loader), source)
-        return _Reader(source).value(yaml.compose(text, Loader=loader), "")
+        _check_events(yaml.parse(text, Loader=loader))
+        return _value_of(yaml.compose(text, Loader=loader), "")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
         problem = " ".join((error.problem or "cannot be parsed").split())
         way_out = "check the indentation and quotes"
         if mark and any("\t" in line for line in text.split("\n")[mark.line : mark.line + 1]):
             way_out = "YAML indents by spaces, and this line holds a tab"
         if source.endswith(".py"):
             way_out = f"it looks like a script; partreduce design CLUSTER --model {source}:NAME reads its model"
-        raise DocumentError(place, f"is not YAML: {problem}; {way_out}", source) from None
+        raise DocumentError(_line_column(mark), f"is not YAML: {problem}; {way_out}") from None
     except yaml.YAMLError as error:  # characters that YAML does not allow
         problem = ascii(" ".join(str(error).split()))[1:-1]
-        raise DocumentError("document", f"is not YAML: {problem}; remove the character", source) from None
+        raise DocumentError("document", f"is not YAML: {problem}; remove the character") from None
 
 
-def _check_events(events: Iterator[yaml.Event], source: str) -> None:
+def _check_events(events: Iterator[yaml.Event]) -> None:
     import yaml
 
     depth = documents = 0
@@ -69,63 +68,51 @@ def _check_events(events: Iterator[yaml.Event], source: str) -> None:
         elif isinstance(event, yaml.DocumentStartEvent) and documents:
             problem = "starts a second document; a file holds one"
         if problem:
-            raise DocumentError(_line_column(event.start_mark), problem, source)
+            raise DocumentError(_line_column(event.start_mark), problem)
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         documents += isinstance(event, yaml.DocumentStartEvent)
     if not documents:
-        raise DocumentError("1:1", "is empty; the file may be cut off", source)
+        raise DocumentError("1:1", "is empty; the file may be cut off")
 
 
 def _line_column(mark: Any) -> str:  # noqa: ANN401 - two classes, of PyYAML and of its C loader
     return f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
 
 
-class _Reader:
-    """Turns the nodes of one document into values, knowing where it stands."""
+def _value_of(node: yaml.Node | None, place: str) -> Any:  # noqa: ANN401 - what JSON may hold
+    """The value of a node. Depth is bounded by `_check_events`."""
+    import yaml
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    if isinstance(node, yaml.SequenceNode):
+        return [_value_of(item, child(place, index)) for index, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode):
+        return node.value if node.style else _plain(node.value, place)
+    assert isinstance(node, yaml.MappingNode), "YAML has three kinds of node"
+    result: dict[str, Any] = {}
+    for key, item in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise DocumentError(_line_column(key.start_mark), "uses a list or an object as a key; keys are words")
+        if key.value in result:
+            raise DocumentError(place or "document", f"has the key {format_value(key.value)} twice; keep one of them")
+        result[key.value] = _value_of(item, child(place, key.value))
+    return result
 
-    def value(self, node: yaml.Node | None, place: str) -> object:
-        """The value of a node. Depth is bounded by `_check_events`."""
-        import yaml
 
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, place)
-        if isinstance(node, yaml.SequenceNode):
-            return [self.value(item, child(place, index)) for index, item in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode), "YAML has three kinds of node"
-        return node.value if node.style else self._plain(node.value, place)
-
-    def _mapping(self, node: yaml.MappingNode, place: str) -> dict[str, Any]:
-        import yaml
-
-        result: dict[str, Any] = {}
-        for key, item in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                problem = "uses a list or an object as a key; keys are words"
-                raise DocumentError(_line_column(key.start_mark), problem, self.source)
-            if key.value in result:
-                problem = f"has the key {format_value(key.value)} twice; keep one of them"
-                raise DocumentError(place or "document", problem, self.source)
-            result[key.value] = self.value(item, child(place, key.value))
-        return result
-
-    def _plain(self, text: str, place: str) -> object:
-        """A plain scalar as YAML 1.2's core schema reads it, with JSON's limits on numbers."""
-        problem = ""
-        if text.lower() in _WORDS:
-            return _WORDS[text.lower()]
-        if _INTEGER.fullmatch(text):
-            if len(text) <= 17 and abs(int(text)) <= MAX_INTEGER:
-                return int(text)
-            problem = f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
-        elif _NUMBER.fullmatch(text):
-            if math.isfinite(float(text)):
-                return float(text)
-            problem = f"is {format_value(text)[1:-1]}, which overflows; numbers are finite"
-        elif text.lower().lstrip("+-") in (".inf", ".nan"):
-            problem = f"is {text}; numbers are finite"
-        if problem:
-            raise DocumentError(place or "document", problem, self.source)
-        return text
+def _plain(text: str, place: str) -> object:
+    """A plain scalar as YAML 1.2's core schema reads it, with JSON's limits on numbers."""
+    problem = ""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _INTEGER.fullmatch(text):
+        if len(text) <= 17 and abs(int(text)) <= MAX_INTEGER:
+            return int(text)
+        problem = f"is {format_value(text)[1:-1]}, an integer beyond ±(2**53 − 1)"
+    elif _NUMBER.fullmatch(text):
+        if math.isfinite(float(text)):
+            return float(text)
+        problem = f"is {format_value(text)[1:-1]}, which overflows; numbers are finite"
+    elif text.lower().lstrip("+-") in (".inf", ".nan"):
+        problem = f"is {text}; numbers are finite"
+    if problem:
+        raise DocumentError(place or "document", problem)
+    return text

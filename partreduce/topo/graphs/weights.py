@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.graphs import Graph
 from partreduce.topo.round import Round
 
 MAX_SPECTRUM_WORKERS = 3000
@@ -20,11 +20,7 @@ MAX_SPECTRUM_WORKERS = 3000
 
 
 def weigh(graph: Graph, method: str = "metropolis") -> Round:
-    """The graph with mixing weights in exact fractions.
-
-    Raises:
-        ScheduleError: an unknown method, or a graph that the method cannot weigh.
-    """
+    """The graph with mixing weights in exact fractions."""
     check_unknown(method)
     return METHODS[method](graph)
 
@@ -45,9 +41,6 @@ def metropolis(graph: Graph) -> Round:
 
     Doubly stochastic on every undirected graph, from degrees alone.
     Source: Xiao, Boyd, Kim, Distributed average consensus with least-mean-square deviation, 2007.
-
-    Raises:
-        ScheduleError: a directed graph whose workers do not all send as often as they hear, equally often.
     """
     degrees = graph.in_degrees()
     if not graph.is_undirected:
@@ -75,13 +68,7 @@ def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:
 
 
 def best_constant(graph: Graph) -> Round:
-    """`best_constant_weight` on every edge, as a fraction with a denominator ≤ 10⁶.
-
-    On uneven graphs a worker's own weight may be negative.
-
-    Raises:
-        ScheduleError: as `best_constant_weight`.
-    """
+    """`best_constant_weight` on every edge, as a fraction with a denominator ≤ 10⁶; own weights may be negative."""
     return constant(graph, Fraction(best_constant_weight(graph)).limit_denominator(10**6))
 
 
@@ -89,9 +76,6 @@ def best_constant_weight(graph: Graph) -> float:
     """2/(λ₂ + λ_n) of the Laplacian: optimal among constant weights, and among all on edge-transitive graphs. O(n³).
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, 2004.
-
-    Raises:
-        ScheduleError: a directed or disconnected graph, or more than 3000 workers.
     """
     graph.require_undirected("best constant weights")
     graph.require_connected()

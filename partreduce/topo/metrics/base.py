@@ -13,9 +13,8 @@ class Kind(StrEnum):
 
     EXACT = "exact"
     """Computed by a direct method: exact up to floating-point rounding."""
-
     ESTIMATE = "estimate"
-    """Computed by an iteration or a simulation; `transport` states the known error."""
+    """Computed by an iteration or a simulation; `how` states the known error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +26,10 @@ class Metric:
     how: str = ""
 
     def json_value(self) -> float | None:
-        """Return the value for JSON: infinite and missing values become null (`transport` distinguishes them)."""
+        """Return the value for JSON: infinite and missing values become null (`how` distinguishes them)."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
 
     def note(self) -> dict[str, Any]:
-        """Return kind and method, JSON-able."""
         return {"kind": str(self.kind), "how": self.how}
 
     def __float__(self) -> float:
@@ -54,7 +52,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class PipelineMetrics:
-    """The cost of late gradients, for plain SGD on a quadratic loss (`topo.metrics.pipeline`)."""
+    """The cost of late gradients, for plain SGD on a quadratic loss (`topo.metrics.stability`)."""
 
     stability_limit: Metric
     noise_factor: Metric
@@ -85,7 +83,7 @@ class ScheduleMetrics:
     pipeline: PipelineMetrics | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the output of `partreduce verify --json`, with each method under `transport`."""
+        """Return the output of `partreduce verify --json`, with each method under `how`."""
         result: dict[str, Any] = {}
         how: dict[str, Any] = {}
         for name in ("period", "num_workers", "num_distinct_phases", *METRICS):

@@ -25,6 +25,8 @@ import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
+from partreduce.topo.fields import Floats, Whole
+from partreduce.topo.graphs import Graph
 from partreduce.topo.metrics.sectors import Batch, RoundSteps, Sectors, group_worker_steps
 from partreduce.topo.mixing import Operators
 from partreduce.topo.round import Round
@@ -129,11 +131,7 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """Return the classes of a rule, trivial first. O(digits · classes); at most 2^min(digits, digit sets) + 1.
-
-    Raises:
-        UndecidedError: more than 16,384 classes.
-    """
+    """Return the classes of a rule, trivial first. O(digits · classes); at most 2^min(digits, digit sets) + 1."""
     sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
     for digit, radix in enumerate(rule.radices):
@@ -238,16 +236,16 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     if not rounds or not isinstance(steps_per_round, int) or (found := _shifts_of(rounds)) is None:
         return None
     radices, columns = found
-    symbols = _transformed(columns, radices)
+    symbols = _transform(columns, radices)
     symbols[:, 0] = 0.0
     mean = np.zeros((symbols.shape[1], 1))
     mean[0] = 1.0
     covariance, roots = _node_column(schedule.cluster, radices), None
     if covariance is not None:
-        roots = np.sqrt(np.maximum(_transformed(covariance, radices).real, 0.0))[:, None, None]
+        roots = np.sqrt(np.maximum(_transform(covariance, radices).real, 0.0))[:, None, None]
     round_steps = RoundSteps.equal(steps_per_round, len(rounds))
     batch = Batch(np.ones(schedule.num_workers), symbols[:, :, None, None], mean, round_steps, roots)
-    how = f"Fourier transform of rounds alike under the shifts of {'×'.join(map(str, radices))} workers"
+    how = f"Fourier transform of rounds invariant under the shifts of {'×'.join(map(str, radices))} workers"
     if len(radices) == 1:
         how = "Fourier transform of the circulant rounds"
     elif set(radices) == {2}:
@@ -255,7 +253,7 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, how)
 
 
-def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], npt.NDArray[np.float64]] | None:
+def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None:
     """Return the group whose shifts commute with all rounds, and their first columns (T, n); None if none is found.
 
     A group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and shifted
@@ -287,15 +285,13 @@ def _commutes(listed: Round, radices: Sequence[int]) -> bool:
     return True
 
 
-def _transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt.NDArray[Any]:
+def _transform(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
     """Return the character transform of functions on a group, (…, n)."""
     grid = columns.reshape(*columns.shape[:-1], *radices)
     return np.fft.fftn(grid, axes=range(-len(radices), 0)).reshape(columns.shape)
 
 
-def _difference(
-    ranks: npt.NDArray[np.int64], others: npt.NDArray[np.int64], radices: Sequence[int]
-) -> npt.NDArray[np.int64]:
+def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
     """Return the differences of ranks in a group, digit by digit."""
     result, place = np.zeros_like(ranks - others), 1
     for radix in reversed(radices):
@@ -304,7 +300,7 @@ def _difference(
     return result
 
 
-def _node_column(cluster: Cluster, radices: Sequence[int]) -> npt.NDArray[np.float64] | None:
+def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
     """Return the average over shifts of "i and j share a node", by difference i − j; None if too many pairs."""
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:
@@ -325,21 +321,17 @@ def hop_gap(graph: Round) -> float:
 
     This is Hop's spectral gap, of the graph without weights and with eigenvalues ordered as real numbers (ASPLOS'19).
     The gap of W itself, by modulus, is 1 − radius.
-
-    Raises:
-        InputError: a worker without neighbors, or more than 4,000 workers in a graph without shift symmetry.
     """
     found = _shifts_of([graph]) if len(graph) else None
     if found is not None:
         radices, columns = found
         pattern = (columns[0] != 0).astype(np.float64)
         pattern[0] = 0.0
-        return 1 - float((_transformed(pattern, radices).real / pattern.sum())[1:].max())
+        return 1 - float((_transform(pattern, radices).real / pattern.sum())[1:].max())
     n = graph.num_workers
     if n > MAX_GAP_WORKERS:
         raise InputError(f"hop gap: {n} workers; at most {MAX_GAP_WORKERS} as one matrix")
-    adjacency = np.zeros((n, n))
-    adjacency[graph.targets, graph.sources] = 1.0
+    adjacency = Graph(n, graph.sources, graph.targets).adjacency()
     degrees = adjacency.sum(axis=1)
     if not degrees.all():
         raise InputError(f"hop gap: worker {int(np.argmin(degrees))} has no neighbor; every worker needs at least 1")

@@ -23,8 +23,7 @@ from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
 from partreduce.topo.metrics.base import Drift, Kind, Metric, ScheduleMetrics, absent
 from partreduce.topo.metrics.decomposition import DEFAULT, MetricLimits, hop_gap, sectors_of
-from partreduce.topo.metrics.late_distance import Retimed, is_small, late_distance_like, late_distance_of
-from partreduce.topo.metrics.pipeline import pipeline_metrics
+from partreduce.topo.metrics.late_distance import RetimedMetrics, is_small, late_distance_like, late_distance_of
 from partreduce.topo.metrics.sectors import (
     ZERO,
     Sectors,
@@ -32,6 +31,7 @@ from partreduce.topo.metrics.sectors import (
     contraction_per_start,
     spectral_norms,
 )
+from partreduce.topo.metrics.stability import pipeline_metrics
 from partreduce.topo.metrics.steady_state import Push, consensus_distance_of, drift_of
 from partreduce.topo.mixing import (
     Operators,
@@ -80,11 +80,7 @@ def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> 
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
-    """Return the same under a constant random push: one per worker, or one shared by the workers of each node.
-
-    Raises:
-        InputError: `push` is neither worker nor node.
-    """
+    """Return the same under a constant random push: one per worker, or one shared by the workers of each node."""
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
     return _drift(_prepare(schedule, limit), push)
@@ -104,19 +100,15 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
     return math.inf if flat is None else late_distance_like(flat, float(worker_steps.mean()), 1 - 1 / len(worker_steps))
 
 
-def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Retimed:
-    """Return the metrics at 1 synchronous step per round, which give those at any steps_per_round and delay.
-
-    Raises:
-        InputError: steps_per_round is not 1, or averages are already late.
-    """
+def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> RetimedMetrics:
+    """Return the metrics at 1 synchronous step per round, which give those at any steps_per_round and delay."""
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
-            "retimed: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"
+            "retime: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"
         )
     n, sectors = schedule.num_workers, _prepare(schedule, limit)
     shared = float((schedule.cluster.node_sizes().astype(float) ** 2).sum()) / n**2
-    return Retimed(
+    return RetimedMetrics(
         contraction=_contraction(schedule, sectors, 0),
         consensus_distance=_exact(consensus_distance_of, sectors),
         drift=_drift(sectors, push),
@@ -148,6 +140,10 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
         nothing = absent(f"not {'defined' if isinstance(error, ScheduleError) else 'found'}: {error}")
         drifts = Drift(nothing, nothing)
         return ScheduleMetrics(period, schedule.num_workers, distinct, nothing, nothing, nothing, drifts, nothing)
+    per_start: tuple[float, ...] = ()
+    if sectors is not None:
+        work = sum(b.period**2 * len(b.multiplicity) * b.size**3 for b in sectors.batches)
+        per_start = contraction_per_start(sectors) if work <= MAX_START_WORK else ()
     return ScheduleMetrics(
         period=period,
         num_workers=schedule.num_workers,
@@ -157,7 +153,7 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
         consensus_distance=_exact(consensus_distance_of, sectors),
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         hop_gap=_hop(schedule),
-        contraction_per_start=_per_start(sectors),
+        contraction_per_start=per_start,
         pipeline=pipeline_metrics(schedule),
     )
 
@@ -169,15 +165,6 @@ def growth_bits(schedule: Schedule) -> float:
     steps = schedule.steps()
     known = {step: _of_step(step) for step in set(steps)}
     return sum(known[step] for step in steps)
-
-
-def check_growth(schedule: Schedule) -> None:
-    """Raise for a period in which differences may grow beyond float accuracy. O(size), plus norms."""
-    if (bits := growth_bits(schedule)) > MOST_BITS:
-        raise UndecidedError(
-            f"differences may grow by 2^{bits:.0f} in a period (a relaxation outside 0..2, or negative weights), where "
-            "floats round away what is left of them; at most 2^24 are followed"
-        )
 
 
 def _of_groups(factors: Iterable[Fraction]) -> float:
@@ -199,7 +186,11 @@ def _of_step(step: MixingStep) -> float:
 
 
 def _prepare(schedule: Schedule, limit: MetricLimits) -> Sectors | None:
-    check_growth(schedule)
+    if (bits := growth_bits(schedule)) > MOST_BITS:
+        raise UndecidedError(
+            f"differences may grow by 2^{bits:.0f} in a period (a relaxation outside 0..2, or negative weights), where "
+            "floats round away what is left of them; at most 2^24 are followed"
+        )
     return sectors_of(schedule, limit)
 
 
@@ -266,11 +257,3 @@ def _hop(schedule: Schedule) -> Metric:
         return Metric(hop_gap(graphs[0]), Kind.EXACT, "eigenvalues of the graph")
     except InputError as error:
         return absent(f"not found: {error}")
-
-
-def _per_start(sectors: Sectors | None) -> tuple[float, ...]:
-    if sectors is None:
-        return ()
-    period = sectors.batches[0].period
-    work = sum(period**2 * len(b.multiplicity) * b.size**3 for b in sectors.batches)
-    return contraction_per_start(sectors) if work <= MAX_START_WORK else ()

@@ -13,11 +13,10 @@ there a late deviation is multiplied by λ as any other, which the consensus dis
 
 The *late distance* is the consensus distance at a given h of a schedule with late averages: independent unit noise in
 every step, a mean square over all instants of a period, after as many periods as a training has (a factor near −1
-reaches its steady state slowly, one beyond it has none). Derived here; the tests compare it with the recursion run on
-noise.
+reaches its steady state slowly, one beyond it has none).
 
-`Retimed` has the metrics of the same phases with another steps_per_round, by formula from those of 1 step per round,
-synchronous.
+`RetimedMetrics` has the metrics of the same phases with another steps_per_round, by formula from those of 1 step per
+round, synchronous.
 
 With the same steps_per_round k for all workers and equal weights of all gradients, a round adds the noise kI and the
 push kb, so with synchronous averages the covariance and the state after a round are k times those at steps_per_round 1.
@@ -30,8 +29,8 @@ steps_per_round 1 late, e the mean square of one worker's noise off the mean and
     consensus distance   k·d + e·(k−1)/2                       late: + k·e
     drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
 
-where c = (D' − D − b)/2 is the correlation of the state with the push. Derived here; the tests compare each with the
-solution of the steady state for that steps_per_round.
+where c = (D' − D − b)/2 is the correlation of the state with the push. Derived here; the tests compare the late
+distance with the recursion run on noise, and the others with the steady state for that steps_per_round.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ MOST = 64
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
     """Return the late distance, from synchronous averages with 1 step per round. O(Σ C g³ log(HORIZON / period)).
 
-    Args:
-        sectors: sectors of the schedule.
-        steps_per_round: steps of a round, the same for all workers.
-        curvature: learning rate times curvature; 0 gives the consensus distance of the late schedule.
+    All workers take `steps_per_round`; a curvature of 0 gives the consensus distance of the late schedule.
     """
     return _late_distances(sectors, (steps_per_round,), curvature)[steps_per_round]
 
@@ -137,7 +133,7 @@ def _traces(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retimed:
+class RetimedMetrics:
     """Metrics of synchronous phases with steps_per_round 1, and `late_drift`; `noise`, `push` are the module's e, b."""
 
     contraction: Metric
@@ -153,7 +149,7 @@ class Retimed:
     def consensus_distance_at(self, steps_per_round: int, *, late: bool) -> Metric:
         """Return the consensus distance with another steps_per_round, synchronous or late. O(1)."""
         added = self.noise * ((steps_per_round - 1) / 2 + (steps_per_round if late else 0))
-        return _mapped(self.consensus_distance, float(steps_per_round), added)
+        return _scale(self.consensus_distance, float(steps_per_round), added)
 
     def late_distance_at(self, steps_per_round: int) -> float:
         """Return the distance of workers in a curved direction under late averages (module docstring); cached."""
@@ -179,9 +175,9 @@ class Retimed:
             return self.drift
         lean = (self.late_drift.value - self.drift.value - self.push) / 2 + (self.push if late else 0.0)
         inner = self.push * (steps_per_round - 1) * (2 * steps_per_round - 1) / 6
-        return _mapped(start, float(steps_per_round) ** 2, steps_per_round * (steps_per_round - 1) * lean + inner)
+        return _scale(start, float(steps_per_round) ** 2, steps_per_round * (steps_per_round - 1) * lean + inner)
 
 
-def _mapped(metric: Metric, factor: float, added: float) -> Metric:
+def _scale(metric: Metric, factor: float, added: float) -> Metric:
     """Return a metric times factor plus added."""
     return metric if metric.value is None else replace(metric, value=factor * metric.value + added)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.strategies.base import Averaging
@@ -41,23 +42,14 @@ class RoundSteps:
     """
 
     instants: int
-    noise: npt.NDArray[np.float64]
-    push: npt.NDArray[np.float64]
-    partial: npt.NDArray[np.float64]
-    gram: npt.NDArray[np.float64]
+    noise: Floats
+    push: Floats
+    partial: Floats
+    gram: Floats
 
     @classmethod
-    def of(
-        cls,
-        worker_steps: npt.NDArray[np.int64],
-        group_worker_steps: npt.NDArray[np.float64],
-        averaging: Averaging,
-        instants: int,
-    ) -> RoundSteps:
-        """Create from the steps per round (g,), their group means in every phase (T, g), and the maximum.
-
-        O(P·d² + g²) for d distinct steps per round.
-        """
+    def of(cls, worker_steps: Whole, group_worker_steps: Floats, averaging: Averaging, instants: int) -> RoundSteps:
+        """Create from steps per round (g,), group means (T, g) and the largest P. O(P·d² + g²), d of them distinct."""
         scale = np.ones_like(group_worker_steps)
         if averaging is Averaging.STEP_NORMALIZED:
             scale = group_worker_steps / worker_steps
@@ -76,7 +68,7 @@ class RoundSteps:
         return cls.of(np.array([steps_per_round]), group, Averaging.MEAN, steps_per_round)
 
 
-def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
     """Return Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1 for the distinct steps per round, in slices to bound memory."""
     sums = np.zeros(len(distinct))
     grams = np.zeros((len(distinct), len(distinct)))
@@ -114,7 +106,7 @@ class Batch:
     U Uᴴ = the sector's part of the covariance that is all ones inside each node (None if unavailable).
     """
 
-    multiplicity: npt.NDArray[np.float64]
+    multiplicity: Floats
     matrices: npt.NDArray[Any]
     mean: npt.NDArray[Any]
     round_steps: RoundSteps
@@ -141,7 +133,7 @@ class Batch:
         result: npt.NDArray[Any] = columns - self.mean[:, :, None] * along
         return result
 
-    def off_mean_diagonal(self, diagonal: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+    def off_mean_diagonal(self, diagonal: Floats) -> npt.NDArray[Any]:
         """Return Π diag(d) Π for d of shape (g,), in every sector: shape (C, g, g)."""
         full = np.broadcast_to(np.diag(diagonal), (len(self.multiplicity), self.size, self.size))
         half = self.off_mean(full)
@@ -169,19 +161,19 @@ def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return result
 
 
-def traces(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def traces(stack: npt.NDArray[Any]) -> Floats:
     """Return the trace of every matrix in a stack (..., g, g)."""
     return np.asarray(np.trace(stack, axis1=-2, axis2=-1).real, dtype=np.float64)
 
 
-def spectral_norms(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def spectral_norms(matrices: npt.NDArray[Any]) -> Floats:
     """Return ‖A‖₂ of every matrix in a stack, shape (C,)."""
     if matrices.shape[-1] == 1:
         return np.asarray(np.abs(matrices[:, 0, 0]), dtype=np.float64)
     return np.asarray(np.linalg.svd(matrices, compute_uv=False)[:, 0], dtype=np.float64)
 
 
-def spectral_radii(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def spectral_radii(matrices: npt.NDArray[Any]) -> Floats:
     """Return the largest modulus of an eigenvalue of every matrix in a stack, shape (C,).
 
     Eigenvalue solvers return ε^(1/g) instead of 0 for nilpotent matrices (de Bruijn graphs); the function therefore
@@ -196,7 +188,7 @@ def spectral_radii(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return radii
 
 
-def _nilpotent(matrices: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _nilpotent(matrices: npt.NDArray[Any]) -> Flags:
     size = matrices.shape[-1]
     power = matrices
     vanished = np.zeros(len(matrices), dtype=np.bool_)

@@ -136,9 +136,6 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
     """Return the consensus distance of a rule schedule as a fraction, None if the workers never converge.
 
     O(classes · G⁶) fraction operations, so for at most 8 local ranks; `consensus_distance` has no such limit.
-
-    Raises:
-        InputError: the schedule is no rule, or has more than 8 local ranks.
     """
     known = rule_and_worker_steps(schedule)
     if known is None:

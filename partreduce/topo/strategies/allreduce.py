@@ -57,7 +57,6 @@ class AllReduce(HasGroups):
         )
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse a quorum that the cluster does not have, or that should start before a gradient is whole."""
         if not isinstance(self.sync, PartialAllReduce):
             return
         self.sync.check_workers(cluster.num_workers)
@@ -69,7 +68,6 @@ class AllReduce(HasGroups):
 
     @property
     def averages_gradients(self) -> bool:
-        """Whether gradients are averaged rather than parameters."""
         is_plain = self.payload.outer.is_plain and not isinstance(self.sync, DelayedMerge)
         return self.steps_once and not self.mixes_late and is_plain
 

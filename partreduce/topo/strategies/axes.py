@@ -44,7 +44,6 @@ class DelayedAveraging(Waiting):
         return self.rounds
 
     def check(self) -> None:
-        """Refuse another delay than one round."""
         if self.rounds != 1:
             raise ScheduleError(f"sync.delay: is {self.rounds}; an averaging is late by 1 round")
 
@@ -65,13 +64,11 @@ class DelayedMerge(JsonObject, Waiting):
     alpha: Exact = Fraction(0)
 
     def __post_init__(self) -> None:
-        """Take alpha as it is written."""
         JsonObject.__post_init__(self)
         take_numbers(self, "alpha")
 
     @property
     def in_words(self) -> str:
-        """By how much it is late, and what stays of a worker's own model."""
         late = f"{self.steps} step{'s' * (self.steps != 1)} late" if self.steps else ""
         own = f"{float(self.alpha):g} of its parameters" if self.alpha else ""
         return ", ".join(part for part in (late, own) if part)
@@ -85,7 +82,6 @@ class DelayedMerge(JsonObject, Waiting):
         return self.alpha
 
     def check(self) -> None:
-        """Refuse what is synchronous, or no merging."""
         if not 0 <= self.alpha < 1:
             raise ScheduleError(f"sync.merge.alpha: is {self.alpha}; a worker keeps at least 0 and less than all")
         if not self.steps and not self.alpha:
@@ -97,7 +93,6 @@ class DrainPolicy(Choice):
 
     APPLY = "apply"
     """Each is applied, one after the other."""
-
     DROP = "drop"
     """They are thrown away, as in the published algorithm."""
 
@@ -133,7 +128,6 @@ class Pipeline(JsonObject, Waiting):
 
     @property
     def in_words(self) -> str:
-        """What differs from synchronous, in a few words."""
         return self.word if self.lag == 1 else f"{self.word} {self.lag} late"
 
     @property
@@ -201,7 +195,6 @@ class GradientBuckets(Choice):
 
     SINGLE = "single"
     """In one piece, after backward."""
-
     PER_LAYER = "per_layer"
     """Layer by layer, while backward continues: hidden behind it, at the price of a latency for each layer."""
 
@@ -224,27 +217,18 @@ class Transport(JsonObject):
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def check(self) -> None:
-        """Refuse settings of a codec that is not there.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
         default = Transport()
         if not self.codec.has_blocks:
             for name in ("block", "error_feedback"):
                 if getattr(self, name) != getattr(default, name):
                     value = getattr(self, name)
-                    raise ScheduleError(
-                        f"transport.{name}: is {str(value).lower()}; only the codecs int8 and int4 have it (the codec "
-                        f"is {self.codec})"
-                    )
+                    rule = f"only the codecs int8 and int4 have it (the codec is {self.codec})"
+                    raise ScheduleError(f"transport.{name}: is {str(value).lower()}; {rule}")
         if self.where is not CodecScope.ALL and self.codec is Codec.NONE:
             raise ScheduleError(f"transport.where: is {self.where}; there is no codec whose place it could say")
         if self.where is CodecScope.ACROSS_NODES and self.algorithm is not AllReduceAlgorithm.HIERARCHICAL:
-            raise ScheduleError(
-                f"transport.where: is {self.where}; algorithm {self.algorithm} has no separate stage across nodes, "
-                "hierarchical has"
-            )
+            rule = f"algorithm {self.algorithm} has no separate stage across nodes, hierarchical has"
+            raise ScheduleError(f"transport.where: is {self.where}; {rule}")
 
 
 RING = Transport()

@@ -41,7 +41,6 @@ class Averaging(Choice):
 
     MEAN = "mean"
     """The plain mean of the members' parameters: favors the data of workers that took more steps."""
-
     STEP_NORMALIZED = "step-normalized"
     """Each member's progress of the round is divided by its steps_per_round and multiplied by the group's mean."""
 
@@ -65,12 +64,10 @@ class Strategy(JsonObject, ABC):
     averaging: Averaging = Averaging.MEAN
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse what cannot run on the cluster.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
-        self._check_steps_per_round(cluster)
+        """Refuse what cannot run on the cluster."""
+        if not isinstance(self.steps_per_round, int) and len(self.steps_per_round) != cluster.num_workers:
+            rule = f"give 1 number or 1 for each of {cluster.num_workers} workers"
+            raise ScheduleError(f"steps_per_round: has {len(self.steps_per_round)} entries; {rule}")
         if not isinstance(self.sync, self.sync_types):
             raise ScheduleError(f"sync: strategy {self.kind!r} has no {self.sync.called}; leave it out")
         self.sync.check()
@@ -175,7 +172,7 @@ class Strategy(JsonObject, ABC):
         if self.averaging is not Averaging.MEAN:
             place = "payload.fragments" if count > 1 else "sync.merge"
             raise ScheduleError(f"{place}: goes with plain means; leave averaging out")
-        least = self.steps_per_round if isinstance(self.steps_per_round, int) else min(self.steps_per_round)
+        least = min(self.step_counts)
         if count > least:
             raise ScheduleError(f"payload.fragments: are {count}, and each has its turn in a round of {least} steps")
         if sync.late_steps >= least:
@@ -197,7 +194,7 @@ class Strategy(JsonObject, ABC):
         if self.protocol:
             waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
             return f"workers {waiting} have no common steps; take allreduce, static or neighbor, synchronously"
-        if not isinstance(self.steps_per_round, int) and len(set(self.steps_per_round)) > 1:
+        if len(self.step_counts) > 1:
             return "workers with unequal steps_per_round have no common steps; give one number for all"
         return ""
 
@@ -212,17 +209,16 @@ class Strategy(JsonObject, ABC):
     def check_kind(self, cluster: Cluster) -> None:
         """The part of `check` that belongs to one kind."""
 
-    def _check_steps_per_round(self, cluster: Cluster) -> None:
-        if not isinstance(self.steps_per_round, int) and len(self.steps_per_round) != cluster.num_workers:
-            raise ScheduleError(
-                f"steps_per_round: has {len(self.steps_per_round)} entries; give 1 number or 1 for each of "
-                f"{cluster.num_workers} workers"
-            )
+    @property
+    def step_counts(self) -> tuple[int, ...]:
+        """Steps per round: one number where all workers have the same, else one for each."""
+        steps = self.steps_per_round
+        return (steps,) if isinstance(steps, int) else steps[:1] if len(set(steps)) == 1 else steps
 
     @property
     def steps_once(self) -> bool:
         """Whether a round is one step of every worker; a list of ones says so, too, and has the same hash."""
-        return self.steps_per_round == 1 if isinstance(self.steps_per_round, int) else set(self.steps_per_round) == {1}
+        return self.step_counts == (1,)
 
     @property
     def is_delayed(self) -> bool:
@@ -286,7 +282,10 @@ class Strategy(JsonObject, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasMixingMatrix(Strategy):
-    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, metrics and a period."""
+    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, metrics and a period.
+
+    `steps` and `phase` raise ScheduleError for a rule phase whose blocks overlap.
+    """
 
     @property
     @abstractmethod
@@ -300,11 +299,7 @@ class HasMixingMatrix(Strategy):
 
     @abstractmethod
     def steps(self, cluster: Cluster) -> tuple[MixingStep, ...]:
-        """What the rounds of one period average.
-
-        Raises:
-            ScheduleError: a rule phase has overlapping blocks.
-        """
+        """What the rounds of one period average."""
 
     @abstractmethod
     def num_distinct_phases(self, cluster: Cluster) -> int:
@@ -317,11 +312,7 @@ class HasGroups(HasMixingMatrix):
 
     @abstractmethod
     def phase(self, index: int, cluster: Cluster) -> Phase:
-        """The explicit groups of phase `index`, 0 ≤ index < period. O(num_workers).
-
-        Raises:
-            ScheduleError: a rule phase has overlapping blocks.
-        """
+        """The explicit groups of phase `index`, 0 ≤ index < period. O(num_workers)."""
 
     @abstractmethod
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:

@@ -19,13 +19,10 @@ class GroupSplit(Choice):
 
     RANDOM = "random"
     """A random group around the worker that asks; others wait in line for the members that they share."""
-
     GLOBAL = "global"
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
-
     INTER_INTRA = "inter-intra"
     """Global division in two phases: node heads across nodes and all others inside their node; then inside nodes."""
-
     NODE_THEN_ALL = "node-then-all"
     """The idle workers of the asking worker's node; every `all_every` rounds one group of all that are not slow."""
 
@@ -35,10 +32,8 @@ class SlowWorkerPolicy(Choice):
 
     PAPER = "paper"
     """The published rule: the worker that asks starts a division, however late it is."""
-
     PAIR_LOCALLY = "pair_locally"
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
-
     DEFER = "defer"
     """As straggler-local, but the small group is drawn when the lagging worker has computed: no worker waits for it."""
 
@@ -70,7 +65,6 @@ class DynamicGroups(Strategy):
     seed: Rounds = 0
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse a group size or a division that cannot be."""
         if self.group_size > cluster.num_workers:
             raise ScheduleError(
                 f"group_size: is {self.group_size}; it lies between 2 and the number of workers, {cluster.num_workers}"
@@ -92,5 +86,4 @@ class DynamicGroups(Strategy):
 
     @property
     def needs_generator(self) -> bool:
-        """Always: it hands out the groups."""
         return True

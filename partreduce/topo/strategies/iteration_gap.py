@@ -34,10 +34,8 @@ class EdgeWeighting(Choice):
 
     GRAPH = "graph"
     """What the round's edges say; the weight of an update that is not taken stays with the worker itself."""
-
     UNIFORM = "uniform"
     """The same for each that is taken and for oneself (equation 1)."""
-
     ITERATION = "iteration"
     """An update of step i that is taken in step k counts i - (k - s) + 1 times, one's own s + 1 times (equation 2)."""
 
@@ -47,7 +45,6 @@ class UpdateOrder(Choice):
 
     ADAPT_THEN_COMBINE = "adapt_then_combine"
     """Its parameters after computing: x ← W (x + u) (Figure 2, left)."""
-
     DPSGD = "dpsgd"
     """Those with which it entered the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
 
@@ -67,12 +64,9 @@ class SkipPolicy(JsonObject):
     behind: Several = 2
 
     def check(self) -> None:
-        """Refuse numbers under which nothing is ever skipped."""
         if self.limit < self.trigger:
-            raise ScheduleError(
-                f"sync.iteration_gap.skip.limit: is {self.limit}; a worker skips by {self.trigger} (trigger) or more "
-                "steps"
-            )
+            rule = f"a worker skips by {self.trigger} (trigger) or more steps"
+            raise ScheduleError(f"sync.iteration_gap.skip.limit: is {self.limit}; {rule}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +99,6 @@ class IterationGap(JsonObject, Waiting):
 
     @property
     def in_words(self) -> str:
-        """What differs from synchronous, in a few words: the settings that are not those of the plain gap."""
         words = ["gap"]
         if self.max_ig is not None:
             words.append(f"max_ig {self.max_ig}")
@@ -136,30 +129,17 @@ class IterationGap(JsonObject, Waiting):
         return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
 
     def backups(self, num_workers: int) -> tuple[int, ...]:
-        """Backup workers of each worker, shape (num_workers,).
-
-        Raises:
-            ScheduleError: a number too many or too few.
-        """
+        """Backup workers of each worker, shape (num_workers,)."""
         given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
         if len(given) != num_workers:
-            raise ScheduleError(
-                f"sync.iteration_gap.backup: has {len(given)} numbers; give 1 number or 1 for each of {num_workers} "
-                "workers"
-            )
+            rule = f"give 1 number or 1 for each of {num_workers} workers"
+            raise ScheduleError(f"sync.iteration_gap.backup: has {len(given)} numbers; {rule}")
         return given
 
     def check(self) -> None:
-        """Refuse settings that do not go with one another.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
         if self.notify_ack and not self.takes_all:
-            raise ScheduleError(
-                "sync.iteration_gap.notify_ack: needs every update of every step; backup, staleness and skip do not "
-                "go with it"
-            )
+            rule = "backup, staleness and skip do not go with it"
+            raise ScheduleError(f"sync.iteration_gap.notify_ack: needs every update of every step; {rule}")
         if not self.staleness and self.weights is EdgeWeighting.ITERATION:
             raise ScheduleError(
                 "sync.iteration_gap.weights: is iteration; without staleness all that is averaged is of one step; "
@@ -178,11 +158,7 @@ class IterationGap(JsonObject, Waiting):
                 )
 
     def check_neighbors(self, numbers: Sequence[int]) -> None:
-        """Refuse more backup workers than there are in-neighbors, whose `numbers` these are, shape (num_workers,).
-
-        Raises:
-            ScheduleError: as said, or what `backups` refuses.
-        """
+        """Refuse more backup workers than there are in-neighbors, whose `numbers` these are, shape (num_workers,)."""
         for worker, (spare, number) in enumerate(zip(self.backups(len(numbers)), numbers, strict=True)):
             if spare > number:
                 raise ScheduleError(

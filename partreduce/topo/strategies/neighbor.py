@@ -9,6 +9,7 @@ import numpy as np
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.graphs import Graph
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.axes import DelayedAveraging, Sync, Synchronous
 from partreduce.topo.strategies.base import HasMixingMatrix
@@ -28,11 +29,6 @@ class NeighborAveraging(HasMixingMatrix):
     rounds: tuple[Round, ...]
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse rounds that do not fit the cluster.
-
-        Raises:
-            ScheduleError: no rounds, or rounds for another number of workers.
-        """
         if not self.rounds:
             raise ScheduleError("rounds: is empty; a neighbor schedule has at least 1 round")
         for t, graph in enumerate(self.rounds):
@@ -47,10 +43,8 @@ class NeighborAveraging(HasMixingMatrix):
         if len(self.rounds) > 1:
             raise ScheduleError(f"rounds: has {len(self.rounds)}; a gap is kept over the edges of 1 fixed graph")
         if not isinstance(self.steps_per_round, int):
-            raise ScheduleError(
-                "steps_per_round: has one number for each worker; with sync.iteration_gap give one, a faster worker "
-                "runs ahead"
-            )
+            rule = "with sync.iteration_gap give one, a faster worker runs ahead"
+            raise ScheduleError(f"steps_per_round: has one number for each worker; {rule}")
         graph = self.rounds[0]
         gap.check_neighbors(np.bincount(graph.targets, minlength=graph.num_workers).tolist())
         if gap.takes_all and gap.weights is EdgeWeighting.UNIFORM and (edge := _uneven(graph)) is not None:
@@ -104,12 +98,7 @@ def _uneven(graph: Round) -> tuple[int, int] | None:
 
 def _one_way(graph: Round) -> tuple[int, int] | None:
     """An edge whose target has no path back to its source. O(edges)."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    n = graph.num_workers
-    sent = csr_array((np.ones(len(graph), dtype=np.int8), (graph.sources, graph.targets)), shape=(n, n))
-    _, component = connected_components(sent, connection="strong")  # (n,)
+    component = Graph(graph.num_workers, graph.sources, graph.targets).components()  # (n,)
     across = np.flatnonzero(component[graph.sources] != component[graph.targets])
     if not len(across):
         return None

@@ -27,7 +27,6 @@ class Pairwise(Strategy):
     seed: Rounds = 0
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse sides that are empty, edges inside one side, and pairs that stand twice."""
         n, active = cluster.num_workers, set(self.active)
         if len(active) != len(self.active) or not all(0 <= worker < n for worker in active):
             raise ScheduleError(f"active: lists each rank of 0..{n - 1} at most once; it is {list(self.active)}")

@@ -19,7 +19,6 @@ class QuorumStart(Choice):
 
     SOLO = "solo"
     """The first worker to arrive."""
-
     MAJORITY = "majority"
     """One worker, drawn for each round: half of the others have come by then, on average."""
 
@@ -29,7 +28,6 @@ class LateGradientPolicy(Choice):
 
     OPEN_ROUND = "open-round"
     """The next that its worker's thread has not entered, so that late ones count as well; a call takes all results."""
-
     CALL = "call"
     """Call k for round k, as published; a call takes one result, so every worker calls once in each round."""
 
@@ -39,7 +37,6 @@ class MissedResultPolicy(Choice):
 
     EACH = "each"
     """Each is applied, in order: all workers apply the same sequence, and their parameters stay equal."""
-
     LATEST = "latest"
     """The newest one replaces those before it, as published: parameters part, until they are synchronized."""
 
@@ -73,11 +70,6 @@ class PartialAllReduce(JsonObject, Waiting):
     seed: Rounds = 0
 
     def __post_init__(self) -> None:
-        """Take words for the members that they name.
-
-        Raises:
-            ScheduleError: a word that is not in the list.
-        """
         JsonObject.__post_init__(self)
         if isinstance(self.quorum, str) and not isinstance(self.quorum, QuorumStart):
             if self.quorum not in list(QuorumStart):
@@ -100,7 +92,6 @@ class PartialAllReduce(JsonObject, Waiting):
 
     @property
     def in_words(self) -> str:
-        """What differs from synchronous, in a few words: who starts a round, and what is not as usual."""
         words = [str(self.quorum) if isinstance(self.quorum, QuorumStart) else f"quorum {self.quorum}"]
         words += ["by call"] * (self.count is LateGradientPolicy.CALL)
         words += [str(self.missed)] * (self.missed is not MissedResultPolicy.EACH)
@@ -123,11 +114,6 @@ class PartialAllReduce(JsonObject, Waiting):
         return min(self.quorum, num_workers) if isinstance(self.quorum, int) else 1
 
     def check(self) -> None:
-        """Refuse settings that do not go with one another.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
         if self.quorum == 1:
             raise ScheduleError('sync.partial.quorum: is 1; the first worker starts a round: say "solo"')
         latest = self.missed is MissedResultPolicy.LATEST

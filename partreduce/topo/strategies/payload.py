@@ -1,19 +1,218 @@
-"""The *payload* axis: tables of which a step touches few rows go their own way (Parallax); outer steps for the rest.
+"""The *payload* axis: tables that go their own way (Parallax); outer steps and fragments for the rest (DiLoCo).
 
-Source: Kim et al., Parallax: automatic data-parallel training of deep neural networks, 2018 (arXiv 1808.02621), and
-EuroSys 2019.
+Sources: Kim et al., Parallax: automatic data-parallel training of deep neural networks, 2018 (arXiv 1808.02621), and
+EuroSys 2019. Outer steps: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023
+(arXiv 2311.08105), Algorithm 1. Fragments take turns, each with the schedule's rounds at its own steps: Douillard et
+al., Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512), section 3.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from itertools import groupby
+from typing import ClassVar, NamedTuple
 
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Count, Index, JsonObject, Title
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.fields import Choice, Count, Exact, Index, JsonObject, Title, take_numbers
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.fragments import Fragments, check_fragments, number_of
-from partreduce.topo.strategies.outer import PLAIN, OuterStep
+
+
+class OuterOptimizer(Choice):
+    """How the mean of what workers moved becomes the next model."""
+
+    SGD = "sgd"
+    """torch.optim.SGD, without weight decay and dampening."""
+
+
+class OuterParams(Choice):
+    """From which model a worker's outer step continues."""
+
+    SHARED = "shared"
+    """One that all have in common: rounds of all workers make outer steps, groups of fewer average as without them."""
+    PER_WORKER = "per_worker"
+    """Every worker's own, of its last round: every group makes outer steps of its mean (NoLoCo, arXiv 2506.10911)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterStep(JsonObject):
+    """What a round of all workers makes of their mean m, from the model a with which all began (the outer parameters).
+
+    With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
+    a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker continues from a.
+    Plain averaging is lr 1 and momentum 0, for then a becomes m. With outer parameters per group or worker the members
+    of a group take its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta =
+    gamma = lr.
+
+    Numbers may be given as Python writes them: `OuterStep(lr=0.7)` is 7/10.
+    """
+
+    place: ClassVar[str] = "payload.outer."
+
+    optimizer: OuterOptimizer = OuterOptimizer.SGD
+    lr: Exact = Fraction(1)
+    momentum: Exact = Fraction(0)
+    nesterov: bool = False
+    outer_params: OuterParams = OuterParams.SHARED
+
+    def __post_init__(self) -> None:
+        JsonObject.__post_init__(self)
+        take_numbers(self, "lr", "momentum")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the mean itself is the next model."""
+        return self.lr == 1 and self.momentum == 0
+
+    @property
+    def has_own_outer_params(self) -> bool:
+        """Whether outer parameters differ between workers: then what a round does depends on more than their models."""
+        return self.outer_params is OuterParams.PER_WORKER
+
+    @property
+    def in_words(self) -> str:
+        if self.is_plain:
+            return ""
+        momentum = f", {'Nesterov ' if self.nesterov else ''}momentum {float(self.momentum):g}" if self.momentum else ""
+        own = ", own outer parameters" if self.has_own_outer_params else ""
+        return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}{own}"
+
+    def check(self) -> None:
+        if self.lr <= 0:
+            raise ScheduleError(f"payload.outer.lr: is {self.lr}; a learning rate is above 0")
+        if not 0 <= self.momentum < 1:
+            raise ScheduleError(f"payload.outer.momentum: is {self.momentum}; a momentum is at least 0 and below 1")
+        if self.has_own_outer_params and self.is_plain:
+            raise ScheduleError(
+                "payload.outer.outer_params: is per_worker; plain averaging has no outer parameters; leave it out"
+            )
+        if self.nesterov and not self.momentum:
+            raise ScheduleError("payload.outer.nesterov: is true; there is no momentum that it could look ahead with")
+
+
+PLAIN = OuterStep()
+"""The mean is the next model."""
+
+
+Fragments = Count | tuple[tuple[Title, ...], ...]
+"""Their number, the model then being cut between layers, or the patterns of each one's parameters."""
+
+
+def number_of(fragments: Fragments) -> int:
+    """P."""
+    return fragments if isinstance(fragments, int) else len(fragments)
+
+
+def round_ends(num_fragments: int, steps_per_round: int) -> tuple[int, ...]:
+    """After which step of a round each fragment's turn ends: floor((p + 1) * steps_per_round / P), the last with all.
+
+    With P <= steps_per_round they ascend, and at least steps_per_round div P steps lie between two of them.
+    """
+    return tuple((number + 1) * steps_per_round // num_fragments for number in range(num_fragments))
+
+
+class Move(NamedTuple):
+    """What all workers do to a fragment after `taken` steps of every round: they send it, or merge what they sent."""
+
+    taken: int
+    fragment: int
+    merges: bool
+
+
+def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
+    """What a round does to its fragments, in the same order on all workers; each is merged `late` steps after sending.
+
+    A fragment may be sent in the round before the one that merges it; the first round has nothing to merge then. So up
+    to ceil(late * P / steps_per_round) are in flight at once: a merge makes room before the next is sent.
+    """
+    ends = round_ends(num_fragments, steps_per_round)
+    merges = [Move(end, number, merges=True) for number, end in enumerate(ends)]
+    sends = [Move((end - late - 1) % steps_per_round + 1, number, merges=False) for number, end in enumerate(ends)]
+    return tuple(sorted(sends + merges, key=lambda move: (move.taken, move.merges is (late == 0))))
+
+
+def check_fragments(fragments: Fragments) -> None:
+    """Refuse lists that name no part of a model."""
+    if isinstance(fragments, int):
+        if fragments < 1:
+            raise ScheduleError(f"payload.fragments: is {fragments}; a model has at least 1")
+        return
+    if len(fragments) < 2:
+        raise ScheduleError(f"payload.fragments: has {len(fragments)} entries; leave it out, or give at least 2")
+    seen: dict[str, int] = {}
+    for place, patterns in enumerate(fragments):
+        if not patterns:
+            raise ScheduleError(
+                f"payload.fragments[{place}]: is empty; give the names of its parameters, such as 'head.*'"
+            )
+        for pattern in patterns:
+            if pattern in seen:
+                raise ScheduleError(
+                    f"payload.fragments[{place}]: has {pattern!r}, as fragment {seen[pattern]} has; "
+                    "a parameter is in one fragment"
+                )
+            seen[pattern] = place
+
+
+def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[int]:
+    """The fragment of each parameter, given all names of each (tied weights have several) and how many numbers it has.
+
+    By number the model is cut between layers, which are the modules that hold parameters, so that the largest fragment
+    is as small as it can be. Patterns are those of the shell: `*` stands for any text, dots included.
+    """
+    if isinstance(fragments, int):
+        return _cut(fragments, parameters)
+    result: list[int] = []
+    for names, _ in parameters:
+        found = {
+            number: pattern
+            for number, patterns in enumerate(fragments)
+            for pattern in patterns
+            if any(fnmatchcase(name, pattern) for name in names)
+        }
+        if len(found) != 1:
+            said = " and ".join(f"{number} ({pattern!r})" for number, pattern in found.items())
+            said = f"fragments {said}" if found else "no fragment"
+            rule = "payload.fragments of the schedule has each parameter in exactly one"
+            raise InputError(f"model: parameter {names[0]!r} is in {said}; {rule}")
+        result += found
+    for number, patterns in enumerate(fragments):
+        if number not in result:
+            raise InputError(
+                f"model: has no parameter for payload.fragments[{number}] of the schedule ({', '.join(patterns)}); "
+                "leave that fragment out"
+            )
+    return result
+
+
+def _cut(count: int, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[int]:
+    layers = [list(layer) for _, layer in groupby(parameters, key=lambda one: one[0][0].rpartition(".")[0])]
+    if len(layers) < count:
+        raise InputError(
+            f"model: has {len(layers)} layers with parameters, fewer than the {count} fragments of the schedule; "
+            "take fewer, or give payload.fragments as lists of names"
+        )
+    sizes = [sum(size for _, size in layer) for layer in layers]
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _parts(sizes, middle, 1)[-1] < count else (middle + 1, high)
+    return [number for number, layer in zip(_parts(sizes, low, count), layers, strict=True) for _ in layer]
+
+
+def _parts(sizes: Sequence[int], room: int, least: int) -> list[int]:
+    """Give neighbors the same number while they fit into `room` and `least` numbers can still be used."""
+    numbers, number, filled = [], 0, 0
+    for place, size in enumerate(sizes):
+        is_full = filled + size > room
+        is_scarce = len(sizes) - place <= least - 1 - number
+        if place and (is_full or is_scarce):
+            number, filled = number + 1, 0
+        filled += size
+        numbers.append(number)
+    return numbers
 
 
 class Placement(Choice):
@@ -21,10 +220,8 @@ class Placement(Choice):
 
     DENSE = "dense"
     """As every other parameter: the strategy averages it whole. For a table of which a step touches most rows."""
-
     GATHER = "gather"
     """Every worker holds the table and gets all workers' touched rows with their gradients (Horovod's way)."""
-
     SHARDED = "sharded"
     """A row lives on one worker, which hands it out and takes its gradients, as parameter servers do; by all-to-all."""
 
@@ -34,7 +231,6 @@ class Gradient(Choice):
 
     SPARSE = "sparse"
     """The touched rows only."""
-
     DENSE = "dense"
     """All rows, zeros where no worker touched one, as an embedding with `sparse=False` has it: Adam's moments decay."""
 
@@ -139,11 +335,6 @@ class Payload(JsonObject):
         return route.hosts[place] if route.hosts else place
 
     def check(self, num_workers: int) -> None:
-        """Refuse two routes for one parameter, hosts that do not exist, and settings that mean nothing.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
         self.outer.check()
         check_fragments(self.fragments)
         default = Payload()
@@ -185,10 +376,8 @@ def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
         raise ScheduleError(f"{where}.hosts: has a worker twice; parts are dealt to each in turn")
     least = len(route.hosts) or num_workers
     if route.partitions is not None and not least <= route.partitions <= route.rows:
-        raise ScheduleError(
-            f"{where}.partitions: is {route.partitions}; at least one for each of {least} hosts, and at most one for "
-            f"each of {route.rows} rows"
-        )
+        rule = f"at least one for each of {least} hosts, and at most one for each of {route.rows} rows"
+        raise ScheduleError(f"{where}.partitions: is {route.partitions}; {rule}")
 
 
 PLAIN_PAYLOAD = Payload()

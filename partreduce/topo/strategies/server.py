@@ -27,7 +27,6 @@ class Server(Strategy):
     staleness: Rounds | None = None
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse hosts outside the cluster and a staleness without asynchrony."""
         n = cluster.num_workers
         if not self.hosts or len(set(self.hosts)) != len(self.hosts) or not all(0 <= h < n for h in self.hosts):
             raise ScheduleError(f"hosts: lists at least one rank of 0..{n - 1}, each once; it is {list(self.hosts)}")
@@ -46,5 +45,4 @@ class Server(Strategy):
 
     @property
     def averages_gradients(self) -> bool:
-        """Whether gradients are averaged rather than parameters."""
         return self.synchronous and self.steps_once and not self.mixes_late

@@ -28,9 +28,8 @@ class RulePhases(Bulk):
     phases: tuple[RulePhase, ...]
 
     def __post_init__(self) -> None:
-        """Refuse explicit phases, which Python would let through."""
         check_fields(self)
-        if any(isinstance(phase, Phase) for phase in self.phases):
+        if any(isinstance(phase, Phase) for phase in self.phases):  # which Python would let through
             raise ScheduleError("phases: rule phases are expected with node_radices; use GroupPhases for groups")
 
     def __len__(self) -> int:
@@ -74,11 +73,12 @@ class RulePhases(Bulk):
 
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
-        distinct = {
-            frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
-            for phase in self.phases
-        }
-        return len(distinct - {frozenset()})
+        return len({partition for phase in self.phases if (partition := partition_of(phase))})
+
+
+def partition_of(phase: RulePhase) -> frozenset[tuple[frozenset[int], frozenset[int]]]:
+    """The groups of a phase, whatever the order of its blocks; empty where it has none."""
+    return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
 
 
 @lru_cache(maxsize=64)
@@ -93,7 +93,6 @@ class GroupPhases(Bulk):
     phases: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
-        """Refuse rule phases, which Python would let through."""
         check_fields(self)
         if not all(isinstance(phase, Phase) for phase in self.phases):
             raise ScheduleError("phases: explicit groups are expected; use RulePhases for rules")
@@ -185,11 +184,6 @@ class StaticGroups(HasGroups):
         return ""
 
     def check_kind(self, cluster: Cluster) -> None:
-        """Refuse phases that do not fit the cluster; overlaps are left to `verify`.
-
-        Raises:
-            ScheduleError: no phases, or phases of the wrong size.
-        """
         if not len(self.phases):
             raise ScheduleError("phases: is empty; a static schedule has at least 1 phase")
         self.phases.check(cluster)
@@ -199,17 +193,13 @@ class StaticGroups(HasGroups):
         return len(self.phases)
 
     def phase(self, index: int, cluster: Cluster) -> Phase:
-        """The explicit groups of phase `index`."""
         return self.phases.phase(index, cluster)
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
-        """The group of one worker in phase `index`, None if it skips."""
         return self.phases.group_of(worker, index, cluster)
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:  # noqa: ARG002 - rules know nodes
-        """The rule, None for explicit groups."""
         return self.phases.view(cluster)
 
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - distinct on all clusters
-        """Distinct partitions in a period."""
         return self.phases.num_distinct()

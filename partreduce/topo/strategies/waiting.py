@@ -56,8 +56,4 @@ class Waiting(ABC):
         return True
 
     def check(self) -> None:  # noqa: B027 - nothing can be wrong with synchronous
-        """Refuse settings that do not go with one another.
-
-        Raises:
-            ScheduleError: the place, the value and the rule.
-        """
+        """Refuse settings that do not go with one another."""

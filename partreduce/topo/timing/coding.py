@@ -1,8 +1,26 @@
-"""What a codec makes of a sum: fewer bytes on the wire, another way to add them up, and its own seconds.
+"""What one operation of a group moves, as shares of its payload: rings, stages, all_to_all, and sums with a codec.
 
-Around a ring 16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up
-in 8 bits, so a sum is quantize → all_to_all → exact sum → quantize → all_gather (`topo.timing.traffic`): a byte for
-each number and 4 bytes of scale for each block. Stages inside and across nodes do the same with 16 bits.
+Through a NIC, or the uplink of a switch, an operation sends in one of two ways. What goes around in a ring
+leaves every place that it crosses once, whatever number of its members is there. What every member sends to every other
+(all_to_all) leaves a place that holds h of k members as often as there are pairs of one here and one elsewhere: h(k−h)
+pieces of 1/k of the payload.
+
+    operation, k members on m nodes         through a NIC with h of them          latencies         inside a node
+    ring                                    2(k−1)/k                              2(k−1)            2(k−1)/k
+    hierarchical, l on each node            2(m−1)/m                              2(l−1) + 2(m−1)   2(l−1)/l
+    all_to_all                              h(k−h)/k                              k−1               (h−1)/k
+    8 bits                                  w(h(k−h)/k + (k−1)/k)                 2(k−1)            w((h−1)/k + (k−1)/k)
+    8 bits, hierarchical                    2w(m−1)/m                             2(l−1) + 2(m−1)   2w(l−1)/l, or
+                                                                                                    (1+w)(l−1)/l
+
+16 bits send half of what the algorithm sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized
+again and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical algorithm that
+happens to 16 bits as well, among the m nodes to each of the l shards, and before that inside a node unless only what
+crosses nodes is coded. What is handed out inside a node at the end has crossed nodes and is coded in any case. Groups
+to which the hierarchical algorithm does not apply travel as in the flat one, and are coded if they cross nodes.
+
+With 2.19 MB on 16 workers on 4 nodes this says 2.19 MB through each NIC for flat 8 bits and 0.83 MB hierarchical; a
+prototype over gloo sent 2.20 and 0.84.
 """
 
 from __future__ import annotations
@@ -10,13 +28,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
+from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.hardware import CodecSeconds, Hardware
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Transport
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.fragments import Move, moves
+from partreduce.topo.strategies.payload import Move, moves
+
+Algorithm = AllReduceAlgorithm | None
+"""By which sums are made; the schedule's own where it is None."""
 
 FREE = CodecSeconds()
 """No time."""
@@ -79,16 +100,16 @@ class Travel:
     coding: Coding = PLAIN
     shares: tuple[float, ...] = (1.0,)
     ready: tuple[float, ...] = (1.0,)
-    turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...] = ()
+    turns: tuple[tuple[float | Floats, Move], ...] = ()
 
     @classmethod
-    def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
+    def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
         """As `of`; fragments that take turns, or a model that is merged late, share the payload evenly."""
         travel, count = cls.of(strategy.transport, hardware, algorithm), strategy.payload.num_fragments
         if not strategy.lacks_newest:
             return travel
         steps_per_round, late = strategy.steps_per_round, strategy.sync.late_steps
-        turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...]
+        turns: tuple[tuple[float | Floats, Move], ...]
         if isinstance(steps_per_round, int):
             turns = tuple((move.taken / steps_per_round, move) for move in moves(count, steps_per_round, late))
         else:  # where nothing is late, so that all workers have one order
@@ -97,15 +118,8 @@ class Travel:
         return replace(travel, shares=(1 / count,) * count, turns=turns)
 
     @classmethod
-    def of(cls, transport: Transport, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
-        """As a schedule says, in its own algorithm unless another is asked for.
-
-        Segments become ready at equal distances during backward, the last share of a step's computing; those without
-        any bytes send nothing.
-
-        Raises:
-            ScheduleError: only what crosses nodes is coded, and that other algorithm has no stage across nodes.
-        """
+    def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
+        """As a schedule says; segments become ready at equal distances during backward, the empty ones send nothing."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()
@@ -117,3 +131,146 @@ class Travel:
         places = [place for place, size in enumerate(sizes, start=1) if size]
         shares = tuple(sizes[place - 1] / whole for place in places)
         return cls(chosen, coding, shares, tuple(1 - hardware.backward * (1 - place / count) for place in places))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Per group: its workers, its nodes, the most and the least workers that it has on one node.
+
+    `here` holds, per (group, node) incidence, the workers of the group there.
+    """
+
+    sizes: Whole
+    num_nodes: Whole
+    most: Floats
+    least: Floats
+    here: Floats
+
+    @property
+    def members(self) -> Floats:
+        """Workers of each group, shape (groups,)."""
+        return self.sizes.astype(float)
+
+    @property
+    def crosses(self) -> Flags:
+        """Whether each group has workers on several nodes, shape (groups,)."""
+        crosses: Flags = self.num_nodes > 1
+        return crosses
+
+    @property
+    def inside(self) -> Floats:
+        """The most workers that a group has on one node, at least 1; shape (groups,)."""
+        return np.maximum(self.most, 1.0)
+
+    def is_split(self, algorithm: str) -> Flags:
+        """Which groups have separate stages inside nodes and across them, shape (groups,)."""
+        split: Flags = self.crosses & (self.inside > 1) & (self.most == self.least) & (algorithm == "hierarchical")
+        return split
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What an operation of each group moves and waits for; shares of the payload, all arrays of shape (groups,).
+
+    `ring` passes through every NIC and uplink that the group crosses, `exchanged` times h(parts − h)/parts through one
+    that has h of its `parts` behind it; parts are workers or, where `by_node`, nodes. `inside` passes through the links
+    inside a node, `sent` leaves each worker by whatever link. There are `flat_hops` latencies of the group's slowest
+    link, `inside_hops` of those inside nodes, `nic_hops` of those across, and each worker sends `messages`. Encoding
+    and decoding take `codec` seconds per byte of the payload.
+    """
+
+    ring: Floats
+    exchanged: Floats
+    parts: Floats
+    by_node: Flags
+    inside: Floats
+    sent: Floats
+    flat_hops: Floats
+    inside_hops: Floats
+    nic_hops: Floats
+    messages: Floats
+    codec: Floats
+
+    def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
+        """Shares that leave places through their NIC or uplink: so many workers and nodes of a group are there."""
+        if not self.exchanged.any():
+            return self.ring[group]
+        parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)
+        return self.ring[group] + self.exchanged[group] * here * (parts - here) / parts
+
+
+def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
+    """The traffic of a sum over each group, in this algorithm and coding. O(groups)."""
+    k, m, few, split = shape.members, shape.num_nodes.astype(float), shape.inside, shape.is_split(algorithm)
+    none, hops = np.zeros(len(k)), 2 * (k - 1)
+    whole = hops / k
+    across = np.where(split, 2 * (m - 1) / m, whole)
+    inside = np.where(few > 1, np.where(split, 2 * (few - 1) / few, whole), 0.0)
+    plain = Traffic(
+        ring=across,
+        exchanged=none,
+        parts=np.where(split, m, k),
+        by_node=split,
+        inside=inside,
+        sent=whole,
+        flat_hops=np.where(split, 0.0, hops),
+        inside_hops=np.where(split, 2 * (few - 1), 0.0),
+        nic_hops=np.where(split, 2 * (m - 1), 0.0),
+        messages=hops,
+        codec=none,
+    )
+    return plain if coding == PLAIN else _with_codec(plain, shape, split, coding)
+
+
+def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
+    """The same sums with a codec: fewer bytes, and an all_to_all for half of the ring but where that is of 16 bits."""
+    k, few = shape.members, shape.inside
+    coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)
+    wire = np.where(coded, coding.wire, 1.0)
+    exchanged = coded & (coding.exchanged | split)
+    flat_inside = np.where(exchanged, (few - 1) / k + (k - 1) / k, plain.inside)
+    # What is added up inside a node before it crosses keeps its precision; what is handed out has crossed.
+    first = np.where(split & coding.across_only, 1.0, wire)
+    stages = (few - 1) / few * (first + wire)
+    return replace(
+        plain,
+        ring=wire * np.where(exchanged, plain.ring / 2, plain.ring),
+        exchanged=np.where(exchanged, wire, 0.0),
+        inside=np.where(few > 1, np.where(split, stages, flat_inside * wire), 0.0),
+        sent=np.where(split, stages + plain.ring / few * wire, plain.sent * wire),
+        codec=np.where(coded, _codec_seconds(shape, split, coding), 0.0),
+    )
+
+
+def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
+    """The traffic of an exchange: every worker hands an equal piece to each member, itself included. O(groups)."""
+    k, few, none = shape.members, shape.inside, np.zeros(len(shape.sizes))
+    return Traffic(
+        ring=none,
+        exchanged=np.full(len(k), wire),
+        parts=k,
+        by_node=np.zeros(len(k), dtype=bool),
+        inside=wire * (few - 1) / k,
+        sent=wire * (k - 1) / k,
+        flat_hops=k - 1,
+        inside_hops=none,
+        nic_hops=none,
+        messages=k - 1,
+        codec=none,
+    )
+
+
+def _codec_seconds(shape: Shape, split: Flags, coding: Coding) -> Floats:
+    """Per byte of the payload, at one worker, if its group is coded.
+
+    A ring of 16 bits: all is encoded and all is decoded. Elsewhere, among p members: all is encoded, the p pieces that
+    a member adds up make a whole again, its sum of 1/p is encoded once more, and all is decoded. Split groups do this
+    to a shard, but decode all at the end; coded inside as well, they encode all and add up decoded pieces before.
+    """
+    encode, decode, few = coding.seconds.encode, coding.seconds.decode, shape.inside
+    parts = np.where(split, shape.num_nodes, shape.sizes)
+    summed = encode * (1 + 1 / parts) + decode
+    before = 0.0 if coding.across_only else encode + decode
+    flat = summed if coding.exchanged else np.full(len(parts), encode)
+    seconds: Floats = np.where(split, before + summed / few, flat) + decode
+    return seconds

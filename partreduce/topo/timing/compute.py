@@ -8,22 +8,24 @@ The published disturbances, as values of `ComputeTimes.disturbance`:
 * `RotatingDelay(low, high)`: every worker is held up, evenly between low and high, and who gets which delay moves by
   one worker from step to step (eager-SGD's severe skew: 8 workers, 50 to 400 ms).
 """
+# ruff: noqa: ARG002 - disturbances take what others need
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log, sqrt
-from typing import Protocol
+from pathlib import Path
+from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from partreduce.topo.argument_types import check_fields
+from partreduce.topo.document.reader import read_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import Index, check_ranges
+from partreduce.topo.fields import CheckedFields, Floats, Index, Whole
 from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
 
+MAX_TRACE_BYTES = 2**30
 MOST_DRAWN = 2**16
 """Step times that are drawn at once: many in a call of NumPy, and few megabytes."""
 
@@ -31,52 +33,32 @@ MOST_DRAWN = 2**16
 class StragglerModel(Protocol):
     """Changes the seconds of one step of all workers."""
 
-    def disturb(self, seconds: npt.NDArray[np.float64], step: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         """New seconds for step number `step`; shape (samples, num_workers) in and out."""
 
 
 @dataclass(frozen=True, slots=True)
-class RandomSlowdown:
+class RandomSlowdown(CheckedFields):
     """A step takes `factor` times as long with the given probability, independently per worker and step."""
 
+    place: ClassVar[str] = "random slowdown: "
     factor: Seconds = 6.0
     probability: Share | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse factors below 0 and what is no probability."""
-        check_fields(self)
-        check_ranges(self, InputError, "random slowdown: ")
-
-    def disturb(
-        self,
-        seconds: npt.NDArray[np.float64],
-        step: int,  # noqa: ARG002 - the same in every step
-        rng: np.random.Generator,
-    ) -> npt.NDArray[np.float64]:
-        """Multiply the hit workers' seconds."""
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         chance = 1 / seconds.shape[1] if self.probability is None else self.probability
         return np.where(rng.random(seconds.shape) < chance, seconds * self.factor, seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class RandomDelay:
+class RandomDelay(CheckedFields):
     """`workers` workers, drawn again in every step, are held up by `seconds`."""
 
+    place: ClassVar[str] = "delay: "
     workers: Index
     seconds: Seconds
 
-    def __post_init__(self) -> None:
-        """Refuse numbers below 0."""
-        check_fields(self)
-        check_ranges(self, InputError, "delay: ")
-
-    def disturb(
-        self,
-        seconds: npt.NDArray[np.float64],
-        step: int,  # noqa: ARG002 - the same in every step
-        rng: np.random.Generator,
-    ) -> npt.NDArray[np.float64]:
-        """Add the delay to the drawn workers."""
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         count = min(self.workers, seconds.shape[1])
         if not count:
             return seconds
@@ -86,34 +68,27 @@ class RandomDelay:
 
 
 @dataclass(frozen=True, slots=True)
-class RotatingDelay:
+class RotatingDelay(CheckedFields):
     """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
 
+    place: ClassVar[str] = "skew: "
     low: Seconds
     high: Seconds
 
     def __post_init__(self) -> None:
-        """Refuse a range that is empty or negative."""
-        check_fields(self)
-        check_ranges(self, InputError, "skew: ")
+        CheckedFields.__post_init__(self)
         if self.low > self.high:
             raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
 
-    def disturb(
-        self,
-        seconds: npt.NDArray[np.float64],
-        step: int,
-        rng: np.random.Generator,  # noqa: ARG002 - not random
-    ) -> npt.NDArray[np.float64]:
-        """Add each worker's share of the skew."""
+    def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         count = seconds.shape[1]
         place = (np.arange(count) + step) % count / max(1, count - 1)
-        delayed: npt.NDArray[np.float64] = seconds + self.low + (self.high - self.low) * place
+        delayed: Floats = seconds + self.low + (self.high - self.low) * place
         return delayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTimes:
+class ComputeTimes(CheckedFields):
     """Seconds that each worker computes for one step.
 
     `base` seconds for everybody, times the worker's `slowdown`; `jitter` is the coefficient of variation of a
@@ -121,16 +96,15 @@ class ComputeTimes:
     recorded seconds replaces all of them and repeats for ever.
     """
 
+    place: ClassVar[str] = "compute times: "
     base: Seconds = 0.0
     slowdown: tuple[tuple[int, float], ...] = ()
     jitter: Variation = 0.0
     disturbance: StragglerModel | None = None
-    trace: npt.NDArray[np.float64] | None = None
+    trace: Floats | None = None
 
     def __post_init__(self) -> None:
-        """Refuse negative times and factors."""
-        check_fields(self)
-        check_ranges(self, InputError, "compute times: ")
+        CheckedFields.__post_init__(self)
         for worker, factor in self.slowdown:
             if worker < 0 or not 0 < factor <= LONGEST_SECONDS:
                 raise InputError(
@@ -161,16 +135,14 @@ class ComputeTimes:
         if self.trace is not None and self.trace.shape[1] != num_workers:
             raise InputError(f"trace: has {self.trace.shape[1]} columns, there are {num_workers} workers")
 
-    def fixed(self, num_workers: int) -> npt.NDArray[np.float64]:
+    def fixed(self, num_workers: int) -> Floats:
         """Seconds per step without any randomness, shape (num_workers,)."""
         seconds = np.full(num_workers, float(self.base))
         for worker, factor in self.slowdown:
             seconds[worker] *= factor
         return seconds
 
-    def step_seconds(
-        self, num_workers: int, step: int, rng: np.random.Generator, *, num_samples: int = 1
-    ) -> npt.NDArray[np.float64]:
+    def step_seconds(self, num_workers: int, step: int, rng: np.random.Generator, *, num_samples: int = 1) -> Floats:
         """Seconds of one step, shape (num_samples, num_workers)."""
         if self.trace is not None:
             return np.broadcast_to(self.trace[step % len(self.trace)], (num_samples, num_workers)).copy()
@@ -178,8 +150,8 @@ class ComputeTimes:
         return seconds if self.disturbance is None else self.disturbance.disturb(seconds, step, rng)
 
     def rounds(
-        self, worker_steps: npt.NDArray[np.int64], num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
-    ) -> Iterator[npt.NDArray[np.float64]]:
+        self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
+    ) -> Iterator[Floats]:
         """Seconds that each worker computes in each round of its steps; a round is (num_samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
@@ -197,17 +169,43 @@ class ComputeTimes:
                 total += np.where(index < worker_steps, by_round[:, index], 0.0)
             yield from total
 
-    def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> Floats:
         """Seconds of steps from number `first` on, shape (steps, num_samples, num_workers); as drawn one by one."""
         if self.trace is None and self.disturbance is None:
             return self._jittered(shape, rng)
         steps = range(first, first + shape[0])
         return np.stack([self.step_seconds(shape[2], step, rng, num_samples=shape[1]) for step in steps])
 
-    def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
         """Seconds of steps without disturbances, of a shape that ends with the number of workers."""
         seconds = np.broadcast_to(self.fixed(shape[-1]), shape).copy()
         if self.jitter:
             spread = sqrt(log(1 + self.jitter**2))
             seconds *= rng.lognormal(-(spread**2) / 2, spread, shape)
         return seconds
+
+
+def read_trace(path: Path) -> Floats:
+    """Recorded seconds per step from a CSV file: one row per step, one column per worker, no header."""
+    try:
+        text = read_bytes(path, MAX_TRACE_BYTES).decode()
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not a text file") from None
+    rows: list[list[float]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = [float(cell) for cell in line.split(",")]
+        except ValueError:
+            raise InputError(f"{path}: line {number} is not a list of seconds separated by commas") from None
+        if rows and len(row) != len(rows[0]):
+            raise InputError(f"{path}: line {number} has {len(row)} columns, the first line has {len(rows[0])}")
+        if not all(0 <= value < float("inf") for value in row):
+            raise InputError(f"{path}: line {number} holds a value that is not a finite time >= 0")
+        rows.append(row)
+    if not rows:
+        raise InputError(
+            f"{path}: holds no step times; write a row for each step, with each worker's seconds between commas"
+        )
+    return np.array(rows)

@@ -1,8 +1,8 @@
 """The α–β cost of a schedule's communication, with every node's NICs shared by the groups that cross them.
 
-A group of k workers that averages b bytes by a ring sends 2(k−1)/k · b through each NIC that it crosses and through the
-links inside its nodes, and waits 2(k−1) times for its slowest link's latency. Groups that cross one NIC share it
-fairly. A phase lasts as long as its slowest group.
+What a group sends through each NIC that it crosses and through the links inside its nodes, and how often it waits for
+the latency of its slowest link, stands in `topo.timing.coding` (rings: Patarasuk and Yuan, 2009). Groups that cross one
+NIC share it fairly. A phase lasts as long as its slowest group.
 
 A node with r NICs (rails) serves r lanes at full speed. A group with at least l workers on each of its nodes spreads
 its bytes evenly over l lanes: l rings side by side, or the l shards of the hierarchical algorithm. Rings side by side
@@ -19,15 +19,11 @@ many bytes through the uplink as through a NIC (the ring visits the nodes below 
 and enters each once), and groups that cross one uplink share it fairly. The latency of a message is that of the NIC
 and of all uplinks on the longer one of its two ways, up from the source or down to the target.
 
-    algorithm      bytes through a NIC   latencies                       reference
-    ring           2(k−1)/k · b          2(k−1)                          Patarasuk and Yuan, 2009
-    hierarchical   2(m−1)/m · b          2(l−1) inside + 2(m−1) across   reduce-scatter inside, shards across m nodes
+The algorithm `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the
+ring elsewhere; its two stages are pipelined. It never costs more than the ring.
 
-`hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the ring
-elsewhere; its two stages are pipelined. It never costs more than the ring.
-
-A codec sends fewer bytes (`topo.timing.traffic`) and takes its own seconds, which every group pays before and behind
-its wire. A gradient sent layer by layer is several sums, one after the other, each with its own latencies.
+A codec takes its own seconds, which every group pays before and behind its wire. A gradient sent layer by layer is
+several sums, one after the other, each with its own latencies.
 """
 
 from __future__ import annotations
@@ -36,17 +32,17 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
+from partreduce.topo.fields import Floats
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.timing import links, loads
-from partreduce.topo.timing.coding import PLAIN, Coding, Travel
+from partreduce.topo.timing import loads
+from partreduce.topo.timing.coding import PLAIN, Algorithm, Coding, Travel
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +62,11 @@ class Communication:
 
 
 def communication(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Communication:
-    """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
-
-    The algorithm of the sums is the schedule's own unless another is asked for. A gradient that is sent layer by layer
-    costs the sum of its segments.
-
-    Raises:
-        InputError: the model's size is neither given nor part of the hardware.
-        ScheduleError: the strategy has no fixed phases, or its codec does not go with the algorithm.
-    """
+    """What one period costs, all segments, without the prologue. O(blocks) for rules, else O(n·period)."""
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
-    steps_per_round = schedule.strategy.steps_per_round
-    steps = steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
+    steps = schedule.largest_steps_per_round
     seconds, sent, peaks = list[float](), list[float](), list[float]()
     for index, first in enumerate(first_equal(schedule)):
         if first < index:
@@ -114,16 +97,14 @@ def group_seconds(
     model_bytes: int | None = None,
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING,
     coding: Coding = PLAIN,
-) -> npt.NDArray[np.float64]:
+) -> Floats:
     """Seconds of each group of an explicit phase when all start together, shape (number of groups,). Vectorized."""
     return loads.of_phase(
         phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), algorithm=algorithm.value, coding=coding
     ).seconds()
 
 
-def round_seconds(
-    edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None
-) -> npt.NDArray[np.float64]:
+def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None) -> Floats:
     """Seconds until each worker has received from all its in-neighbors, shape (num_workers,).
 
     Every edge carries the whole model. A NIC works in both directions at once and serves its messages in turn, so a
@@ -133,14 +114,14 @@ def round_seconds(
     node_of = cluster.node_of()
     source_node, target_node = node_of[edges.sources], node_of[edges.targets]
     crosses = source_node != target_node
-    latency, inverse = links.nic_arrays(cluster, hardware)
-    inside_latency, inside_inverse = links.inside_arrays(cluster, hardware)
+    latency, inverse = loads.nic_arrays(cluster, hardware)
+    inside_latency, inside_inverse = loads.inside_arrays(cluster, hardware)
     out = np.bincount(source_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
     into = np.bincount(target_node[crosses], minlength=cluster.num_nodes) / hardware.num_nics
     out, into = (np.where(count > 0, np.maximum(count, 1.0), 0.0) * size * inverse for count in (out, into))
     local = np.bincount(edges.targets[~crosses], minlength=cluster.num_workers)
     busy, up, down = np.maximum(out[source_node], into[target_node]), latency[source_node], latency[target_node]
-    if (uplinks := links.Uplinks.of(cluster, hardware)) is not None:
+    if (uplinks := loads.Uplinks.of(cluster, hardware)) is not None:
         shared, climb, descent = uplinks.edges(source_node, target_node, size)
         busy, up, down = np.maximum(busy, shared), up + climb, down + descent
     across = busy + np.maximum(up, down)
@@ -153,18 +134,14 @@ def round_seconds(
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """What every group of one phase puts on the links, segment by segment; rules are not expanded.
-
-    Equal segments share one entry's work.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-    """
+    """What every group of one phase puts on the links, segment by segment; rules are not expanded."""
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]
         seconds = round_seconds(edges, cluster, hardware, model_bytes=model_bytes)
-        return [loads.Loads.fixed(seconds, _round_bytes(edges, cluster, model_bytes))]
+        source, target = cluster.node_of()[edges.sources], cluster.node_of()[edges.targets]
+        busiest = float(np.bincount(source[source != target], minlength=1).max(initial=0)) * model_bytes
+        return [loads.Loads.fixed(seconds, busiest)]
     rule = schedule.rule(by_node=True)
 
     @cache
@@ -181,27 +158,17 @@ def phase_loads(
     return [of(share) for share in travel.shares]
 
 
-def segment_seconds(listed: list[loads.Loads]) -> npt.NDArray[np.float64]:
+def segment_seconds(listed: list[loads.Loads]) -> Floats:
     """Seconds of each segment of each group, shape (segments, groups); equal entries are worked out once."""
     known = {id(loaded): loaded.seconds() for loaded in listed}
     return np.stack([known[id(loaded)] for loaded in listed])
 
 
 def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size: the argument, else the hardware's.
-
-    Raises:
-        InputError: neither is given, or it is not positive.
-    """
+    """The model's size: the argument, else the hardware's."""
     size = model_bytes if model_bytes is not None else hardware.model_bytes
     if size is None:
         raise InputError("model_bytes: is not given; say how many bytes the model has, such as 552_000_000")
     if size <= 0:
         raise InputError(f"model_bytes: is {size}; it is a number of bytes > 0")
     return size
-
-
-def _round_bytes(edges: Round, cluster: Cluster, model_bytes: int) -> float:
-    node_of = cluster.node_of()
-    source, target = node_of[edges.sources], node_of[edges.targets]
-    return float(np.bincount(source[source != target], minlength=1).max(initial=0)) * model_bytes

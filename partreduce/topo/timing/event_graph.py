@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import UndecidedError
-from partreduce.topo.hardware import Hardware
+from partreduce.topo.fields import Flags, Floats, Whole
+from partreduce.topo.hardware import Hardware, regular_levels
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
-from partreduce.topo.switches import regular_levels
-from partreduce.topo.timing.coding import Travel
+from partreduce.topo.strategies.axes import Sync
+from partreduce.topo.timing.coding import Algorithm, Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import first_equal, phase_loads, segment_seconds
 from partreduce.topo.timing.stages import Stage, in_segments, of_period, size_or_one
@@ -44,36 +44,21 @@ class CycleTime:
 
     per_round: float
     per_step: float
-    workers: npt.NDArray[np.float64]
+    workers: Floats
     critical: tuple[int, ...]
 
 
 def cycle_time(
-    schedule: Schedule,
-    hardware: Hardware,
-    compute: ComputeTimes | None = None,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, compute: ComputeTimes | None = None, *, algorithm: Algorithm = None
 ) -> CycleTime:
     """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
 
     Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep them equal where
-    the rule's first digits count the racks.
-
-    Args:
-        schedule: what is run; its prologue is left out.
-        hardware: links and, unless `compute` is given, speeds.
-        compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.sampling` for those).
-        model_bytes: the model's size, unless the hardware states it.
-        algorithm: how groups average; the schedule's own by default.
-
-    Raises:
-        ScheduleError: the strategy has no fixed phases.
-        UndecidedError: the policy iteration did not settle (it has a generous limit).
+    the rule's first digits count the racks. The prologue is left out, and jitter and disturbances of `compute` are
+    ignored (`topo.timing.stages.sample` has them).
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
-    return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
+    return TimedPeriod.of(schedule, hardware, times, algorithm=algorithm).cycle()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,38 +69,26 @@ class TimedPeriod:
     """
 
     stages: list[Stage]
-    steps: npt.NDArray[np.float64]
-    worker_steps: npt.NDArray[np.int64]
+    steps: Floats
+    worker_steps: Whole
     sync: Sync
 
     @classmethod
     def of(
-        cls,
-        schedule: Schedule,
-        hardware: Hardware,
-        times: ComputeTimes,
-        *,
-        model_bytes: int | None = None,
-        algorithm: AllReduceAlgorithm | None = None,
+        cls, schedule: Schedule, hardware: Hardware, times: ComputeTimes, *, algorithm: Algorithm = None
     ) -> TimedPeriod:
         """See `cycle_time` for arguments and refusals."""
         times.check(schedule.num_workers)
         steps_per_round, sync = schedule.strategy.steps_per_round, schedule.strategy.sync
         if not _is_homogeneous(schedule, hardware, times):
-            stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
+            stages = of_period(schedule, hardware, algorithm=algorithm)
             return cls(stages, times.fixed(schedule.num_workers), schedule.worker_steps(), sync)
         count = schedule.cluster.workers_per_node or 0
         worker_steps = np.full(count, steps_per_round if isinstance(steps_per_round, int) else steps_per_round[0])
-        return cls(
-            _one_node(schedule, hardware, model_bytes, algorithm), np.full(count, times.base), worker_steps, sync
-        )
+        return cls(_one_node(schedule, hardware, algorithm), np.full(count, times.base), worker_steps, sync)
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """The steady speed; with another steps_per_round for all workers, or another delay, if asked for.
-
-        Raises:
-            UndecidedError: the policy iteration did not settle.
-        """
+        """The steady speed; with another steps_per_round for all workers, or another delay, if asked for."""
         worker_steps = (
             self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
         )
@@ -143,7 +116,7 @@ class TimedPeriod:
         return TimedPeriod(stages, self.steps[first], self.worker_steps[first], self.sync)
 
 
-def _kinds(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _kinds(*columns: npt.NDArray[Any]) -> Whole:
     """For every row the number of its kind: rows that agree in all columns are of one."""
     found = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -152,11 +125,8 @@ def _kinds(*columns: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     return found
 
 
-def _cell_kinds(stage: Stage, kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For every worker the kind of its cell: which kinds of workers it waits for, and how long it takes; -1 for none.
-
-    A set of kinds is known by the sum of 62 random bits of each.
-    """
+def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
+    """By worker the kind of its cell: kinds waited for (the sum of 62 random bits of each), seconds; -1: none."""
     if not len(stage.seconds):
         return np.full(len(kinds), -1, dtype=np.int64)
     cell, number = np.repeat(np.arange(len(stage.seconds)), np.diff(stage.offsets)), int(kinds.max()) + 1
@@ -168,7 +138,7 @@ def _cell_kinds(stage: Stage, kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.in
     return np.where(stage.cell_of >= 0, _kinds(sums, stage.seconds, *left)[stage.cell_of], -1)
 
 
-def _of_kinds(stage: Stage, kinds: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> Stage:
+def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:
     """The stage of the first worker of each kind."""
     own = stage.cell_of[first]
     cells = np.unique(own[own >= 0])
@@ -199,13 +169,11 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
     return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
-def _one_node(
-    schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: AllReduceAlgorithm | None
-) -> list[Stage]:
+def _one_node(schedule: Schedule, hardware: Hardware, algorithm: Algorithm) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
     rule = schedule.rule(by_node=True)
     assert rule is not None, "homogeneous nodes have a rule"
-    size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
+    size, sent = rule.workers_per_node, size_or_one(hardware, None)
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, (first, phase) in enumerate(zip(first_equal(schedule), rule.phases, strict=True)):
@@ -227,23 +195,22 @@ def _one_node(
         count = every.shape[1]
         counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
         ones = np.cumsum([0, *counts])[:-1]
-        parts = in_segments(every[:, ones], travel)
-        stages.append(Stage(np.array(members, dtype=np.int64), np.array(ends), parts.seconds, cell_of, *parts[1:]))
+        stages.append(in_segments(np.array(members, dtype=np.int64), np.array(ends), every[:, ones], cell_of, travel))
     return stages
 
 
 class _Ways(NamedTuple):
     """For every worker the state at the period's start that it traces back to, and the seconds on the way."""
 
-    origin: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float64]
+    origin: Whole
+    weight: Floats
 
 
 class _Potential(NamedTuple):
     """What states at a period's start are worth: the place of their cycle's mean, and their value on it; (states,)."""
 
-    rank: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
+    rank: Whole
+    values: Floats
 
     def later(self, one: _Ways, other: _Ways) -> _Ways:
         """Of two ways the one that arrives later in the long run, the first of equals."""
@@ -260,9 +227,7 @@ class _Potential(NamedTuple):
         return _Ways(ways.origin[pick], ways.weight[pick])
 
 
-def _howard(
-    stages: list[Stage], compute: npt.NDArray[np.float64], sync: Sync
-) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
+def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
     """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest.
 
     A state is a worker that begins a round or one of the operations that it has under way, each with the states of all
@@ -284,12 +249,8 @@ def _howard(
 
 
 def _improve(
-    stages: list[Stage],
-    compute: npt.NDArray[np.float64],
-    means: npt.NDArray[np.float64],
-    values: npt.NDArray[np.float64],
-    sync: Sync,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    stages: list[Stage], compute: Floats, means: Floats, values: Floats, sync: Sync
+) -> tuple[Whole, Floats, Flags]:
     """One period forward, each cell waiting for its largest source by (mean, value).
 
     Returns for every state at the period's end the one at its start that it traces back to, the seconds on the way, and
@@ -310,19 +271,17 @@ def _improve(
     return origin, weight, raised | (level & grown)
 
 
-def _forward(
-    stage: Stage, compute: npt.NDArray[np.float64], states: list[_Ways], potential: _Potential, sync: Sync
-) -> list[_Ways]:
-    """One round (the equations stand in `topo.timing.rounds`)."""
+def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
+    """One round (the equations stand in `topo.timing.stages`)."""
     now, *under_way = states
-    before: float | npt.NDArray[np.float64] = 0.0
+    before: float | Floats = 0.0
     for turn in stage.turns:
         now, before = _Ways(now.origin, now.weight + compute * (turn.at - before)), turn.at
         if turn.is_awaited:
             now = potential.later(now, under_way.pop(0))
             continue
         begin = potential.ready(stage, potential.later(now, under_way[-1]) if under_way else now)
-        under_way.append(_Ways(begin.origin, begin.weight + stage.seconds_of(turn)))
+        under_way.append(_Ways(begin.origin, begin.weight + stage.duration(turn.seconds)))
     if stage.turns:
         return [now, *under_way]
     computed = _Ways(now.origin, now.weight + compute)
@@ -336,7 +295,7 @@ def _forward(
     return [potential.later(computed, end) if sync.lag else end]
 
 
-def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _levels(means: Floats) -> Whole:
     """The place of each mean among the distinct ones; means that differ by rounding alone are one.
 
     Told apart, two cycles of equal mean would take turns at being the larger one, and the iteration would never settle.
@@ -349,7 +308,7 @@ def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     return place
 
 
-def _largest(stage: Stage, rank: npt.NDArray[np.int64], value: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
     """The source of each cell with the largest (rank, value), the first of equals; shape (cells,)."""
     if not len(stage.seconds):
         return np.zeros(0, dtype=np.int64)
@@ -363,9 +322,7 @@ def _largest(stage: Stage, rank: npt.NDArray[np.int64], value: npt.NDArray[np.fl
     return sources[np.minimum.reduceat(position, starts)]
 
 
-def _evaluate(
-    origin: npt.NDArray[np.int64], weight: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _evaluate(origin: Whole, weight: Floats) -> tuple[Floats, Floats]:
     """Mean weight of the cycle that each worker traces back to, and its value relative to that cycle. O(n)."""
     count = len(origin)
     if (origin[origin] == origin).all():  # each traces back to one that traces back to itself
@@ -395,7 +352,7 @@ def _evaluate(
     return means, values
 
 
-def _cycle_of(origin: npt.NDArray[np.int64], start: int) -> list[int]:
+def _cycle_of(origin: Whole, start: int) -> list[int]:
     seen: dict[int, int] = {}
     node = start
     while node not in seen:

@@ -1,4 +1,4 @@
-"""What the groups of one phase put on the links of a cluster, and how long fair sharing of the NICs then takes."""
+"""A cluster's links as arrays, what the groups of a phase put on them, and how long fair sharing of NICs then takes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,152 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.errors import InputError
+from partreduce.topo.fields import Floats, Whole
+from partreduce.topo.hardware import Hardware, Link, Switch, above
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RulePhase, representative, representatives
-from partreduce.topo.timing.coding import PLAIN, Coding
-from partreduce.topo.timing.links import Links, check_node
-from partreduce.topo.timing.traffic import Shape, Traffic, all_to_all, of_sum
+from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_all, of_sum
+
+
+class Crossings(NamedTuple):
+    """Groups and the uplinks that they cross: the group, the switch, and how many workers and nodes are below it.
+
+    `climb` has one entry for every (group, node) incidence: the latencies of the crossed uplinks on the node's way up.
+    """
+
+    group: Whole
+    switch: Whole
+    workers: Floats
+    nodes: Floats
+    climb: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Uplinks:
+    """The uplinks of the switches above the nodes.
+
+    `above` (levels, num_nodes) names the switches over each node, −1 for none; `latency` and `inverse` (switches,) are
+    their numbers.
+    """
+
+    above: Whole
+    latency: Floats
+    inverse: Floats
+
+    @classmethod
+    def of(cls, cluster: Cluster, hardware: Hardware) -> Uplinks | None:
+        """Those of a cluster; None where no uplink can make anything slower."""
+        for switch in hardware.switches:
+            check_node(max(switch.nodes), cluster.num_nodes)
+        shared = hardware.shared_switches(cluster.num_nodes)
+        return _uplinks(shared, cluster.num_nodes) if shared else None
+
+    def crossings(self, group: Whole, node: Whole, here: Floats, num_nodes: Whole) -> Crossings:
+        """Which groups cross which uplinks: those with nodes on both sides of the switch. O(incidences · levels).
+
+        `group`, `node` and `here`, the group's workers on the node, are of every (group, node) incidence, complete for
+        groups that cross nodes; `num_nodes` is of every group.
+        """
+        found: list[tuple[Whole, Whole, Floats, Floats]] = []
+        climb = np.zeros(len(group))
+        for row in self.above:
+            below = np.flatnonzero(row[node] >= 0)
+            keys, inverse, counts = np.unique(
+                group[below] * len(self.latency) + row[node[below]], return_inverse=True, return_counts=True
+            )
+            of, switch = keys // len(self.latency), keys % len(self.latency)
+            crossed = counts < num_nodes[of]
+            climb[below] += np.where(crossed, self.latency[switch], 0.0)[inverse]
+            workers = np.bincount(inverse, weights=here[below], minlength=len(keys))
+            found.append((of[crossed], switch[crossed], workers[crossed], counts[crossed].astype(float)))
+        groups, switches, workers_below, nodes_below = zip(*found, strict=True)
+        columns = np.concatenate(groups), np.concatenate(switches)
+        return Crossings(*columns, np.concatenate(workers_below), np.concatenate(nodes_below), climb)
+
+    def edges(
+        self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], size: int
+    ) -> tuple[Floats, Floats, Floats]:
+        """For messages of `size` bytes from node to node, all at once: what the uplinks add to each.
+
+        Returns seconds until all uplinks on the path are done, the latencies on the way up and those on the way down.
+        An uplink works in both directions at once and serves the messages of one direction in turn.
+        """
+        seconds, up, down = np.zeros(len(source)), np.zeros(len(source)), np.zeros(len(source))
+        for row in self.above:
+            for ends, others, climb in ((source, target, up), (target, source, down)):
+                crossing = np.flatnonzero((row[ends] >= 0) & (row[ends] != row[others]))
+                switch = row[ends[crossing]]
+                count = np.bincount(switch, minlength=len(self.inverse))
+                shared = count[switch] * self.inverse[switch] * size
+                seconds[crossing] = np.maximum(seconds[crossing], shared)
+                climb[crossing] += self.latency[switch]
+        return seconds, up, down
+
+
+@lru_cache(maxsize=32)
+def _uplinks(switches: tuple[Switch, ...], num_nodes: int) -> Uplinks:
+    rows = above(switches, num_nodes)
+    latency = np.array([switch.uplink.latency for switch in switches])
+    inverse = np.array([switch.uplink.seconds_per_byte for switch in switches])
+    for array in (rows, latency, inverse):
+        array.setflags(write=False)
+    return Uplinks(rows, latency, inverse)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The link numbers of the nodes that take part, one entry per node: latencies in seconds, inverses in s/byte."""
+
+    nic_latency: Floats
+    nic_inverse: Floats
+    inside_latency: Floats
+    inside_inverse: Floats
+    bus: Link
+    uplinks: Uplinks | None = None
+
+    @classmethod
+    def of(cls, cluster: Cluster, hardware: Hardware) -> Links:
+        nics, inside = nic_arrays(cluster, hardware), inside_arrays(cluster, hardware)
+        return cls(*nics, *inside, hardware.bus, Uplinks.of(cluster, hardware))
+
+    @classmethod
+    def of_pairs(cls, links: Sequence[tuple[Link, Link]], bus: Link) -> Links:
+        """From (NIC, inside) pairs and the bus that every node has, without switches."""
+        columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
+        table = np.array(columns, dtype=float).reshape(-1, 4)
+        return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3], bus)
+
+
+def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
+    """Latency and seconds per byte of every node's NIC, shape (num_nodes,) each."""
+    return _fill(cluster.num_nodes, hardware.nic, hardware.node_nic)
+
+
+def inside_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
+    """Latency and seconds per byte of every node's inner links, shape (num_nodes,) each."""
+    return _fill(cluster.num_nodes, hardware.inside, hardware.node_inside)
+
+
+def _fill(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Floats, Floats]:
+    latency, inverse = np.full(count, usual.latency), np.full(count, usual.seconds_per_byte)
+    for node, link in own:
+        check_node(node, count)
+        latency[node], inverse[node] = link.latency, link.seconds_per_byte
+    return latency, inverse
+
+
+def check_node(node: int, count: int) -> None:
+    """Refuse hardware for nodes that the cluster does not have."""
+    if not 0 <= node < count:
+        raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")
+
 
 KEPT = 4096
 """Loads of rule phases that are kept: a planner costs the same few hundred again in every schedule that has them."""
@@ -33,29 +168,29 @@ class Loads:
     nodes): a group lasts as long as on the slowest.
     """
 
-    latency: npt.NDArray[np.float64]
-    inside: npt.NDArray[np.float64]
-    group: npt.NDArray[np.int64]
-    node: npt.NDArray[np.int64]
-    bytes_: npt.NDArray[np.float64]
-    lanes: npt.NDArray[np.float64]
-    inverse: npt.NDArray[np.float64]
+    latency: Floats
+    inside: Floats
+    group: Whole
+    node: Whole
+    bytes_: Floats
+    lanes: Floats
+    inverse: Floats
     num_nics: int
     fixed_bytes: float | None = None
     besides: tuple[Loads, ...] = ()
 
     @classmethod
-    def fixed(cls, seconds: npt.NDArray[np.float64], busiest: float) -> Loads:
+    def fixed(cls, seconds: Floats, busiest: float) -> Loads:
         """Operations whose seconds are known already."""
         none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 
-    def seconds(self) -> npt.NDArray[np.float64]:
+    def seconds(self) -> Floats:
         """Seconds of each group when all start together, shape (groups,). O(crossings log crossings), once."""
         return self._seconds.copy()
 
     @cached_property
-    def _seconds(self) -> npt.NDArray[np.float64]:
+    def _seconds(self) -> Floats:
         result = self.inside.copy()
         np.maximum.at(result, self.group, self._shared())
         result += self.latency
@@ -72,7 +207,7 @@ class Loads:
         _, index = np.unique(self.node, return_inverse=True)
         return float(np.bincount(index, weights=self.bytes_).max())
 
-    def _shared(self) -> npt.NDArray[np.float64]:
+    def _shared(self) -> Floats:
         """Seconds of each crossing under fair sharing of its node's NICs.
 
         The crossings of a node finish in order of their bytes per lane. While c lanes are still busy on r NICs each
@@ -116,33 +251,21 @@ def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes
 
 
 def of_pieces(
-    cluster: Cluster,
-    hardware: Hardware,
-    *,
-    wanted: npt.NDArray[np.float64],
-    held: npt.NDArray[np.float64],
-    workers: npt.NDArray[np.int64],
-    others: int | None = None,
+    cluster: Cluster, hardware: Hardware, *, wanted: Floats, held: Floats, workers: Whole, others: int | None = None
 ) -> Loads:
     """The loads of an all_to_all over all workers in which everybody asks some of them for pieces.
 
-    A link works in both directions at once, so handing out costs what handing back the same bytes costs. A message goes
-    to every other worker, or to `others` on other nodes, however little is in it. O(num_nodes · levels of switches).
-
-    Args:
-        cluster: of the workers.
-        hardware: their links.
-        wanted: bytes that each node's workers ask for together, shape (num_nodes,).
-        held: the share of all that the workers of each node hand out, shape (num_nodes,).
-        workers: how many of them do, shape (num_nodes,).
-        others: to how many workers of other nodes each sends a message; to all workers where it is not said.
+    The workers of each node ask for `wanted` bytes together; `workers` of them hand out the share `held` of all, shapes
+    (num_nodes,). A link works in both directions at once, so handing out costs what handing back the same bytes costs.
+    A message goes to every other worker, or to `others` on other nodes, however little is in it. O(num_nodes · levels
+    of switches).
     """
     messages = cluster.num_workers - 1 if others is None else others
     sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)
     nodes, one = np.arange(cluster.num_nodes), np.zeros(cluster.num_nodes, dtype=np.int64)
 
-    def through(asked: npt.NDArray[np.float64], share: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        larger: npt.NDArray[np.float64] = np.maximum(share * (wanted.sum() - asked), asked * (1 - share))
+    def through(asked: Floats, share: Floats) -> Floats:
+        larger: Floats = np.maximum(share * (wanted.sum() - asked), asked * (1 - share))
         return larger
 
     crossing = through(wanted, held)
@@ -177,8 +300,8 @@ def of_pieces(
     )
 
 
-def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
-    """The shape of explicit groups, for `topo.timing.traffic`, and their (group, node) incidences, shape (count, 2)."""
+def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, Whole]:
+    """The shape of explicit groups, for `topo.timing.coding`, and their (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
     keys = group * cluster.num_nodes + cluster.node_of()[phase.members]
@@ -238,7 +361,7 @@ def _rule_loads(
 
 def _with_stand_ins(
     phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware
-) -> tuple[Shape, npt.NDArray[np.int64], Links]:
+) -> tuple[Shape, Whole, Links]:
     """As `shape_of`, of the groups of a rule phase on the nodes that `of_rule` shows, with the links of these."""
     special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in special:
@@ -279,7 +402,7 @@ def _with_stand_ins(
     return shape, incidence, Links.of_pairs([*links, *usual], hardware.bus)
 
 
-def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, npt.NDArray[np.int64]]:
+def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, Whole]:
     """As `shape_of`, of the groups of a rule phase on all nodes."""
     nodes = np.arange(cluster.num_nodes)
     sizes, spans, locals_, pairs = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)], [np.zeros((0, 2), int)]
@@ -301,7 +424,7 @@ def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> t
 
 
 def _assemble(
-    shape: Shape, pairs: npt.NDArray[np.int64], links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
+    shape: Shape, pairs: Whole, links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
 ) -> Loads:
     """Turn traffic into bytes and latencies; `pairs` (count, 2) lists the (group, node) incidences that matter."""
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
@@ -343,12 +466,6 @@ def _assemble(
     )
 
 
-def _shared_once(
-    latency: npt.NDArray[np.float64],
-    group: npt.NDArray[np.int64],
-    place: npt.NDArray[np.int64],
-    bytes_: npt.NDArray[np.float64],
-    inverse: npt.NDArray[np.float64],
-) -> Loads:
+def _shared_once(latency: Floats, group: Whole, place: Whole, bytes_: Floats, inverse: Floats) -> Loads:
     """Loads of things of which every place has one, shared by all crossings."""
     return Loads(latency, np.zeros(len(latency)), group, place, bytes_, np.ones(len(group)), inverse, 1)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from partreduce.topo.fields import Floats
 from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 
@@ -42,9 +42,7 @@ class ManyRounds:
         return self.active / self.seconds if self.seconds else float("inf")
 
 
-def sample_seconds(
-    times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED
-) -> npt.NDArray[np.float64]:
+def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED) -> Floats:
     """Seconds of some steps of all workers, shape (steps, num_workers); one row where all steps are equal."""
     if times.is_fixed:
         return times.fixed(num_workers)[None, :]
@@ -52,16 +50,11 @@ def sample_seconds(
     return np.concatenate([times.step_seconds(num_workers, step, rng) for step in range(steps)])
 
 
-def balance(
-    seconds: npt.NDArray[np.float64], setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0
-) -> ManyRounds:
+def balance(seconds: Floats, setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0) -> ManyRounds:
     """Rounds of workers that come independently of one another. O(samples · n); under majority O(n² log samples).
 
-    Args:
-        seconds: that workers compute for a gradient, (samples, num_workers).
-        setting: who starts the rounds; late gradients count for the open round, no queue is full, and no grace.
-        word: seconds that word of the start, or of coming, is on its way.
-        sum_seconds: of a sum.
+    Workers compute `seconds` (samples, num_workers) for a gradient; `word` of the start, or of coming, and a sum take
+    their own. Late gradients count for the open round, no queue is full, and there is no grace.
     """
     least = word + sum_seconds
     if setting.quorum is QuorumStart.MAJORITY:
@@ -76,12 +69,12 @@ def balance(
     return ManyRounds(period, _num_gradients(seconds, period))
 
 
-def _num_gradients(seconds: npt.NDArray[np.float64], period: float) -> float:
+def _num_gradients(seconds: Floats, period: float) -> float:
     """Gradients of all workers in a round that takes so long."""
     return float((period / np.maximum(seconds, period).mean(axis=0)).sum())
 
 
-def _majority(seconds: npt.NDArray[np.float64], least: float) -> ManyRounds:
+def _majority(seconds: Floats, least: float) -> ManyRounds:
     """A round lasts until a worker comes that is drawn evenly; others are in it if they come by then."""
     count, means = seconds.shape[1], seconds.mean(axis=0)
     if not means.all():

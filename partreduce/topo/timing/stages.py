@@ -1,19 +1,42 @@
-"""A schedule's rounds as max-plus stages: who waits for whom, and for how long everybody then communicates."""
+"""A schedule's rounds as max-plus stages, and workers from round to round, in one run or in many sampled ones.
+
+Write s[t] for when a worker begins to compute round t, c[t] for how long it does, e[t] for the end of its group's
+operation of that round, and let `max` be over the group.
+
+    synchronous   e[t] = max(s[t] + c[t]) + d[t]                             s[t+1] = e[t]
+    late       e[t] = max(s[t]) + d[t]                                    s[t+1] = max(s[t] + c[t], e[t])
+    pipeline   e[t] = max(s[t] + c[t], e[t−1]) + d[t]                     s[t+1] = max(s[t] + c[t], e[t−K+1])
+    merge      e[t] = max(s[t] + w·c[t]) + d[t]                           s[t+1] = max(s[t] + c[t], e[t])
+
+Late, an operation begins when the round begins, on the parameters that are there; in a pipeline when the round's
+gradient is there, and the round ends without it: K−1 rounds later somebody waits. With K = 2 both are one recursion, in
+which the operation of a pipeline belongs to the round before; they differ in the first round, which waits for nothing
+in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
+Merged late, an operation begins where the share w of a round is computed. Fragments that take turns are so many
+operations, begun and awaited where their moves are (`topo.strategies.payload`), perhaps a round later.
+Warm-up rounds of a pipeline are synchronous and leave nothing under way.
+
+Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
+is there (`Stage.before`), so that synchronously too it is partly hidden behind the computing.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from partreduce.topo.errors import InputError
+from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.axes import Sync
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import Travel
+from partreduce.topo.timing.coding import Algorithm, Travel
+from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
 
@@ -25,28 +48,17 @@ class Segments:
     end `left[j, c]` seconds pass in cell c, if nothing has to be waited for. Shapes (segments,) and (segments, cells).
     """
 
-    ready: npt.NDArray[np.float64]
-    left: npt.NDArray[np.float64]
+    ready: Floats
+    left: Floats
 
 
 class Turn(NamedTuple):
-    """A part of a round's operation that begins, or is waited for, where a share of the round's computing is done.
+    """A part of a round's operation, begun or awaited at a share of its computing; it takes cell c `seconds[c]`."""
 
-    It takes cell c `seconds[c]`.
-    """
-
-    at: float | npt.NDArray[np.float64]
+    at: float | Floats
     part: int
     is_awaited: bool
-    seconds: npt.NDArray[np.float64]
-
-
-class Parts(NamedTuple):
-    """The seconds of each cell's operation, and its segments or turns where it does not go in one piece."""
-
-    seconds: npt.NDArray[np.float64]
-    segments: Segments | None = None
-    turns: tuple[Turn, ...] = ()
+    seconds: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +70,24 @@ class Stage:
     `turns` it is several, each of which overlaps with computing, if need be into the next round.
     """
 
-    sources: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    seconds: npt.NDArray[np.float64]
-    cell_of: npt.NDArray[np.int64]
+    sources: Whole
+    offsets: Whole
+    seconds: Floats
+    cell_of: Whole
     segments: Segments | None = None
     turns: tuple[Turn, ...] = ()
 
-    def ready(self, arrival: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def ready(self, arrival: Floats) -> Floats:
         """When the operation of each worker's cell can begin, shape (..., num_workers); its own arrival if in none."""
         if not len(self.seconds):
             return arrival
         latest = np.maximum.reduceat(arrival[..., self.sources], self.offsets[:-1], axis=-1)
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
-    def duration(self) -> npt.NDArray[np.float64]:
-        """Seconds that each worker communicates, shape (num_workers,)."""
-        if not len(self.seconds):
-            return np.zeros(len(self.cell_of))
-        return np.where(self.cell_of >= 0, self.seconds[self.cell_of], 0.0)
+    def duration(self, seconds: Floats | None = None) -> Floats:
+        """Seconds that each worker communicates, or that its cell has in `seconds`, shape (num_workers,)."""
+        seconds = self.seconds if seconds is None else seconds
+        return np.where(self.cell_of >= 0, seconds[self.cell_of], 0.0) if len(seconds) else np.zeros(len(self.cell_of))
 
     @property
     def carried(self) -> int:
@@ -87,11 +98,7 @@ class Stage:
             begun.add(turn.part)
         return carried
 
-    def seconds_of(self, turn: Turn) -> npt.NDArray[np.float64]:
-        """Seconds that each worker communicates in one of its turns, shape (num_workers,)."""
-        return np.where(self.cell_of >= 0, turn.seconds[self.cell_of], 0.0) if len(self.seconds) else self.duration()
-
-    def before(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def before(self, compute: Floats) -> Floats:
         """Seconds from a worker's beginning to compute until its cell, if all the others are ready, ends or begins.
 
         Until it ends where there are segments: the latest of them decides, and what comes `after` is nothing. Until it
@@ -101,14 +108,14 @@ class Stage:
             return compute
         latest = compute
         for ready, left in zip(self.segments.ready, self.segments.left, strict=True):
-            latest = np.maximum(latest, compute * ready + np.where(self.cell_of >= 0, left[self.cell_of], 0.0))
+            latest = np.maximum(latest, compute * ready + self.duration(left))
         return latest
 
-    def after(self) -> npt.NDArray[np.float64]:
+    def after(self) -> Floats:
         """Seconds from what `before` says to the end of the operation, shape (num_workers,)."""
         return self.duration() if self.segments is None else np.zeros(len(self.cell_of))
 
-    def first_ready(self, compute: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def first_ready(self, compute: Floats) -> Floats:
         """Seconds from a worker's beginning to compute until it has something to send, shape (..., num_workers)."""
         if self.segments is None:
             return compute
@@ -116,20 +123,9 @@ class Stage:
 
 
 def of_period(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """The stages of one period. O(size of its phases), expanded.
-
-    A hardware without any numbers of links costs nothing, so the model's size may be left out then.
-
-    Raises:
-        InputError: the model's size is needed and missing.
-        ScheduleError: the strategy has no fixed phases.
-    """
+    """The stages of one period, expanded. Where links state no numbers, the model's size may be left out."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -138,11 +134,7 @@ def of_period(
 
 
 def of_prologue(
-    schedule: Schedule,
-    hardware: Hardware,
-    *,
-    model_bytes: int | None = None,
-    algorithm: AllReduceAlgorithm | None = None,
+    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Stage:
     """The stage of a prologue round: everybody with everybody."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
@@ -163,37 +155,156 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
     phase = schedule.phase(index)
     found = {
         share: loads.of_phase(
-            phase,
-            schedule.cluster,
-            hardware,
-            model_bytes=size * share,
-            algorithm=travel.algorithm.value,
+            phase, schedule.cluster, hardware, model_bytes=size * share, algorithm=travel.algorithm.value,
             coding=travel.coding,
         ).seconds()
         for share in set(travel.shares)
-    }
-    parts = in_segments(np.stack([found[share] for share in travel.shares]), travel)
-    labels = phase.labels().astype(np.int64)
-    return Stage(phase.members.astype(np.int64), phase.offsets, parts.seconds, labels, *parts[1:])
+    }  # fmt: skip
+    sources, seconds = phase.members.astype(np.int64), np.stack([found[share] for share in travel.shares])
+    return in_segments(sources, phase.offsets, seconds, phase.labels().astype(np.int64), travel)
 
 
-def in_segments(seconds: npt.NDArray[np.float64], travel: Travel) -> Parts:
-    """What an operation consists of, from the seconds of each of its segments, (segments, cells)."""
+def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole, travel: Travel) -> Stage:
+    """The stage of operations whose segments each take so many seconds in each cell, (segments, cells)."""
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
-        return Parts(seconds.sum(axis=0), turns=turns)
+        return Stage(sources, offsets, seconds.sum(axis=0), cell_of, turns=turns)
     if travel.ready == (1.0,):
-        return Parts(seconds[0])
+        return Stage(sources, offsets, seconds[0], cell_of)
     left = np.cumsum(seconds[::-1], axis=0)[::-1]
-    return Parts(left[0], Segments(np.array(travel.ready), left))
+    return Stage(sources, offsets, left[0], cell_of, Segments(np.array(travel.ready), left))
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size; 1 when it is not given and no link's bandwidth is either.
-
-    Raises:
-        InputError: the size is needed and missing.
-    """
+    """The model's size; 1 when it is not given and no link's bandwidth is either."""
     if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
     return bytes_of(hardware, model_bytes)
+
+
+class Moments(NamedTuple):
+    """When a round was begun, computed, when its operation began and ended, and when the next can begin."""
+
+    start: Floats
+    computed: Floats
+    begin: Floats
+    end: Floats
+    finish: Floats
+
+
+class Rounds:
+    """Where all workers are, (..., num_workers). `skip_warm_up`: the first round is that behind the warm-up."""
+
+    def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
+        self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
+        self.now: Floats = np.zeros(shape)
+        self._last_end: Floats = np.zeros(shape)
+        self._under_way: deque[tuple[int, Floats]] = deque()  # with the round that commits it
+        self._parts: dict[int, Floats] = {}  # when each fragment's operation ends that is not awaited yet
+
+    def next(self, stage: Stage, compute: Floats) -> Moments:
+        """One round, with seconds of computing of shape (..., num_workers). O(workers) for each run."""
+        if stage.turns:
+            return self._in_turns(stage, compute)
+        start, computed = self.now, self.now + compute
+        due = self.sync.due(self.count)
+        if due == self.count:
+            late = self.sync.lag > 0 and not self.sync.delays_gradients
+            if late or stage.segments is None:
+                begin = stage.ready(start if late else computed)
+                end = begin + stage.duration()
+            else:
+                begin = stage.ready(start + stage.first_ready(compute))
+                end = stage.ready(start + stage.before(compute))
+            self.now = np.maximum(computed, end)
+            self._last_end = self.now
+        else:
+            begin = stage.ready(np.maximum(start + stage.first_ready(compute), self._last_end))
+            busy = stage.ready(self._last_end) + stage.duration()
+            end = np.maximum(stage.ready(start + stage.before(compute)) + stage.after(), busy)
+            self._last_end = end
+            self._under_way.append((due, end))
+            is_due = self._under_way[0][0] == self.count
+            self.now = np.maximum(computed, self._under_way.popleft()[1]) if is_due else computed
+        self.count += 1
+        return Moments(start, computed, begin, end, self.now)
+
+    def _in_turns(self, stage: Stage, compute: Floats) -> Moments:
+        start, begins, end = self.now, [], self.now
+        before: float | Floats = 0.0
+        for turn in stage.turns:
+            self.now, before = self.now + compute * (turn.at - before), turn.at
+            if not turn.is_awaited:
+                begins.append(stage.ready(np.maximum(self.now, self._last_end)))
+                self._last_end = self._parts[turn.part] = begins[-1] + stage.duration(turn.seconds)
+            elif turn.part in self._parts:  # the first round may await what no round has begun
+                end = self._parts.pop(turn.part)
+                self.now = np.maximum(self.now, end)
+        self.count += 1
+        return Moments(start, start + compute, begins[0], end, self.now)
+
+    def drained(self) -> Floats:
+        """When all that is under way behind the last round has ended, also where it is then dropped."""
+        return np.maximum(self.now, self._last_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Seconds per round and per step (of the workers with most steps) of a schedule, estimated from independent runs.
+
+    `error` is the standard error of `per_step` over the runs; `compute` the mean seconds per step that the
+    workers with most steps spend computing, so `per_step − compute` is communication and waiting.
+    """
+
+    per_round: float
+    per_step: float
+    error: float
+    compute: float
+    runs: int
+    rounds: int
+
+
+def sample(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    *,
+    algorithm: Algorithm = None,
+    num_rounds: int = 200,
+    num_samples: int = 32,
+    seed: int = 0,
+) -> Sample:
+    """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
+
+    Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
+    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
+    O(num_samples · num_rounds · n), vectorized over runs and workers.
+    """
+    if num_rounds < 4 or num_samples < 2:
+        raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")
+    compute.check(schedule.num_workers)
+    stages = of_period(schedule, hardware, algorithm=algorithm)
+    worker_steps = schedule.worker_steps()
+    rng = np.random.default_rng(seed)
+    rounds = Rounds(schedule.strategy.sync, (num_samples, schedule.num_workers), skip_warm_up=True)
+    period = len(stages)
+    warm_up = -(-(num_rounds // 4) // period) * period
+    counted = -(-(num_rounds - num_rounds // 4) // period) * period
+    at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
+    drawn = compute.rounds(worker_steps, warm_up + counted, rng, num_samples=num_samples)
+    for round_, seconds in enumerate(drawn):
+        if round_ == warm_up:
+            at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
+        worked += seconds
+        rounds.next(stages[round_ % period], seconds)
+    steps_per_round = int(worker_steps.max())
+    each = (rounds.now.max(axis=1) - at_warm_up.max(axis=1)) / counted / steps_per_round
+    fastest = worker_steps == steps_per_round
+    return Sample(
+        float(each.mean()) * steps_per_round,
+        float(each.mean()),
+        float(each.std(ddof=1) / np.sqrt(num_samples)),
+        float(worked[:, fastest].mean()) / counted / steps_per_round,
+        num_samples,
+        counted,
+    )

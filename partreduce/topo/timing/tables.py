@@ -1,4 +1,4 @@
-"""The α–β cost of tables' exchanges in a step, by the ways that they go, from how many of their rows a step touches.
+"""Tables that go their own way: what a step exchanges by how many rows it touches, and rounds with these exchanges.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`RowAccess`, as shares of the table).
 A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each. With a codec b is that
@@ -11,8 +11,7 @@ of the row's code, but for gradients inside nodes, which are added there as they
     sharded                   numbers, rows back: all_to_all of u   all_to_all of u                 2k(n−k)/n·u
     sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
-With 4 x 4 workers that is 15 u b for gather, 6 u b for sharded and 6 u b · u_node/(4 u) aggregated; with 16 x 1 it is
-15 against 1.9. Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
+Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
 those of the same place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
 tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
 lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
@@ -21,28 +20,36 @@ tables, whose gradients then travel together; so tables share these latencies (`
 sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's. Long messages that go in rounds of
 pairs (docs/strategies/embeddings.md) are priced as all others, by their bytes and a latency for each.
 
+In every step all workers meet, at the lookup and behind the backward pass: it takes the longest computing of any, and
+the seconds of the exchanges before and behind it; faster workers wait. A round begins when the last worker begins it,
+since no worker has its rows before. What the strategy averages comes behind the last step of a round, or late, as
+`topo.timing.stages` says, where every worker computes as long as that.
+
 Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4.
 docs/strategies/embeddings.md has the bytes of each way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
-from partreduce.topo.fields import check_ranges
+from partreduce.topo.fields import CheckedFields, Floats, Whole
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Transport
 from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.coding import Coding
+from partreduce.topo.timing.coding import Algorithm, Coding
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.stages import Moments, Rounds, Stage, of_period
 
 NUMBER_BYTES = 4
 """A row's number on the wire."""
@@ -55,21 +62,16 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class RowAccess:
+class RowAccess(CheckedFields):
     """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
 
+    place: ClassVar[str] = "touched share of "
     worker: Share
     node: Share
     everyone: Share
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be.
-
-        Raises:
-            InputError: no shares, or a node that touches less than one of its workers.
-        """
-        check_fields(self)
-        check_ranges(self, InputError, "touched share of ")
+        CheckedFields.__post_init__(self)
         if not self.worker <= self.node <= self.everyone:
             raise InputError(
                 f"touched shares: are {self.worker:g}, {self.node:g} and {self.everyone:g} of a worker, of a node and "
@@ -122,10 +124,7 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """What a step of one table takes, all workers being ready, with one lookup. O(num_workers).
-
-    `beside_gathered` says whether another table is gathered, so that all workers talk to all.
-    """
+    """What one table takes in a step. `beside_gathered`: another one is gathered, so that all talk to all."""
     if route.way is Placement.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
@@ -173,35 +172,17 @@ def exchange(
     )
 
 
-def exchanges(
-    routes: Payload,
-    touched: dict[str, RowAccess],
-    cluster: Cluster,
-    hardware: Hardware,
-    *,
-    element_bytes: int = ELEMENT_BYTES,
-) -> Exchange:
-    """What a step of all tables of a schedule takes, one after the other.
-
-    Raises:
-        InputError: a table of which it is not said how much is touched.
-    """
+def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
+    """What a step of all tables of a schedule takes, one after the other."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
-            raise InputError(
-                f"touched: does not say how much of {route.parameter!r} a step touches; say it, on the command line "
-                f"--set touched={route.parameter}:0.8% or what it is"
-            )
+            rule = f"say it, on the command line --set touched={route.parameter}:0.8% or what it is"
+            raise InputError(f"touched: does not say how much of {route.parameter!r} a step touches; {rule}")
         total += exchange(
-            route,
-            touched[route.parameter],
-            cluster,
-            hardware,
-            local_aggregation=routes.local_aggregation,
-            element_bytes=element_bytes,
+            route, touched[route.parameter], cluster, hardware, local_aggregation=routes.local_aggregation,
             beside_gathered=gathers,
-        )
+        )  # fmt: skip
     return total
 
 
@@ -244,10 +225,79 @@ def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> flo
     return float(loads.of_exchange(phase, cluster, hardware, num_bytes=num_bytes).seconds().max(initial=0.0))
 
 
-def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Whole]:
     """The share of a sharded table's parts on each node, and how many workers there have some, shape (num_nodes,)."""
     hosts = np.array(route.hosts or range(cluster.num_workers))
     node_of, parts = cluster.node_of(), route.partitions or len(hosts)
     of_part = node_of[hosts[np.arange(parts) % len(hosts)]]
     held = np.bincount(of_part, minlength=cluster.num_nodes) / parts
     return held, np.bincount(node_of[hosts], minlength=cluster.num_nodes)
+
+
+class StepMoments(NamedTuple):
+    """A round's moments, and of every worker the seconds that it waited for others' lookups and gradients."""
+
+    moments: Moments
+    waited: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class TableRounds:
+    """Takes all workers from round to round, with the exchange of all tables in each step."""
+
+    rounds: Rounds
+    exchange: Exchange
+
+    def next(self, stage: Stage, steps: Floats) -> StepMoments:
+        """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers)."""
+        before = self.rounds.now
+        self.rounds.now = np.full_like(before, before.max())
+        longest = steps.max(axis=1)
+        spent = float(longest.sum()) + len(steps) * self.exchange.seconds
+        moments = self.rounds.next(stage, np.full_like(before, spent))
+        waited = before.max() - before + (longest[:, None] - steps).sum(axis=0)
+        return StepMoments(moments._replace(start=before), waited)
+
+
+def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
+    """What the tables of a schedule take in each step; None where it has none that go their own way."""
+    check_names(schedule, touched)
+    if not schedule.routes.apart:
+        return None
+    if touched is None and hardware.is_free_of_bytes():
+        return Exchange()
+    return exchanges(schedule.routes, touched or {}, schedule.cluster, hardware)
+
+
+def check_names(schedule: Schedule, touched: Mapping[str, RowAccess] | None) -> None:
+    """Refuse tables that the schedule does not have."""
+    for name in touched or {}:
+        if schedule.route_of(name) is None:
+            known = ", ".join(repr(route.parameter) for route in schedule.routes.tables) or "none"
+            raise InputError(f"touched: names {name!r}; tables of schedule {schedule.name!r} are {known}")
+
+
+def steady_seconds(
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes,
+    exchange: Exchange,
+    *,
+    model_bytes: int | None = None,
+    algorithm: Algorithm = None,
+) -> float:
+    """Exact seconds of a step where every worker computes at a fixed speed. O(n · period).
+
+    All workers begin a round together, so every period takes the same, a pipeline's as soon as it is full.
+    """
+    stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
+    sync, steps_per_round = schedule.strategy.sync, schedule.largest_steps_per_round
+    rounds = TableRounds(Rounds(sync, (schedule.num_workers,), skip_warm_up=True), exchange)
+    steps = np.tile(compute.fixed(schedule.num_workers), (steps_per_round, 1))
+    first = len(stages) * 4 * (1 + sync.lag)
+    begun = 0.0
+    for round_ in range(2 * first):
+        if round_ == first:
+            begun = float(rounds.rounds.now.max())
+        rounds.next(stages[round_ % len(stages)], steps)
+    return (float(rounds.rounds.now.max()) - begun) / first / steps_per_round

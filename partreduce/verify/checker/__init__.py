@@ -16,7 +16,7 @@ order; every theorem stands above the lines that rest on it. All suppose that gr
    `consensus_distance.py`: how far apart steps keep workers. `outer_steps.py`: outer parameters of each worker's own.
 3. Failures. `failure_classes.py`: what survivors run, and which failures are equivalent. `survives.py`: they agree, by
    what factor, and how far a failure moves the mean.
-4. Who waits for whom. `rounds.py`: after how many rounds everybody has met everybody, nobody waits for ever, how old
+4. Who waits for whom. `rounds.py`: after how many rounds all workers have met, no worker waits for ever, how old
    averages are, and what is equal. `events.py`: workers that keep a gap. `gaps.py`: how far apart they are.
    `quorum.py`: rounds that start when enough workers have come.
 5. What is sent. `traffic.py`: arrays and bytes. `codec_error.py`: what rounding takes. `tables.py`: rows that go their

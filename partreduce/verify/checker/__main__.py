@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 if not __package__:
-    # Python starts a folder without making it a package. It becomes one here, under a name of its own: so the files
-    # find one another by relative imports whatever the folder is called, and nothing that lies beside it is imported.
+    # Python starts a folder without making it a package. It becomes one here, under another name, so the files
+    # find one another by relative imports whatever the folder is called, and nothing else in its folder is imported.
     folder = str(Path(__file__).parent)
     sys.path = [place for place in sys.path if place != folder]
     __package__ = "partreduce_checker"

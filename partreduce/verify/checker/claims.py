@@ -1,4 +1,4 @@
-"""All that is said of a schedule: claims, with the check that decides an entry, and facts, with their function.
+"""All statements about a schedule: claims, with the check that decides an entry, and facts, with their function.
 
 A certificate holds witnesses: what takes longer to find than to confirm. What follows from the schedule alone stands in
 none: a function states it, with its proof above it or at the top of its file, and answers None where there is nothing
@@ -164,7 +164,7 @@ FACTS: dict[Mode, dict[str, Stated]] = {
 """What is stated of a schedule, by how its workers wait for one another."""
 
 OF_THE_FILE = SUMS.keys() | ASSUMED.keys() | {"mean-moved"}
-"""Facts. All others follow from the rules of a protocol, and so does all that is said of a gap but sums."""
+"""Facts. All others follow from the rules of a protocol, and so do all of a gap but sums."""
 
 
 def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:

@@ -1,7 +1,7 @@
 """Claims `consensus`, `contraction` and `exact-consensus`: what period after period of averaging does to differences.
 
 P is the matrix of a period (`period.py`); steps, and outer steps from shared outer parameters, are no part of it. Such
-an outer step adds the same to all workers: with it differences shrink as is said here, and the common value is another.
+an outer step adds the same to all workers: with it differences shrink as here, and the common value is another.
 
 Claim `consensus`: averaging alone, repeated, brings all workers to one common value. It is the mean where
 `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is connected and doubly

@@ -27,10 +27,10 @@ its smallest eigenvalue μ negative, with v of length 1, then μ = vᵀXv > vᵀ
 ⪯ B gives F(A) ⪯ F(B)), so from 0 ⪯ X all that follows stays ⪯ F(X) ⪯ X. It grows from F(0) ⪰ 0 on, so it converges. As
 X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from wherever workers start they come to that steady state.
 
-**X ≻ F(X)** is seen by rows: on the diagonal of X − F(X) there stands more than the sum of the absolute values beside
-it. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That changes a matrix of g rows by a symmetric
-matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant; D is rounded
-upwards. Everything holds for such larger matrices, since F is monotone.
+**X ≻ F(X)** is seen by rows: on the diagonal of X − F(X) each entry exceeds the sum of the absolute values of its
+row's others. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That changes a matrix of g rows by a
+symmetric matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant; D is
+rounded upwards. Everything holds for such larger matrices, since F is monotone.
 
 *The check is sound because* it computes the period itself, in integers; X may come from anywhere. A prologue changes no
 steady state.

@@ -18,10 +18,10 @@ A worker that *skips* d rounds enters all of them at once. Count their updates a
 instant: it took d tokens of each out-neighbor, and it has what the last of these reduces needs, updates of round k + d
 − 1 less `staleness` or newer; who sent one of those counts as having sent all before. So the counts obey the needs
 above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a round that
-all who could reduce it have left. Whoever waits therefore waits for an event that has not happened.
+all who could reduce it have left. A waiting worker therefore waits for an event that has not happened.
 
-**Nobody waits for ever.** Needs without tokens lead from a send to a reduce to an enter, and never back. Of the events
-that have happened least often take the first in this order: nothing that it waits for is missing.
+**No worker waits for ever.** Needs without tokens lead from a send to a reduce to an enter, and never back. Of the
+events that have happened least often take the first in this order: nothing that it waits for is missing.
 
 **How far ahead.** Let D(x) ≥ 0 be defined for some events x, with D(enter j) = 0, and let every other such D(x) be the
 smallest, over the needs of x, of the (spare+1)-th smallest D(y) + tokens over the sources y, those without a D being
@@ -153,7 +153,7 @@ class KeptGap(NamedTuple):
 
         Where all updates are taken the file's weights must be what the program uses: claims speak about them. No worker
         may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to that, or
-        a way back over every edge that nobody does without. A worker that skips takes tokens for it, leaves updates
+        a way back over every edge that no worker does without. A worker that skips takes tokens for it, leaves updates
         out, and acknowledges none of them.
         """
         has_tokens = self.max_ig is not None
@@ -189,14 +189,14 @@ def _leads_back(edges: Edges) -> bool:
     seen: set[int] = set()
     for _, start, _ in edges:
         if start not in seen:
-            reached = _reached(start, onward)
-            if reached != _reached(start, backward):
+            reached = _reachable(start, onward)
+            if reached != _reachable(start, backward):
                 return False
             seen |= reached
     return True
 
 
-def _reached(start: int, following: dict[int, set[int]]) -> set[int]:
+def _reachable(start: int, following: dict[int, set[int]]) -> set[int]:
     reached, waiting = {start}, [start]
     while waiting:
         fresh = following.get(waiting.pop(), set()) - reached

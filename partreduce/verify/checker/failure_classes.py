@@ -152,7 +152,7 @@ def with_another(used: Sequence[Sequence[int]], radices: Sequence[int]) -> list[
 
 
 def is_group(block: Average) -> bool:
-    """One local rank across no digit averages with nobody."""
+    """Whether a block averages: one local rank across no digit does not."""
     return len(block.members) > 1 or bool(block.across)
 
 

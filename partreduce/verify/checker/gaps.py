@@ -2,7 +2,7 @@
 
 The needs of events.py are the rules; the theorems stand there. A worker is in a round from the instant it enters it.
 
-* `deadlock-free`: nobody waits for ever.
+* `deadlock-free`: no worker waits for ever.
 * `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
   `gap-of-pairs`: worker `to` is at most `bound` rounds ahead of worker `from`, and no two are further apart. Both are
   attained.

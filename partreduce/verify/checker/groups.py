@@ -9,8 +9,8 @@ without it there is no mixing matrix to speak about.
 
 Rows that sum to 1 leave a common value alone, columns that sum to 1 keep the mean; with no negative entry as well,
 every new value is a mean of old ones. `smallest_weight` is the smallest number that a worker which averages gives, in
-any round of the period, to itself or to somebody it averages with (all else in a mixing matrix is 0 or 1), and 0 where
-nobody averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
+any round of the period, to itself or to a worker it averages with (all else in a mixing matrix is 0 or 1), and 0 where
+no worker averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
 
 **Groups.** In a group of k workers with factor t the matrix has t/k off its diagonal and 1 − t + t/k on it. Rows and
 columns sum to 1 for every t, and the smaller of the two numbers is the smallest entry. It is negative unless 0 ≤ t ≤
@@ -65,7 +65,7 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
     *What this check confirms:* `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest
     member of its group and the relaxation, or `-` if it skips. Workers of one answer are a group, so all answers tell
     the groups, and the check computes these from the digits itself: other groups, anywhere, have another hash. Where
-    all answers together are long nobody asks every worker, and there is no such claim. *It assumes* that it was the
+    all answers together are long not every worker is asked, and there is no such claim. *It assumes* that it was the
     installed function that was asked, and that each of its groups holds the workers of one answer.
     Numbers: `answers`, the hash of all of them.
     """

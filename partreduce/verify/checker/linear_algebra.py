@@ -28,7 +28,7 @@ NORM_BITS = 32
 """A norm is compared in steps of about 2⁻³² of itself."""
 
 SMALLEST = Fraction(1, 2**128)
-"""Norms whose square is said to be smaller are not looked at: rounding them would need ever longer integers."""
+"""Norms with a smaller square are not looked at: rounding them would need ever longer integers."""
 
 SHIFT_BITS = 45
 """Of a given matrix e is 2⁻⁴⁵ of the largest entry on the diagonal."""

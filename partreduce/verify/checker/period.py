@@ -54,7 +54,7 @@ def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[C
 def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> list[list[int]]:
     """The first class of every pattern of blocks that vanish, by size and then in order; `[[]]` without digits.
 
-    The class of the empty set is a pattern of its own, because it alone holds the mean. `among`: only of classes that
+    The class of the empty set is a separate pattern, because it alone holds the mean. `among`: only of classes that
     hold one of these digits.
     """
     return [digits for digits, _ in classes_with_counts(schedule, place, among)]

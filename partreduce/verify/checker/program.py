@@ -68,7 +68,7 @@ def _answers(arguments: Sequence[str]) -> Iterator[str]:
     for fact in facts(schedule):
         assumed += [] if fact.follows else [fact.name]
         kind = "follows from the protocol's rules" if fact.follows else "fact"
-        yield one_line(f"{fact.name}: {kind}{_until(schedule, fact.name)}{_shown(fact.numbers)}")
+        yield one_line(f"{fact.name}: {kind}{_until(schedule, fact.name)}{_format_numbers(fact.numbers)}")
     yield from (f"assumed for {name}: {ASSUMED[name]}" for name in assumed if name in ASSUMED)
 
 
@@ -76,7 +76,7 @@ def _until(schedule: Schedule, name: str) -> str:
     return " before a failure" if schedule.failure_plan and name not in AFTER_FAILURE_TOO else ""
 
 
-def _shown(numbers: Numbers | None) -> str:
+def _format_numbers(numbers: Numbers | None) -> str:
     if numbers is None:
         return ", but its numbers take too long to compute"
     shown = (f"{name} {json.dumps(value)[:MAX_SHOWN]}" for name, value in numbers.items())

@@ -13,13 +13,13 @@ buffer, which is emptied, and is done with it when the sum over all workers is t
 3. A round may be entered once it is *activated*: when `needed` workers have come for it (a number), or when one has
 (solo: any; majority: the one that is drawn). Workers tell each other. Who ends has come for the round that takes what
 it has left, and tells everybody which round it came for last; who came before it ended has come, and no more workers
-are asked for than have come or continue. Where nobody continues, a round starts that is *needed*: somebody has come for
-it or for a later one.
+are asked for than have come or continue. Where no worker continues, a round starts that is *needed*: some worker
+has come for it or for a later one.
 
 4. With `missed` each a result waits in a queue until it is taken; a thread whose worker has `capacity` results waiting
 enters no round. With latest the newest replaces the one before it; then a thread does not enter a round whose number is
 a multiple of `synchronized` = k > 0 before its own model was averaged with all at this round. None enters a round that
-nobody needs once all have ended.
+no worker needs once all have ended.
 
 *Theorems.* (order) Each of n threads carries out every round that is needed once, in the order of numbers: rule 2. No
 thread is more than a round ahead of another: a sum is there only when all have entered it.
@@ -29,10 +29,10 @@ no thread moves, no word is on its way, and every training waits for a result, o
 round, as all enter a round that one has entered; so all threads wait to enter the same round k. A worker that continues
 has called, and nothing waits for it, so it has come for k, as have all that continue. (By call as well: whose call does
 not count finds the result of its own round, and calls again.) So the quorum is there, and k starts: a contradiction.
-Where nobody continues all know which rounds are needed, and the least of them that is not over starts. A full queue
-holds up nobody for ever: a training that calls takes results without waiting; nor does a model that is to be averaged,
+Where no worker continues all know which rounds are needed, and the least of them that is not over starts. A full queue
+blocks no worker for ever: a training that calls takes results without waiting; nor does a model that is to be averaged,
 to which every training comes that calls or has ended, since the rounds up to that one are done. Assumed: messages
-arrive, nobody fails, a queue holds one result.
+arrive, no worker fails, a queue holds one result.
 
 (conservation) A gradient enters one of n send buffers once and leaves it once, into the next round that its thread
 enters. Who ends says which round has the last of it; all rounds up to the largest of these are needed, and none beyond;

@@ -5,14 +5,14 @@ the other over an edge (weight not 0). What began at worker i before round t has
 round by round, who meets somebody that it has reached. R, `rounds_to_meet`, is the smallest number such that any R
 successive rounds take any worker to everybody.
 
-**Nobody is more than R rounds ahead.** Let worker i be in round r: it has not begun to exchange in round r + 1. An
+**No worker is more than R rounds ahead.** Let worker i be in round r: it has not begun to exchange in round r + 1. An
 exchange completes only when all whom one meets have begun it. So who meets i in round r + 1 cannot leave that round,
-who meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up, in round r + R at
+who meets one of those in round r + 2 cannot leave that one, and after R rounds all are blocked, in round r + R at
 most. For a graph of one round R is its diameter, Hop's bound. Late averages begin with their round, and a round is not
 left before they are there, so they change nothing. A pipeline of gradients with the lag d leaves round s when the
-average of round s − d is there: nobody is more than R + d rounds ahead.
+average of round s − d is there: no worker is more than R + d rounds ahead.
 
-**Everything arrives after R rounds** if nobody gives up all of its own value: who was reached stays reached.
+**Everything arrives after R rounds** if no worker gives up all of its own value: a reached worker stays reached.
 
 **Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank are a union of sets "all nodes
 that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L across the
@@ -137,7 +137,7 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
 
     A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
     several that it issues in one order (layers of a gradient, buckets of a model, stages of a sum), and hand some to a
-    thread that carries them out in that order on communicators of its own. *The theorem still holds* if nobody waits
+    thread that carries them out in that order on separate communicators. *The theorem still holds* if no worker waits
     for an operation before it was issued, and all members issue in the same order: let the ticks be the places in the
     order of issue. What a member waits for, by itself or in a thread, before it comes to the operation with the
     smallest unfinished tick carries a smaller tick, and is finished. So it comes to that operation, in either thread;
@@ -161,7 +161,7 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
     """
     if schedule.form == "graph":
         return {"height": schedule.period}
-    together = 0  # the tick of everybody, as long as nobody skips
+    together = 0  # the tick of everybody, as long as no worker skips
     last_tick: dict[int, int] = {}  # after that, of the workers (local ranks) that are in a group at all
     for phase in schedule.phases:
         groups = [members for members, across, _ in phase if len(members) > 1 or across]
@@ -175,7 +175,7 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
 
 
 def end(schedule: Schedule, work: Work) -> Numbers:
-    """`end`, by the rules of rounds: a finite run ends for all after the same round, and nobody waits for one who left.
+    """`end`, by the rules of rounds: a finite run ends for all after the same round; no worker waits for one that left.
 
     *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete: they are a
     beginning of those of an endless run, each has all its members, and the argument of `deadlock-free` never looks
@@ -187,10 +187,10 @@ def end(schedule: Schedule, work: Work) -> Numbers:
     *Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
     ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
     have ended and, asked after that, the next round is not declared. A worker takes rounds in order, so the declared
-    rounds are 0 … m − 1. Who leaves before round k has seen that nobody can declare k any more: k = m. And nobody
+    rounds are 0 … m − 1. Who leaves before round k has seen that no worker can declare k any more: k = m. And none
     leaves later, because round m is never begun. So every worker carries out exactly the rounds 0 … m − 1.
 
-    *Theorem 4, unequal data without it.* A worker that leaves after its round r holds up everybody at most `behind`
+    *Theorem 4, unequal data without it.* A worker that leaves after its round r blocks all others at most `behind`
     rounds later (R, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for longer. −1 where
     somebody never meets somebody.
 
@@ -275,7 +275,7 @@ def queues(schedule: Schedule, work: Work) -> Numbers | None:
     d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
 
     *Assumed of the program:* a worker exchanges with its neighbors of a round before it leaves that round. An edge of
-    weight 0 sends messages and holds nobody up, so the numbers are bounds whether it is used or not.
+    weight 0 sends messages and blocks no worker, so the numbers are bounds whether it is used or not.
     Numbers: `gap`, and `capacities` (a number for each edge).
     """
     if schedule.form != "graph":
@@ -364,8 +364,8 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
     from outer parameters and a momentum that are the same for all, since only rounds of all change them. With a codec
     the average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other
-    rounds, and after steps, parameters may differ; so may optimizer state, always. Nothing is said of fragments in
-    turn. The rounds of the prologue are such averages as well.
+    rounds, and after steps, parameters may differ; so may optimizer state, always. Fragments in turn are not
+    covered. The rounds of the prologue are such averages as well.
 
     Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring as in the
     hierarchical form; with a codec of blocks a part is summed by one member, rounded once, and its bytes go to all: the
@@ -373,8 +373,8 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     in the same way.
 
     *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a
-    deterministic optimizer that is set up in the same way on all workers. Nothing is said about what is not averaged,
-    such as buffers.
+    deterministic optimizer that is set up in the same way on all workers. What is not averaged, such as buffers,
+    is not covered.
     Numbers: `of` what the averages are, `rounds` of the period after which all are equal.
     """
     rounds = [t for t, relaxation in schedule.averages_of_all.items() if relaxation == 1]

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from .events import EventGraph, KeptGap
 from .refusal import require
-from .schema import ONE_FORM, SCHEMA, filled, hold_to_schema
+from .schema import ONE_FORM, SCHEMA, hold_to_schema, with_defaults
 from .strict_json import as_choice
 
 LIMIT = 2**31
@@ -139,7 +139,7 @@ class Schedule:
     (empty otherwise); elsewhere parameters are averaged, a round late where `is_late`. `gap` is None in rounds, and
     `quorum` is empty but where one starts them. `tables` stand in the order in which they are exchanged; where it
     `aggregates` the workers of a node agree on rows first. With `late_steps` a round averages what workers had so many
-    steps before its end, where they keep the share `kept` of their own.
+    steps before its end, keeping the share `kept` of theirs.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -281,7 +281,7 @@ def read_schedule(document: object) -> Schedule:
     hold_to_schema(document)
     assert isinstance(document, dict), "by the schema"
     raw = {name: part for name, part in document.items() if name != "certificate"}
-    strategy = filled(raw["strategy"], SCHEMA["properties"]["strategy"])
+    strategy = with_defaults(raw["strategy"], SCHEMA["properties"]["strategy"])
     n, nodes, size = _read_cluster(raw["cluster"])
     parts: dict[str, Any]
     if kind == "allreduce":
@@ -292,7 +292,7 @@ def read_schedule(document: object) -> Schedule:
         parts = {"form": "graph", "workers_per_node": size, "rounds": rounds}
     else:
         counts, listed = _repeats(strategy["phases"])
-        raw["strategy"] = {**raw["strategy"], "phases": list(_unrolled(listed, counts))}
+        raw["strategy"] = {**raw["strategy"], "phases": list(_repeat_phases(listed, counts))}
         parts = _read_phases(listed, counts, strategy.get("node_radices"), n, size)
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     options = _read_options(strategy, n)
@@ -326,7 +326,7 @@ def _repeats(entries: list[Any]) -> tuple[list[int], list[list[dict[str, Any]]]]
     return counts, [entry["phase"] if type(entry) is dict else entry for entry in entries]
 
 
-def _unrolled(phases: Sequence[Any], counts: Sequence[int]) -> Iterable[Any]:
+def _repeat_phases(phases: Sequence[Any], counts: Sequence[int]) -> Iterable[Any]:
     """The phases one by one."""
     return chain.from_iterable(map(repeat, phases, counts))
 
@@ -341,13 +341,13 @@ def _read_phases(
         sizes = (sum(len(average.members) for average in phase) for phase in groups)
         ranks = sum(count * size for count, size in zip(counts, sizes, strict=True) if count > 1)
         require(ranks <= MAX_UNROLLED, place, f"repeats at most {MAX_UNROLLED} ranks")
-        return {"form": "groups", "workers_per_node": size, "phases": list(_unrolled(groups, counts))}
+        return {"form": "groups", "workers_per_node": size, "phases": list(_repeat_phases(groups, counts))}
     is_rule = size and prod(radices) * size == n
     require(is_rule, "strategy.node_radices", "needs equal nodes, and a product of num_nodes")
     blocks = [_read_averages(phase, "local", size, f"{place}[{t}]") for t, phase in enumerate(listed)]
     digits = max((digit for phase in blocks for block in phase for digit in block.across), default=-1)
     require(digits < len(radices), place, f"digits are 0..{len(radices) - 1}")
-    phases = list(_unrolled(blocks, counts))
+    phases = list(_repeat_phases(blocks, counts))
     return {"form": "rule", "workers_per_node": size, "radices": radices, "phases": phases}
 
 
@@ -417,7 +417,7 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
     fits = len(worker_steps) == n if isinstance(steps, list) else True
     require(fits, "strategy.steps_per_round", "needs 1 number, or 1 a worker")
     is_short = len(set(worker_steps)) > 1 or not isinstance(steps, list)
-    require(is_short, "strategy.steps_per_round", f"what all have alike is one number; {ONE_FORM}")
+    require(is_short, "strategy.steps_per_round", f"equal numbers are written as one; {ONE_FORM}")
     sync, payload, place = strategy["sync"], strategy["payload"], "strategy.payload.outer"
     (word, wait), *_ = sync.items() if isinstance(sync, dict) else [(sync, {})]
     gap = KeptGap(**wait) if word == "iteration_gap" else None
@@ -429,7 +429,7 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
         outer["outer_params"] == "per_worker",
     )
     needed = wait["quorum"] if word == "partial" else ""  # a number, or a word for one worker
-    is_startable = not isinstance(needed, int) or 1 < needed < n  # or nobody ever starts
+    is_startable = not isinstance(needed, int) or 1 < needed < n  # or no round ever starts
     require(is_startable, "strategy.sync.partial.quorum", f"must be an integer 2..{n - 1}")
     kept = exact(wait["alpha"], "strategy.sync.merge.alpha") if word == "merge" else Fraction(0)
     is_late = word == "delay" or (gap is not None and gap.update_order == "dpsgd")

@@ -1,4 +1,4 @@
-"""The JSON Schema that lies beside this file, and the interpreter that holds a schedule file to it.
+"""The JSON Schema in this folder, and the interpreter that holds a schedule file to it.
 
 `schedule.schema.json` is exported from the models of the loader. Types, ranges, words, closed objects and defaults
 stand there, and nowhere else in the checker. What a schema cannot say, and a proof needs, `schedule.py` asks.
@@ -41,24 +41,24 @@ def hold_to_schema(document: object) -> None:
     _hold([document], SCHEMA, "")
 
 
-def filled(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
+def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
     """An object that fits, with the defaults that it leaves out, in its members too; long lists stay as they are."""
     result = {}
-    for name, part in _nearest(_typed(_resolved(schema), value, ""), value)["properties"].items():
+    for name, part in _nearest(_of_type(_resolve(schema), value, ""), value)["properties"].items():
         if name in value or "default" in part:
-            given, form = value.get(name, part.get("default")), _resolved(part)
-            items = _resolved(form.get("items", {}))
+            given, form = value.get(name, part.get("default")), _resolve(part)
+            items = _resolve(form.get("items", {}))
             if isinstance(given, dict):
-                given = filled(given, form)
+                given = with_defaults(given, form)
             elif isinstance(given, list) and items.get("type") == "object":
-                given = [filled(item, items) for item in given]
+                given = [with_defaults(item, items) for item in given]
             result[name] = given
     return result
 
 
 def _hold(column: list[Any], schema: Schema, place: str) -> None:
     """Hold every value of a column to one schema."""
-    schema = _resolved(schema)
+    schema = _resolve(schema)
     if not column:
         return
     if _alternatives(schema):
@@ -118,17 +118,17 @@ def _split(column: list[Any], schema: Schema, place: str) -> Iterator[tuple[Sche
     """The values of each alternative of a schema."""
     for kind in set(map(type, column)):
         values = [value for value in column if type(value) is kind]
-        typed = _typed(schema, values[0], place)
+        typed = _of_type(schema, values[0], place)
         yield from [(typed[0], values)] if len(typed) == 1 else [(_nearest(typed, value), [value]) for value in values]
 
 
 def _alternatives(schema: Schema) -> list[Schema]:
     """The forms that a schema leaves open, those of a form in it too."""
-    forms = map(_resolved, schema.get("anyOf") or schema.get("oneOf", ()))
+    forms = map(_resolve, schema.get("anyOf") or schema.get("oneOf", ()))
     return [one for form in forms for one in (_alternatives(form) or [form])]
 
 
-def _typed(schema: Schema, value: object, place: str) -> list[Schema]:
+def _of_type(schema: Schema, value: object, place: str) -> list[Schema]:
     """The alternatives of a value's type, or the schema itself."""
     forms = _alternatives(schema) or [schema]
     typed = [form for form in forms if type(value) is WORDS[form["type"]][0]]
@@ -147,7 +147,7 @@ def _nearest(forms: list[Schema], value: Any) -> Schema:  # noqa: ANN401 - parse
     return min(forms, key=distance) if len(forms) > 1 else forms[0]
 
 
-def _resolved(schema: Schema) -> Schema:
+def _resolve(schema: Schema) -> Schema:
     """A schema, or the definition that it refers to."""
     name = schema.get("$ref")
-    return _resolved(SCHEMA["$defs"][name.removeprefix("#/$defs/")]) if name else schema
+    return _resolve(SCHEMA["$defs"][name.removeprefix("#/$defs/")]) if name else schema

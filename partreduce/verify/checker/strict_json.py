@@ -31,7 +31,7 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
         require(len(result) == len(members), path, "an object has a key twice")
         return result
 
-    def refuse(text: str) -> NoReturn:
+    def check_failed(text: str) -> NoReturn:
         raise Refusal(f"{path}: {text[:40]}: numbers are integers or fraction strings", UNREADABLE)
 
     def integer(digits: str) -> int:
@@ -45,7 +45,11 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
     if is_certificate:
         require(not re.search(rb"true|false|null", data), path, "true, false and null have no place here")
     may_be_long = not is_certificate and re.search(rb"[0-9]{16}", data)
-    hooks: dict[str, Any] = {"object_pairs_hook": object_of, "parse_float": refuse, "parse_constant": refuse}
+    hooks: dict[str, Any] = {
+        "object_pairs_hook": object_of,
+        "parse_float": check_failed,
+        "parse_constant": check_failed,
+    }
     try:
         value = json.loads(data.decode(), parse_int=integer if may_be_long else None, **hooks)
         if re.search(rb"\\u[dD][89a-fA-F]", data):

@@ -6,7 +6,7 @@ one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off th
 permute the workers, which changes neither: one failure of each class is enough. A rule that is applied again is the
 rule on the nodes with survivors, without the workers that these lack, and what follows holds of it as it stands.
 
-**All-Reduce.** P = αI + (1 − α)J after every failure, where a worker keeps the part 0 ≤ α < 1 of its own: ‖P − J‖ = α
+**All-Reduce.** P = αI + (1 − α)J after every failure, where a worker keeps a share 0 ≤ α < 1 of its value: ‖P − J‖ = α
 as before, and no class is listed.
 
 **Listed groups.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0 keeps its
@@ -36,7 +36,7 @@ product with sizes as weights averages are projections as ever, so the argument 
 
 **Answers.** `answers` is the SHA-256 of what the survivors of every such failure run: for each failure, smaller ones
 first and then in order, last those of nodes with more workers, for each phase and survivor the smallest member of its
-group and the relaxation, or `-`. Where there may be over 2²⁰ lines nobody asks about every failure, and it is empty.
+group and the relaxation, or `-`. Where there may be over 2²⁰ lines not every failure is asked about, and it is empty.
 
 *The check is sound because* it finds classes, groups, cells and matrices by itself; only c² is taken from the entry,
 and c² = 1 holds of all that lengthens nothing. Rounds continue in order after a failure, so `deadlock-free` holds of

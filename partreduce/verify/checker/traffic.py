@@ -23,7 +23,7 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
 
     * `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
       rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codecs
-      int8 and int4 a group that goes as a ring counts twice: a thread sums it over a communicator of its own.
+      int8 and int4 a group that goes as a ring counts twice: a thread sums it over a separate communicator.
     * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
       weighted graphs the most workers that it sends to or hears from.
     * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
@@ -166,10 +166,10 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     flying = (fragments(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
     w = written(schedule.transport)  # above 1 if blocks are of one number
     in_flight = flying * (max(Fraction(1), w) if schedule.transport["where"] == "across-nodes" else w)
-    return said(schedule.num_fragments, of_worker, of_node, in_flight)
+    return as_numbers(schedule.num_fragments, of_worker, of_node, in_flight)
 
 
-def said(parts: int, of_worker: Fraction, of_node: Fraction, in_flight: Fraction) -> Numbers:
+def as_numbers(parts: int, of_worker: Fraction, of_node: Fraction, in_flight: Fraction) -> Numbers:
     """The fact's numbers as they are printed."""
     named = {"of_worker": of_worker, "of_node": of_node, "in_flight": in_flight}
     return {"parts": parts, **{name: str(number) for name, number in named.items()}}

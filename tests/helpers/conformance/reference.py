@@ -12,7 +12,7 @@ import threading
 import torch
 
 from helpers.conformance.kinds import MEAN, N
-from partreduce.topo.strategies.fragments import assign
+from partreduce.topo.strategies.payload import assign
 
 WAIT = 30
 HOST = 0

@@ -20,7 +20,7 @@ from partreduce import strategies as st
 from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.sharding.table import Staging, Table
 from partreduce.runtime.strategies import gradient_average
-from partreduce.runtime.transport import hierarchical, multistage_allreduce, updates
+from partreduce.runtime.transport import multistage_allreduce, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 RANKS = 4
@@ -302,7 +302,7 @@ def late(place, seconds):
 @contextlib.contextmanager
 def in_small_parts():
     """Inside, sums of several stages go in parts of a few numbers, as large ones do."""
-    with patch.object(hierarchical, "PART_BYTES", 1024), patch.object(multistage_allreduce, "SMALLEST_MESSAGE", 512):
+    with patch.multiple(multistage_allreduce, PART_BYTES=1024, SMALLEST_MESSAGE=512):
         yield
 
 

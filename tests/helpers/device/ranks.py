@@ -143,7 +143,7 @@ class SimulatedBackend:
 
     def allreduce(self, tensors, options):
         (tensor,) = tensors
-        # Beside coded payloads a tag has one number more (see `averaging.compressed_reduce`).
+        # Beside coded payloads a tag has one number more (see `averaging.reduction`).
         is_tag = tensor.numel() in (TAG_LENGTH, TAG_LENGTH + 1) and tensor.dtype is torch.float32
         fault, world = self.shared.fault, self.world.counted
         hit = None if fault is None or fault.at != world.payloads - is_tag else fault.kind

@@ -12,7 +12,7 @@ import pytest
 import partreduce.verify.prove
 from partreduce.__main__ import main
 from partreduce.commands.cluster_options import cluster_settings, hardware_defaults
-from partreduce.commands.design_options import limits_of
+from partreduce.commands.design import limits_of
 from partreduce.commands.options import LIMIT_KEYS, SETTING_KEYS
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
@@ -574,7 +574,7 @@ def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
 
 
 def test_the_choices_of_the_command_line_are_those_of_the_libraries():
-    from partreduce.commands import design_options, import_, options
+    from partreduce.commands import design, import_
     from partreduce.planner.delay import Delay
     from partreduce.planner.steps_model import Optimizer
     from partreduce.schedulers.imports import formats
@@ -583,10 +583,10 @@ def test_the_choices_of_the_command_line_are_those_of_the_libraries():
 
     assert list(import_.Format) == formats()
     assert list(import_.Weights) == list(METHODS)
-    assert list(options.AlgorithmChoice) == ["any", *AllReduceAlgorithm]
-    assert set(options.SyncChoice) == {"any", *Delay, "iteration_gap", "partial"}
-    assert set(options.CodecChoice) == {"any", *Codec} - {"int4"}
-    assert list(design_options.OptimizerChoice) == ["any", *Optimizer]
+    assert list(design.AlgorithmChoice) == ["any", *AllReduceAlgorithm]
+    assert set(design.SyncChoice) == {"any", *Delay, "iteration_gap", "partial"}
+    assert set(design.CodecChoice) == {"any", *Codec} - {"int4"}
+    assert list(design.OptimizerChoice) == ["any", *Optimizer]
 
 
 def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figure_10):

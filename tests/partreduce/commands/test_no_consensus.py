@@ -11,7 +11,7 @@ from partreduce.__main__ import main
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import RefutedError
-from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule

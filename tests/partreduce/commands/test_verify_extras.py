@@ -11,7 +11,7 @@ import pytest
 
 from partreduce.__main__ import main
 from partreduce.commands.verify import in_plain_words
-from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.arguments import read_schedule
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256

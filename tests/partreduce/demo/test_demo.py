@@ -7,8 +7,8 @@ import pytest
 
 from helpers.warm import WARM
 from partreduce.__main__ import main
-from partreduce.demo.results import TEST_IMAGES, TRAIN_IMAGES, Result
-from partreduce.demo.stages import TARGET, conclusion, make_folder, prepare, results
+from partreduce.commands.verify import verdict_line
+from partreduce.demo.stages import TARGET, TEST_IMAGES, TRAIN_IMAGES, Result, conclusion, make_folder, prepare, results
 from partreduce.demo.train import Plan
 from partreduce.report.traces import operations
 
@@ -22,7 +22,7 @@ def result(name, seconds, loss, across=1e6):
 
 
 def test_the_task_has_the_counts_that_results_divide_by():
-    from partreduce.demo.digits import load_digits, make_model
+    from partreduce.demo.train import load_digits, make_model
 
     digits = load_digits()
     assert (len(digits.train_labels), len(digits.test_labels)) == (TRAIN_IMAGES, TEST_IMAGES)
@@ -57,10 +57,11 @@ def test_the_conclusion_says_slower_undecided_and_not_reached():
 
 def test_what_was_proved_is_said_as_what_it_means(tmp_path):
     make_folder(tmp_path)
-    assert [candidate.promise() for candidate in prepare(tmp_path, "2x4")] == [
-        "no deadlock; all workers agree exactly after every step",
-        "no deadlock; differences between workers shrink to 65 % or less every 4 steps",
-        "no deadlock; all workers agree exactly every 4 steps",
+    protocol = "If the program follows its protocol: no deadlock"
+    assert [verdict_line(one.schedule, one.proof).split("[/]: ")[1] for one in prepare(tmp_path, "2x4")] == [
+        f"no conflict, consensus. {protocol}, all workers hold the same model every step",
+        f"no conflict, every 4 steps at most 0.6496 is left of the differences that the models had. {protocol}",
+        f"no conflict, consensus. {protocol}, all workers hold the same model every 4 steps",
     ]
 
 
@@ -80,6 +81,7 @@ def test_a_short_demonstration(tmp_path, capsys):
     assert runs["node-then-all"]["bytes_across_nodes"] == pytest.approx(everything / 4, rel=0.01)
     assert runs["All-Reduce"]["loss"] < 2.30
     page = (folder / "report.html").read_text()
+    assert page.count("PROVED: no conflict") == page.count("If the program follows its protocol: no deadlock") == 3
     assert page.count("<svg") == 5
     assert "<script" not in page
     trace = json.loads((folder / "runs" / "allreduce" / "trace.json").read_text())

@@ -20,7 +20,7 @@ from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import PER_OPTION, work_of
 from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
-from partreduce.schedulers.synthesis.front import alphabets_of
+from partreduce.schedulers.synthesis.choices import choices_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.event_graph import _evaluate
@@ -71,8 +71,8 @@ def test_work_counts_the_local_ranks_of_a_rule_that_its_metrics_multiply():
 
 def test_rules_of_very_many_local_ranks_are_not_searched_and_that_is_named():
     large, usual = job("1000x1000"), job("64x8")
-    assert alphabets_of(large.problem(), 0, lambda: False) == []
-    assert alphabets_of(usual.problem(), 0, lambda: False)
+    assert choices_of(large.problem()) == []
+    assert choices_of(usual.problem())
     assert any("no rules are searched for 1000 workers on a node" in said for said in not_weighed(large))
     assert not any("no rules" in said for said in not_weighed(usual))
 

@@ -101,12 +101,15 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
     assert next(looks) < 200
 
 
-def test_a_search_goes_on_until_its_time_is_over(monkeypatch):
-    """Each look takes a millisecond: what is kept for metrics and the proof is the only time that stays unused."""
+@pytest.mark.parametrize(("shape", "largest", "least"), [("3,2", 2, 0.75), ("2x2", 4, 0.0)])
+def test_a_search_goes_on_until_its_time_is_over_or_all_is_decided(monkeypatch, shape, largest, least):
+    """Each look takes 20 ms: what is kept for metrics and the proof is the only time that stays unused."""
     looks = iter(range(10**9))
-    monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 1000)
-    front = synthesize(Problem(cluster=replace(Cluster.parse("2x2"), hardware=HARDWARE)), time_limit=1.0)
-    assert 0.75 <= front.seconds <= 1.2
+    monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 50)
+    cluster = replace(Cluster.parse(shape), hardware=HARDWARE)
+    front = synthesize(Problem(cluster=cluster, limits=Limits(max_group=largest)), time_limit=1.0)
+    assert least <= front.seconds <= 1.5
+    assert front.best is not None
 
 
 def test_a_clock_says_what_ended_it():
@@ -122,6 +125,12 @@ def test_a_clock_says_what_ended_it():
     assert capped.passed(1.0)
     assert capped.capped
     assert capped.stopped_by() == "its time limit of 1e-09 s cut its effort of 2 short"
+    stopped = Clock(seconds=1e6, effort=2.0)
+    stopped.interrupt()
+    assert stopped.passed(1.0)
+    assert not stopped.fits(0.1, 2.0)
+    assert stopped.capped
+    assert stopped.stopped_by() == "it was interrupted"
 
 
 def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import partreduce
-from partreduce.demo.curves import draw_curves, draw_operations
+from partreduce.demo.report import draw_curves, draw_operations
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.report import palette

@@ -7,19 +7,28 @@ import pytest
 import torch
 
 from partreduce.errors import InputError
-from partreduce.runtime.averaging.apply_average import (
+from partreduce.runtime.averaging.bucket import (
+    Bucket,
+    Piggybacked,
+    Slot,
     commit_delayed,
     commit_mean,
+    commit_piggybacked,
+    load_piggybacked,
     only_where,
     replace_where,
     rescale_progress,
+    snapshot_piggybacked,
 )
-from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
 from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
-from partreduce.runtime.averaging.buffers_and_state import commit_piggybacked, load_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
-from partreduce.runtime.averaging.optimizer_step import OptimizerStepper
+from partreduce.runtime.averaging.gradients import (
+    OptimizerStepper,
+    averaged_are_finite,
+    commit_gradients,
+    load_gradients,
+    unscale,
+)
 from partreduce.runtime.transport.updates import Layout, add_updates
 from partreduce.runtime.transport.weights import unit_weights
 

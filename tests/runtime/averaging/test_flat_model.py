@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from partreduce import Cluster, DistributedOptimizer, Schedule, merge_traces
 from partreduce.errors import FileError, InputError, UnavailableError
-from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, state_keys
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.wrapping import check_model
 from partreduce.runtime.liveness.handshake import compare

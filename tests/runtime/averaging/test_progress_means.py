@@ -10,9 +10,9 @@ from helpers.thread_ranks import on_ranks
 from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError
+from partreduce.runtime.averaging.mean_model import common_start
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.reference_sync import common_start
 from partreduce.runtime.strategies import parameter_average
 from partreduce.runtime.transport.communicators import Communicator
 

@@ -12,7 +12,7 @@ from helpers.training import group_phases
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.runtime.codecs import Coding
-from partreduce.runtime.transport.hierarchical import levels_of
+from partreduce.runtime.transport.multistage_allreduce import levels_of
 from partreduce.runtime.transport.worlds import world_for_algorithm
 from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.document.schedule import dump_schedule
@@ -193,7 +193,7 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     assert 0 <= Fraction(witness["relative"]) - beside.relative <= Fraction(4, 2**24)
     assert Fraction(witness["absolute"]) >= beside.absolute
     assert proof["equal-replicas"].status is Status.FOLLOWS
-    assert "takes rounded, too" in proof["equal-replicas"].explanation
+    assert "uses the rounded answer too" in proof["equal-replicas"].explanation
     assert "codec-error" not in prove(Schedule("s", CLUSTER, st.Server()))
     assert "equal-replicas" not in prove(Schedule("s", CLUSTER, st.Server(synchronous=False)))
 

@@ -12,7 +12,7 @@ from helpers.training import static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
-from partreduce.runtime.worker.codec import with_codec
+from partreduce.runtime.worker.config_handshake import with_codec
 
 _building = threading.Lock()
 MEMBERS = 4

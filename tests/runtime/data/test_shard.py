@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from partreduce import shard_dataset
 from partreduce.errors import InputError
-from partreduce.runtime.data import sharding
+from partreduce.runtime.data import sampler as sharding
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ from partreduce.runtime.strategies import gradient_average, parameter_average
 from partreduce.runtime.strategies.base import DIFFERENT
 from partreduce.runtime.transport import nccl, rendezvous, updates
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
+from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator
 from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
 from partreduce.runtime.transport.worlds import world_for_algorithm
 

@@ -10,24 +10,13 @@ import pytest
 from torch.distributed import HashStore
 
 from partreduce import Cluster, Schedule
-from partreduce.runtime.elastic.coordinator import Coordinator
+from partreduce.runtime.elastic.coordinator import JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, RELEASED, Coordinator
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.store import (
-    CHANGES,
-    DEATHS,
-    JOIN,
-    JOINED,
-    LEFT,
-    MEMBERSHIP,
-    NEWS,
-    OPEN,
-    RELEASED,
-    Notes,
-)
+from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes
 from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.protocols.membership.messages import Connected, View
 from partreduce.strategies import AllReduce

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils.data import Subset, TensorDataset
 
 from helpers.warm import WARM
-from partreduce.runtime.data.data_fingerprints import pop_fingerprint, record_fingerprint
+from partreduce.runtime.data.sampler import pop_fingerprint, record_fingerprint
 from partreduce.runtime.guard.guard import Guard
 from partreduce.runtime.guard.training import data_in_different_orders, fingerprint, same_batches
 from partreduce.runtime.transport.store import Notes

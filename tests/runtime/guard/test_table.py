@@ -16,7 +16,7 @@ from helpers.training import static_groups, wrapped
 from partreduce import Cluster, PartreduceError, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
-from partreduce.runtime.data.data_fingerprints import pop_fingerprint, record_fingerprint
+from partreduce.runtime.data.sampler import pop_fingerprint, record_fingerprint
 from partreduce.runtime.environment import CHECK, RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import FIRST_STEPS, TABLE, When

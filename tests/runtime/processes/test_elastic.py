@@ -6,7 +6,7 @@ from helpers.elastic_runs import ALL, EVEN_ODD, THREE, pairs_until, replayed, ru
 from helpers.training import static_groups
 from partreduce import Cluster, Schedule
 from partreduce import strategies as st
-from partreduce.errors import EvictedError, InputError, MissingDependencyError
+from partreduce.errors import EvictedError, InputError
 from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
@@ -133,9 +133,10 @@ def test_an_error_of_a_worker_itself_ends_the_run():
 )
 def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
     ended = run({}, strategy=strategy, max_failures=1)
-    assert (ended.code, ended.said) == (MissingDependencyError.exit_code, {}), ended.text
+    assert (ended.code, ended.said) == (InputError.exit_code, {}), ended.text
     assert words in ended.text
     assert "run it with --tolerate-failures 0" in ended.text
+    assert ended.text.count("InputError: ") == ended.text.count("[0-3] InputError: schedule ") == 1, ended.text
 
 
 def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():

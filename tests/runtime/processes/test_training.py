@@ -129,6 +129,9 @@ def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(d
         assert report["error"] == "PeerFailedError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
         assert re.match(r"step \d+, round \d+: group \{", report["text"])
+        assert report["text"].endswith(
+            "`partreduce run --tolerate-failures K` the other workers continue after such a failure"
+        )
         assert report["seconds"] < EARLY
     for report in (r for r in answer["reports"] if "values" in r):
         # Means of {1,2,3,4} in the pairs' order; a partial sum would be 1, 3, 6, 10 or a mixture.
@@ -355,6 +358,28 @@ def test_an_error_of_ours_is_shown_where_torch_wraps_the_hook(tmp_path):
     code += f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
     done = WARM.run("-c", code + "raise StoreLostError('ours')", timeout=60)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (75, "StoreLostError: ours")
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "line"),
+    [
+        (
+            "partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, 'none')",
+            74,
+            "FileError: none: ",
+        ),
+        ("partreduce.design('4x4', build='none')", 65, "ScheduleError: no schedule family 'none'"),
+        ("partreduce.design\nraise ValueError('theirs')", 1, "[rank0]: ValueError: theirs"),
+    ],
+)
+def test_an_error_of_ours_is_one_line_where_the_script_makes_the_process_group_before(tmp_path, ends, code, line):
+    """By then torch has put its hook around Python's."""
+    begins = "import torch\nimport torch.distributed as dist\n"
+    begins += f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+    done = WARM.run("-c", begins + "import partreduce\nmodel = torch.nn.Linear(1, 1)\n" + ends, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1].startswith(line)
+    assert ("Traceback" in done.stderr) == ("theirs" in ends)
 
 
 @pytest.mark.parametrize("error", ["ValueError('theirs')", "StoreLostError('ours')"])

@@ -129,6 +129,7 @@ def test_without_a_killed_worker_the_others_go_on_until_they_lack_what_only_it_s
     for worker in (1, 3):
         assert "worker 2 was killed by signal 9" in errors[worker]["text"]
         assert f"worker {worker} waited in {neighbor} from worker 2" in errors[worker]["text"]
+        assert "--tolerate-failures" not in errors[worker]["text"], "its survivors could not continue"
     if setting == "backup":
         assert min(errors[worker]["at"] for worker in (1, 3)) - answer["faults"][0]["at"] > grace
         return

@@ -17,8 +17,8 @@ from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError, ScheduleError
 from partreduce.runtime.strategies.parameter_average import ParameterAverage, Part
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.strategies import fragments as fragments_of_topo
-from partreduce.topo.strategies.fragments import assign, moves, round_ends
+from partreduce.topo.strategies import payload as fragments_of_topo
+from partreduce.topo.strategies.payload import assign, moves, round_ends
 
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
 CHUNK = 12

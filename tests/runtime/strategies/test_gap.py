@@ -26,8 +26,7 @@ from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
 from partreduce.runtime.strategies.gap.driver import wait_in_step
 from partreduce.runtime.strategies.protocol_driver import Missing, PeerWaitError
-from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
-from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of, weights_of
 from partreduce.strategies import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify.gap_bounds import exact_bounds
 

@@ -8,8 +8,7 @@ import pytest
 
 import partreduce.runtime.strategies
 from helpers.conformance.kinds import KINDS
-from partreduce.runtime.strategies.base import Runner
-from partreduce.runtime.strategies.traits import traits_of
+from partreduce.runtime.strategies.base import Runner, traits_of
 
 ROOT = Path(partreduce.runtime.__file__).parent
 METHODS = {"before_step", "after_step", "check_step", "pause", "settle", "drain", "state", "load", "close"}

@@ -14,7 +14,7 @@ from helpers.training import group_phases, static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import InputError, ScheduleError
-from partreduce.runtime.averaging import outer_optimizer
+from partreduce.runtime.averaging import reference as outer_optimizer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.schedulers import registry
 from partreduce.topo.document.canonical import schedule_sha256

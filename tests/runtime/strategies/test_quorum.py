@@ -21,16 +21,14 @@ from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint,
 from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.planner.predict import ARRAYS
-from partreduce.runtime.strategies.quorum import broadcast_tree
-from partreduce.runtime.strategies.quorum.broadcast_tree import children
-from partreduce.runtime.strategies.quorum.driver import StartedRound
-from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum
-from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
+from partreduce.runtime.strategies.quorum import driver as broadcast_tree
+from partreduce.runtime.strategies.quorum.driver import GradientSum, StartedRound, children
+from partreduce.runtime.strategies.quorum.gradients import RoundsThread, room_for
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
 from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.schedulers.protocols.partial_state import Share
+from partreduce.schedulers.protocols.partial import Share
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
 """`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""

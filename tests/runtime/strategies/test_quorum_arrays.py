@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSums
+from partreduce.runtime.strategies.quorum.driver import GradientSums
 
 ROOM = 5
 

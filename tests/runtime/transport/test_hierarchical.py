@@ -12,9 +12,9 @@ from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
 from partreduce.runtime.environment import OVER_GLOO
-from partreduce.runtime.transport import hierarchical
+from partreduce.runtime.transport import multistage_allreduce
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
+from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator, levels_of
 from partreduce.runtime.transport.worlds import chosen_algorithm, world_for_algorithm
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
@@ -25,7 +25,7 @@ _building = threading.Lock()
 @pytest.fixture
 def small_parts(monkeypatch):
     """Tensors of a few KiB go in several parts, as those of many MiB do otherwise."""
-    monkeypatch.setattr(hierarchical, "PART_BYTES", 2048)
+    monkeypatch.setattr(multistage_allreduce, "PART_BYTES", 2048)
 
 
 def all_of(world, cluster):
@@ -100,7 +100,7 @@ def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks)
             is ours
         )
         assert world_for_algorithm(world, st.AllReduceAlgorithm.RING, cluster) is world
-        kinds = {members: type(ours.communicator(members)) for members in ours._groups}
+        kinds = {members: type(ours.communicator(members)) for members, _ in ours._groups}
         sums = []
         for members in sorted(kinds):
             tensor = torch.full((1000,), 2.0**world.rank)
@@ -253,7 +253,7 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
         for _ in range(3):
             model(torch.ones(1, 300, dtype=torch.float64)).sum().backward()
             optimizer.step()
-        kinds = {members: type(group) for members, group in optimizer.run.reducer.world._groups.items()}
+        kinds = {members: type(group) for (members, _), group in optimizer.run.reducer.world._groups.items()}
         executed = {members for _, members in optimizer.runner.client.executed}
         optimizer.finish()
         return set(model.weight.flatten().tolist()), kinds, executed

@@ -16,8 +16,7 @@ from partreduce.schedulers.imports import formats, from_networkx, import_schedul
 from partreduce.schedulers.imports.exact import balance_weights
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileError, InputError, ScheduleError
-from partreduce.topo.graphs.classic import ring
-from partreduce.topo.graphs.directed import exponential
+from partreduce.topo.graphs.named import exponential, ring
 from partreduce.topo.graphs.weights import weigh
 
 

@@ -16,7 +16,7 @@ from partreduce.schedulers.imports.diloco import torchft_buckets
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingDependencyError, RefutedError
 from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.payload import round_ends
 from partreduce.verify import prove
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}

@@ -23,7 +23,6 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Restarted,
     Void,
 )
-from partreduce.schedulers.protocols.group_generator.system import MODULUS
 from partreduce.schedulers.protocols.group_generator.worker import (
     ALONE,
     ASKED,
@@ -32,6 +31,7 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     GRANTED,
     LATER,
     MEETING,
+    MODULUS,
     Broke,
     Computed,
     Enter,

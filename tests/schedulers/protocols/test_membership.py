@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.explore.membership import SMALL, SMALLEST
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
-from partreduce.schedulers.protocols.membership.machine import Membership
-from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.machine import Member, Membership
 from partreduce.schedulers.protocols.membership.messages import (
     Confirmed,
     Connected,

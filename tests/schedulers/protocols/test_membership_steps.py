@@ -9,9 +9,7 @@ import pytest
 
 from benchmarks.explore.membership import SMALLEST, everybody, pairs_then_all
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.schedulers.protocols.membership.authority import Authority
-from partreduce.schedulers.protocols.membership.machine import Membership
-from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
 from partreduce.schedulers.protocols.membership.messages import (
     Broken,
     Confirm,

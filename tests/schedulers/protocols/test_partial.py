@@ -10,8 +10,7 @@ import pytest
 
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import (
+from partreduce.schedulers.protocols.partial import (
     Activate,
     Arrived,
     Begin,
@@ -19,6 +18,7 @@ from partreduce.schedulers.protocols.partial_state import (
     End,
     Ended,
     Finish,
+    Partial,
     Share,
     Take,
 )

@@ -13,9 +13,9 @@ from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, SendUpdate, Update
 from partreduce.schedulers.registry import build
-from partreduce.schedulers.simulator.fifo_links import InTurn
 from partreduce.schedulers.simulator.gaps import GapTiming
 from partreduce.schedulers.simulator.machine import VirtualMachine
+from partreduce.schedulers.simulator.network import InTurn
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError

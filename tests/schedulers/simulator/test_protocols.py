@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.schedulers.simulator.groups import GroupTiming, group_machine
+from partreduce.schedulers.simulator.asynchronous import GroupTiming, group_machine
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link

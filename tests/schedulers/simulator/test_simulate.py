@@ -10,9 +10,16 @@ from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, OuterStep, Payload, StaticGroups
-from partreduce.topo.timing.compute import MOST_DRAWN, ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay
+from partreduce.topo.timing.compute import (
+    MOST_DRAWN,
+    ComputeTimes,
+    RandomDelay,
+    RandomSlowdown,
+    RotatingDelay,
+    read_trace,
+)
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.topo.timing.sampling import read_trace, sample
+from partreduce.topo.timing.stages import sample
 
 PAIR = Schedule("p", Cluster.regular(1, 3), StaticGroups(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
 UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)

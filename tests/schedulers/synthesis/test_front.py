@@ -2,21 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from helpers.synthesis import synthesize
 from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
-from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from partreduce.schedulers.synthesis.segments import Beam, segments_of, sketch_front
+from partreduce.schedulers.synthesis import front as front_module
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.topo.arithmetic.pareto import scatter
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.event_graph import cycle_time
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
-
-
-def never() -> bool:
-    return False
 
 
 def cluster(shape: str) -> Cluster:
@@ -28,15 +26,6 @@ def test_the_worked_example_is_found():
     assert front.best is not None
     assert front.best.consensus_distance == pytest.approx(5 / 16)
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
-
-
-def test_sketched_compositions_have_the_values_of_their_segments():
-    alphabet = rule_alphabet(Problem(cluster=cluster("2x2")))
-    segments = segments_of(alphabet, 6, never, beam=Beam(160, 4))
-    found = sketch_front(segments, Limits(max_period=6), bins=120)
-    assert found
-    full = alphabet.full_average()
-    assert all(full in indices and 1 <= len(indices) <= 6 for indices in found)
 
 
 def test_where_links_are_free_everybody_averages_with_everybody():
@@ -89,7 +78,7 @@ def test_every_candidate_keeps_the_limits(limits):
     assert front.candidates
     for candidate in front.candidates:
         schedule = candidate.schedule
-        assert limits.min_period <= candidate.period <= limits.max_period
+        assert limits.min_period <= candidate.schedule.period <= limits.max_period
         phases = [schedule.phase(t) for t in range(schedule.period)]
         if limits.max_group is not None:
             assert all(size <= limits.max_group for phase in phases for size in phase.sizes.tolist())
@@ -115,3 +104,65 @@ def test_uneven_speeds_try_proportional_steps_per_round():
         1,
         1,
     )  # nobody waits for the slow workers' first step
+
+
+def test_the_same_seed_and_effort_give_the_same_front(capfd):
+    limits = Limits(max_group=3, max_period=6)
+    asked = Problem(cluster=replace(Cluster.parse("3,4,2"), hardware=HARDWARE), limits=limits)
+    fronts = [synthesize(asked, effort=0.6, seed=7) for _ in range(2)]
+    one, other = ([(c.schedule, c.communication_seconds_per_step) for c in front.candidates] for front in fronts)
+    assert one == other
+    assert one
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_two_candidates_have_one_name():
+    names = [one.schedule.name for one in synthesize(Problem(cluster=cluster("4x2")), effort=1).candidates]
+    assert len(names) == len(set(names)) > 20
+    assert "all-every-1" in names
+
+
+def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
+    """Ctrl-C while the second kind of groups is decided: what the first gave is the answer, and the clock is over."""
+    asked = Problem(cluster=cluster("2x2"))
+    explore, reached = front_module.Exploration.explore, []
+
+    def interrupted(exploration, until):
+        reached.append("rules" if exploration.choices.radices else "explicit groups")
+        if not exploration.choices.radices:
+            raise KeyboardInterrupt
+        explore(exploration, until)
+
+    monkeypatch.setattr(front_module.Exploration, "explore", interrupted)
+    clock = Clock(seconds=600, effort=1.0)
+    left = front_module.search(asked, clock, 1.0, seed=0)
+    assert left.best is not None
+    assert all(one.schedule.rule() is not None for one in left.candidates)
+    assert reached == ["rules", "explicit groups"]
+    assert clock.capped
+    assert clock.passed(1e9)
+    assert clock.stopped_by() == "it was interrupted"
+
+
+@pytest.mark.parametrize("shape", ["20x4", "50,60,30"])
+def test_more_workers_than_are_told_apart_are_searched(shape):
+    hardware = replace(HARDWARE, node_nic=((1, Link.of_bandwidth(2.5e9)),))
+    front = synthesize(Problem(cluster=replace(Cluster.parse(shape), hardware=hardware)), effort=1)
+    assert len(front.candidates) > 10
+    assert {one.schedule.name for one in front.candidates} >= {"all-every-1"}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_reported_hold_the_least_time_whatever_a_unit_of_either_cost_costs(seed):
+    rng = np.random.default_rng(seed)
+    points = sorted(zip(np.sort(rng.random(40)), np.sort(rng.exponential(size=40))[::-1], strict=True))
+    ordered = scatter(points, lambda point: point)
+    assert sorted(ordered) == points
+    best = {
+        min(points, key=lambda point: (computing + point[0]) * (1 + price * point[1]))
+        for computing in (0.0, 0.1, 1.0)
+        for price in np.geomspace(1e-3, 1e3, 100)
+    }
+    last = max(map(ordered.index, best))
+    assert all(point in ordered[: last + 1] for point in best)
+    assert last < 20

@@ -6,10 +6,8 @@ import pytest
 
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis import Limits, Problem
-from partreduce.schedulers.synthesis.cluster_shape import crossing_bound, is_even, node_radices
-from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, patterns
-from partreduce.schedulers.synthesis.front import alphabets_of
-from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, rule_cost
+from partreduce.schedulers.synthesis.choices import choices_of, explicit_groups, rule_blocks
+from partreduce.schedulers.synthesis.cluster_shape import MAX_DIGITS, crossing_bound, is_even, node_radices
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.rule import Block
@@ -23,10 +21,6 @@ THIN = Link.of_bandwidth(1.0)
 def racked(shape, *racks, uplink=THIN):
     switches = tuple(Switch(tuple(nodes), uplink) for nodes in racks)
     return replace(Cluster.parse(shape), hardware=replace(HARDWARE, switches=switches))
-
-
-def never():
-    return False
 
 
 def test_regular_racks_get_rules_and_others_explicit_groups():
@@ -46,20 +40,18 @@ def test_radices_put_the_racks_first():
 
 def test_a_rule_of_the_search_costs_what_its_schedule_costs():
     cluster = racked("4x2", (0, 1), (2, 3))
-    (alphabet,) = alphabets_of(Problem(cluster=cluster), 0, never)
-    for index in range(len(alphabet)):
-        schedule = alphabet.schedule((index,), "one")
+    choices = choices_of(Problem(cluster=cluster))[0]
+    assert choices.radices == (2, 2)
+    for block in choices.blocks:
+        schedule = choices.schedule(((block,),), (1,))
         explicit = replace(schedule, strategy=replace(schedule.strategy, phases=GroupPhases((schedule.phase(0),))))
-        assert communication(explicit, cluster.hardware).per_step == pytest.approx(alphabet.costs[index])
+        assert communication(explicit, cluster.hardware).per_step == pytest.approx(choices.cost((block,)))
 
 
-def test_whole_racks_are_among_the_explicit_phases():
+def test_whole_racks_are_among_the_explicit_groups():
     cluster = racked("7x2", (0, 3), (1, 2, 4), (5, 6), (0, 3, 5, 6))
-    listed = {frozenset(frozenset(group) for group in phase) for phase in patterns(cluster)}
-    racks = [(0, 1, 6, 7), (2, 3, 4, 5, 8, 9), (10, 11, 12, 13)]
-    assert frozenset(map(frozenset, racks)) in listed
-    alphabet = explicit_alphabet(Problem(cluster=cluster), (1,) * 14, seed=0, expired=lambda: True)
-    assert any({g.members for g in phase} == set(racks) for phase in alphabet.phases)
+    groups = {block.local for block in explicit_groups(Problem(cluster=cluster)).blocks}
+    assert groups >= {(0, 1, 6, 7), (2, 3, 4, 5, 8, 9), (10, 11, 12, 13), (0, 1, 6, 7, 10, 11, 12, 13)}
 
 
 @pytest.mark.parametrize(
@@ -72,10 +64,8 @@ def test_the_crossing_bound_is_below_every_connected_schedule_and_above_a_pair_i
     bound = crossing_bound(problem)
     assert bound == pytest.approx(10 / 1.0), "a pair across the thin uplink"
     assert bound > crossing_bound(Problem(cluster=racked(str(cluster)), limits=Limits(max_period=1)))
-    worker_steps = (1,) * cluster.num_workers
-    alphabet = explicit_alphabet(problem, worker_steps, seed=0, expired=never)
-    full = alphabet.full_average()
-    assert alphabet.costs[full] >= bound
+    choices = explicit_groups(problem)
+    assert choices.cost(choices.everybody()) >= bound
 
 
 def test_the_hierarchy_takes_its_levels_from_the_switches():
@@ -89,7 +79,6 @@ def test_the_hierarchy_takes_its_levels_from_the_switches():
 def test_crossing_racks_costs_more_than_staying_inside_at_equal_mixing():
     """Two rule phases that differ in one digit of radix 2 mix equally; the one inside racks is the cheaper."""
     problem = Problem(cluster=racked("4x2", (0, 1), (2, 3)))
-    radices = node_radices(problem.cluster)
-    across, within = (rule_cost((Block((0,), (digit,)),), radices, problem) for digit in range(2))
+    across, within = (rule_blocks(problem).cost((Block((0,), (digit,)),)) for digit in range(2))
     assert across == pytest.approx(2 * 10 / 1.0), "two pairs share each uplink"
     assert within == pytest.approx(10 / 5.0)

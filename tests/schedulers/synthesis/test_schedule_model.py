@@ -1,25 +1,26 @@
-"""Schedules decided by CP-SAT: what they must keep, that small ones are the best, and that the search uses them."""
+"""Schedules decided by CP-SAT: status, bound, verdict, what they keep, and that small ones are the best of all."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, pairwise
 
-import networkx as nx
+import numpy as np
 import pytest
 
+from benchmarks.planner.random_checks import all_schedules
 from helpers.synthesis import synthesize
-from partreduce.schedulers.synthesis import Limits, Problem
+from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
+from partreduce.schedulers.synthesis.choices import explicit_groups, rule_blocks
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.cp_sat import new_model, solve
-from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost, partitions
-from partreduce.schedulers.synthesis.partitions import PartitionCosts, labels_of
-from partreduce.schedulers.synthesis.schedule_model import ScheduleModel, by_digits, groups_of, schedule_of
+from partreduce.schedulers.synthesis.front import Exploration
+from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
 from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
-from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.verify import prove
 
 EVEN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
+HALF = replace(EVEN, node_nic=((1, Link.of_bandwidth(2.5e9)),))
 THIN = replace(EVEN, switches=(Switch((0, 1), Link.of_bandwidth(1e9)),))
 
 
@@ -27,94 +28,125 @@ def problem(shape, hardware=EVEN, **limits):
     return Problem(cluster=replace(Cluster.parse(shape), hardware=hardware), limits=Limits(**limits))
 
 
-def model_of(asked):
-    return ScheduleModel(asked, groups_of(asked)[0], PartitionCosts(asked))
-
-
-def decided(asked, num_phases, **more):
+def decided(choices, num_phases, **more):
     clock = Clock(seconds=600, effort=60.0)
-    return model_of(asked).decide(num_phases, clock=clock, until=clock.limit, seed=0, work=10.0, **more)
+    return ScheduleModel(choices, num_phases).decide(clock=clock, until=clock.limit, seed=0, **more)
 
 
-@pytest.mark.parametrize(("shape", "value"), [("1x9", 2 / 9), ("5,3,1", 2 / 9)])
-def test_a_grid_of_groups_of_three_is_found(shape, value):
-    asked = problem(shape, max_group=3)
-    assert float(metrics.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(value)
+def distance(choices, phases):
+    return float(metrics.consensus_distance(choices.schedule(phases, (1,))))
 
 
-def test_a_cube_is_found_among_three_phases_of_pairs():
-    asked = problem("1x8", max_group=2)
-    phases = decided(asked, 3, hint=by_digits(8, 2, 3))
-    assert float(metrics.consensus_distance(schedule_of(asked, phases))) == pytest.approx(4 / 8)
+@pytest.mark.parametrize(
+    ("shape", "largest", "num_phases", "value"), [("1x9", 3, 2, 2 / 9), ("5,3,1", 3, 2, 2 / 9), ("1x8", 2, 3, 4 / 8)]
+)
+def test_grids_and_cubes_meet_the_bound(shape, largest, num_phases, value):
+    choices = explicit_groups(problem(shape, max_group=largest))
+    found = decided(choices, num_phases)
+    assert found.bound == pytest.approx(value)
+    assert num_phases > 2 or distance(choices, found.phases) == pytest.approx(value)
 
 
-@pytest.mark.parametrize("largest", [2, 4])
-def test_no_schedule_of_two_phases_is_better(largest):
-    asked = problem("2,2", max_group=largest)
-    listed = phases_of(4, largest)
-    found = [
-        float(metrics.consensus_distance(schedule_of(asked, phases)))
-        for phases in product(listed, repeat=2)
-        if joined(phases, 4)
-    ]
-    assert float(metrics.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(min(found))
+@pytest.mark.parametrize(("shape", "hardware"), [("2,2", EVEN), ("2,2", HALF), ("3,1", EVEN), ("1x4", EVEN)])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_period": 2},
+        {"max_period": 3, "max_group": 2},
+        {"max_period": 3, "max_communication": 0.08},
+        {"max_period": 2, "max_distinct_phases": 1, "max_communication": 0.15},
+        {"max_period": 3, "max_gap": 0, "max_group": 3, "max_communication": 0.16},
+    ],
+)
+def test_an_optimum_is_that_of_all_schedules(shape, hardware, limits):
+    """Every period of all partitions of four workers is tried by code that shares nothing with the search."""
+    asked = problem(shape, hardware, **limits)
+    every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, asked.limits.max_period)
+    kept = np.isfinite(every.consensus_distance)
+    kept &= every.communication <= limits.get("max_communication", np.inf) * (1 + 1e-9)
+    kept &= every.largest <= limits.get("max_group", 4)
+    kept &= every.distinct <= limits.get("max_distinct_phases", 4)
+    kept &= every.gap <= limits.get("max_gap", np.inf)
+    front = synthesize(asked, effort=1.5)
+    if not kept.any():
+        assert front.best is None
+        assert front.status in {Status.INFEASIBLE, Status.UNKNOWN}
+        return
+    least = every.consensus_distance[kept].min()
+    assert front.status is Status.OPTIMAL
+    assert front.best.consensus_distance == pytest.approx(least, abs=1e-9)
+    assert front.bound == pytest.approx(least, abs=1e-9)
+    assert prove(front.best.schedule).verdict == "proved"
 
 
-def phases_of(num_workers, largest):
-    """Every phase of groups of at most so many workers."""
-    listed = [tuple(g for g in groups if len(g) > 1) for groups in partitions(tuple(range(num_workers)))]
-    return [groups for groups in listed if max(map(len, groups), default=0) <= largest]
+@pytest.mark.parametrize("shape", ["2,2", "1x4"])
+def test_the_bound_of_two_rounds_holds_for_every_period(shape):
+    for largest in (2, 3):
+        asked = problem(shape, max_group=largest)
+        every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, 3)
+        least = every.consensus_distance[every.largest <= largest].min()
+        clock = Clock(seconds=600, effort=20.0)
+        bound = Exploration(explicit_groups(asked), clock, 0, str).prove(20.0)
+        assert 0 < bound <= least + 1e-9
 
 
-def joined(phases, num_workers):
-    graph = nx.empty_graph(num_workers)
-    for groups in phases:
-        for group in groups:
-            nx.add_path(graph, group)
-    return nx.is_connected(graph)
+def test_optimal_of_any_period_and_infeasible_are_said_with_their_proof():
+    front = synthesize(problem("1x9", max_group=3), effort=3.0)
+    assert (front.status, front.bound) == (Status.OPTIMAL, pytest.approx(2 / 9))
+    assert prove(front.best.schedule).verdict == "proved"
+    path = synthesize(problem("1x5", max_group=2, max_period=2), effort=1.0)
+    assert (path.status, path.bound) == (Status.OPTIMAL, pytest.approx(4 / 5)), "two rounds of pairs, a path of five"
+    never = synthesize(problem("1x4", max_group=2, max_period=1), effort=1.0)
+    assert never.status is Status.INFEASIBLE
+    assert never.reason.startswith("max_period: 1; no period of at most so many phases of groups of at most 2 workers")
+    cheapest = synthesize(
+        Problem(cluster=problem("2x1").cluster, objective=Objective.COMMUNICATION, limits=Limits(max_period=2)),
+        effort=1.0,
+    )
+    assert cheapest.status is Status.OPTIMAL
+    assert cheapest.best.communication_seconds_per_step == pytest.approx(cheapest.bound)
 
 
 def test_a_budget_is_enough_for_the_cheapest_schedule_that_agrees_and_no_less():
     asked = problem("3,2", max_group=3)
-    listed = phases_of(5, 3)
-    cost = {groups: partition_cost(groups, asked) for groups in listed}
-    least = min(cost[a] + cost[b] for a, b in product(listed, repeat=2) if joined((a, b), 5))
-    phases = decided(asked, 2, budget=least * 1.001)
-    assert sum(partition_cost(groups, asked) for groups in phases) == pytest.approx(least, rel=2e-3)
+    choices = explicit_groups(asked)
+    every = all_schedules(asked.cluster, AllReduceAlgorithm.RING, 2)
+    kept = np.isfinite(every.consensus_distance) & (every.period == 2) & (every.largest <= 3)
+    least = 2 * every.communication[kept].min()
+    found = decided(choices, 2, budget=least * 1.001)
+    assert sum(map(choices.cost, found.phases)) == pytest.approx(least, rel=2e-3)
     # A thousandth below is too little, for certain.
-    assert decided(asked, 2, budget=least * 0.999) == ()
-
-
-@pytest.mark.parametrize("hardware", [EVEN, THIN, replace(EVEN, num_nics=2), replace(EVEN, bus=Link.of_bandwidth(4e9))])
-def test_loads_never_say_more_than_the_phase_takes(hardware):
-    asked = problem("2,2,1", hardware)
-    costs = PartitionCosts(asked)
-    for groups in phases_of(5, 5):
-        alone, busy = costs.seconds_and_loads(labels_of(5, [(group,) for group in groups] or [()]))
-        seconds = float(costs.seconds(labels_of(5, [groups]))[0])
-        assert max(alone.max(), busy.sum(axis=0).max()) <= seconds * (1 + 1e-9)
-        assert seconds == pytest.approx(partition_cost(groups, asked))
+    assert decided(choices, 2, budget=least * 0.999) == ((), np.inf)
 
 
 def test_budget_groups_and_meetings_of_nodes_are_kept():
-    asked = problem("3,2", max_group=3, max_gap=0)
-    free = decided(asked, 2)
-    seconds = sum(partition_cost(groups, asked) for groups in free)
-    node_of = asked.cluster.node_of()
-    for groups in free:
-        assert max(map(len, groups)) <= 3
-        assert any(len(set(node_of[list(group)])) > 1 for group in groups)
-    tight = decided(asked, 2, budget=0.9 * seconds)
-    assert sum(partition_cost(groups, asked) for groups in tight) <= 0.9 * seconds * (1 + 1e-3)
+    choices = explicit_groups(problem("3,2", max_group=3, max_gap=0))
+    free = decided(choices, 2).phases
+    seconds = sum(map(choices.cost, free))
+    for phase in free:
+        assert max(len(block.local) for block in phase) <= 3
+        assert choices.crosses(phase)
+    tight = decided(choices, 2, budget=0.9 * seconds).phases
+    assert sum(map(choices.cost, tight)) <= 0.9 * seconds * (1 + 1e-3)
 
 
-def test_the_start_by_digits_is_a_period_of_groups_within_the_limit():
-    for n, base, num_phases in ((9, 3, 2), (16, 4, 2), (16, 2, 4), (10, 3, 3)):
-        phases = by_digits(n, base, num_phases)
-        assert joined(phases, n)
-        for groups in phases:
-            assert max(map(len, groups)) <= base
-            Phase.from_groups(n, groups).labels()
+def test_what_is_forbidden_is_not_decided_again():
+    choices = explicit_groups(problem("2,2", max_group=2))
+    clock, model, seen = Clock(seconds=600, effort=60.0), ScheduleModel(choices, 2), set()
+    for _ in range(6):
+        phases = model.decide(clock=clock, until=60.0, seed=0).phases
+        assert phases not in seen
+        seen.add(phases)
+        model.forbid(phases)
+
+
+def test_rules_are_decided_within_their_limits():
+    choices = rule_blocks(problem("8x8", max_group=8))
+    found = decided(choices, 3)
+    assert prove(choices.schedule(found.phases, (1,))).verdict == "proved"
+    for phase in found.phases:
+        ranks = [rank for block in phase for rank in block.local]
+        assert len(ranks) == len(set(ranks))
 
 
 # Before CP-SAT chose groups, the listed phases held none that keeps these limits, and the answer was "unknown".
@@ -123,29 +155,49 @@ def test_the_start_by_digits_is_a_period_of_groups_within_the_limit():
     [
         ("5,3,1", EVEN, {"max_group": 2}),
         ("2x6", replace(EVEN, num_nics=6), {"max_group": 2}),
+        ("2x2", THIN, {"max_group": 2, "max_communication": 0.3}),
     ],
 )
 def test_limits_on_groups_are_met_where_no_listed_phase_meets_them(shape, hardware, limits):
     front = synthesize(problem(shape, hardware, **limits), effort=1.0)
     assert front.best is not None
+    assert front.bound <= front.best.consensus_distance + 1e-9
     assert prove(front.best.schedule).verdict == "proved"
     for one in front.candidates:
         phases = [one.schedule.phase(t) for t in range(one.schedule.period)]
         assert max(len(group.members) for phase in phases for group in phase) <= limits["max_group"]
 
 
-def test_a_limit_of_no_time_is_never_an_answer():
-    model = new_model()
-    cells = [[model.new_bool_var(f"{i},{j}") for j in range(40)] for i in range(41)]
-    for row in cells:
-        model.add_exactly_one(row)
-    for j in range(40):
-        model.add(sum(row[j] for row in cells) <= 1)
-    model.add(sum((i * j % 7) * cells[i][j] for i in range(41) for j in range(40)) == 60)
-    assert solve(model, cells[0], time_limit=5, max_deterministic_time=1e-9).values == ()
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(max_group=3, min_period=3, max_period=5),
+        Limits(max_distinct_phases=2, max_period=7),
+        Limits(max_gap=1, max_period=8),
+    ],
+)
+def test_limits_hold_on_the_whole_front(limits):
+    asked = replace(problem("3,4,2", HALF), limits=limits)
+    front = synthesize(asked, effort=1.0)
+    assert len(front.candidates) > 3
+    node_of = asked.cluster.node_of()
+    for one in front.candidates:
+        schedule = one.schedule
+        assert one.consensus_distance == pytest.approx(float(metrics.consensus_distance(schedule)), abs=1e-9)
+        assert limits.min_period <= schedule.period <= limits.max_period
+        phases = [[group.members for group in schedule.phase(t)] for t in range(schedule.period)]
+        assert limits.max_group is None or max(len(g) for phase in phases for g in phase) <= limits.max_group
+        if limits.max_distinct_phases is not None:
+            assert schedule.num_distinct_phases() <= limits.max_distinct_phases
+        if limits.max_gap is not None:
+            crossing = [t for t, phase in enumerate(phases) if any(len(set(node_of[list(g)])) > 1 for g in phase)]
+            assert max(b - a for a, b in pairwise([*crossing, crossing[0] + len(phases)])) - 1 <= limits.max_gap
 
 
-def test_same_seed_same_decision(capfd):
-    asked = problem("5,3,1", max_group=2)
-    assert decided(asked, 2) == decided(asked, 2)
-    assert capfd.readouterr() == ("", "")
+def test_pairs_of_phases_that_join_the_same_cut_are_cut_apart_until_all_agree():
+    """Two phases of pairs inside {0, 1} and {2, 3} alone never agree, however little they leave."""
+    choices = explicit_groups(problem("2,2", THIN, max_group=2))
+    found = decided(choices, 2)
+    joined = {frozenset(pair) for phase in found.phases for block in phase for pair in combinations(block.local, 2)}
+    assert any(len(pair & {0, 1}) == 1 for pair in joined)
+    assert distance(choices, found.phases) < np.inf

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from helpers.readings import ordered
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
-from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
-from partreduce.topo.document.phases import GroupModel
+from partreduce.topo.document.phases import GroupModel, is_clean, phase_text, plain_phase
 from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text, write_schedule
 from partreduce.topo.errors import DocumentError, FileError, ScheduleError

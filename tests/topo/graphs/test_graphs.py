@@ -15,10 +15,18 @@ from helpers.graphs import ours, theirs
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.graphs import Graph
 from partreduce.topo.graphs import weights as weights_module
-from partreduce.topo.graphs.classic import complete, grid, hypercube, ring, star, torus
-from partreduce.topo.graphs.directed import exponential
-from partreduce.topo.graphs.hop import double_ring, ring_based
-from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.graphs.named import (
+    complete,
+    double_ring,
+    exponential,
+    grid,
+    hypercube,
+    random_regular,
+    ring,
+    ring_based,
+    star,
+    torus,
+)
 from partreduce.topo.graphs.weights import METHODS, best_constant_weight, constant, weigh
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.metrics import hop_gap, metrics
-from partreduce.topo.metrics.outer_steps import largest_rate
+from partreduce.topo.metrics.stability import largest_rate
 from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule

@@ -13,9 +13,7 @@ from helpers.golden import GOLDEN
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs import Graph
-from partreduce.topo.graphs.classic import hypercube, ring, torus
-from partreduce.topo.graphs.directed import de_bruijn, exponential
-from partreduce.topo.graphs.hop import hop_figure_21, ring_based
+from partreduce.topo.graphs.named import de_bruijn, exponential, hop_figure_21, hypercube, ring, ring_based, torus
 from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.metrics import (
     consensus_distance,

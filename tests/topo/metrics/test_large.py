@@ -11,8 +11,7 @@ import pytest
 from helpers.figures_by_definition import spectrum_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.graphs.hop import double_ring
-from partreduce.topo.graphs.random_graphs import random_regular
+from partreduce.topo.graphs.named import double_ring, random_regular
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.metrics import (
     Kind,

@@ -13,7 +13,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.metrics import MetricLimits, consensus_distance, contraction, drift, late_distance
 from partreduce.topo.metrics.decomposition import sectors_of
-from partreduce.topo.metrics.evaluate import retimed
+from partreduce.topo.metrics.evaluate import retime
 from partreduce.topo.metrics.late_distance import CURVATURE, HORIZON, late_distance_like, late_distance_of
 from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.phase import Phase
@@ -75,7 +75,7 @@ def test_the_late_distance_is_that_of_the_recursion(schedule):
         assert late_distance(late(schedule, steps_per_round)) == pytest.approx(
             by_definition(schedule, steps_per_round, CURVATURE), rel=1e-6
         )
-        assert retimed(schedule, "worker").late_distance_at(steps_per_round) == late_distance(
+        assert retime(schedule, "worker").late_distance_at(steps_per_round) == late_distance(
             late(schedule, steps_per_round)
         )
     assert late_distance(schedule) == 0, "nothing is late in synchronous rounds"
@@ -119,7 +119,7 @@ def test_what_mixes_in_all_directions_alike_is_estimated_from_its_consensus_dist
 @pytest.mark.parametrize("push", ["worker", "node"])
 @pytest.mark.parametrize("schedule", RETIMED, ids=lambda schedule: schedule.name)
 def test_every_steps_per_round_in_synchronous_and_late_is_what_the_steady_state_solves_to(schedule, push):
-    known = retimed(schedule, push)
+    known = retime(schedule, push)
     for steps_per_round in (1, 2, 5):
         for sync in (Synchronous(), DelayedAveraging()):
             other = replace(schedule, strategy=replace(schedule.strategy, steps_per_round=steps_per_round, sync=sync))
@@ -135,7 +135,7 @@ def test_every_steps_per_round_in_synchronous_and_late_is_what_the_steady_state_
 
 def test_workers_that_never_agree_do_so_at_no_steps_per_round():
     apart = Schedule("apart", Cluster.parse("1x3"), StaticGroups(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
-    known = retimed(apart, "worker")
+    known = retime(apart, "worker")
     for steps_per_round, late in ((1, True), (3, False), (3, True)):
         assert (
             known.consensus_distance_at(steps_per_round, late=late).value
@@ -145,7 +145,7 @@ def test_workers_that_never_agree_do_so_at_no_steps_per_round():
 
 
 def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
-    known = retimed(RETIMED[-1], "worker", limit=MetricLimits(dense_workers=3))
+    known = retime(RETIMED[-1], "worker", limit=MetricLimits(dense_workers=3))
     assert known.late_distance_at(2) == float("inf")
     for steps_per_round, late in ((1, False), (1, True), (2, False), (3, True)):
         for metric in (
@@ -160,4 +160,4 @@ def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
 def test_only_a_schedule_at_steps_per_round_1_in_synchronous_says_what_others_do(change):
     schedule = replace(RETIMED[0], strategy=replace(RETIMED[0].strategy, **change))
     with pytest.raises(InputError, match="has steps_per_round 1 and is synchronous"):
-        retimed(schedule, "worker")
+        retime(schedule, "worker")

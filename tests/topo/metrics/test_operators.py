@@ -13,12 +13,12 @@ from helpers.drawn_schedules import random_allreduce, random_graph, random_group
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of
 from partreduce.topo.metrics import MetricLimits, contraction, exact_consensus_distance, metrics
 from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_sectors
-from partreduce.topo.metrics.outer_steps import outer_radius
 from partreduce.topo.metrics.sectors import Sectors, contraction_of
+from partreduce.topo.metrics.stability import outer_radius
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.strategies import Averaging, Synchronous
-from partreduce.topo.strategies.outer import OuterParams, OuterStep
+from partreduce.topo.strategies.payload import OuterParams, OuterStep
 
 KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "allreduce": random_allreduce}
 LARGE = MetricLimits(dense_workers=1)

@@ -29,8 +29,7 @@ from partreduce.topo.timing.coding import LAYERS, Coding, Travel
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication, group_seconds
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.topo.timing.sampling import sample
-from partreduce.topo.timing.stages import of_period
+from partreduce.topo.timing.stages import of_period, sample
 
 HIERARCHICAL = {"algorithm": AllReduceAlgorithm.HIERARCHICAL}
 NONE = CodecSeconds()

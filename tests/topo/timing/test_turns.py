@@ -16,11 +16,11 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Synchronous
-from partreduce.topo.strategies.fragments import round_ends
+from partreduce.topo.strategies.payload import round_ends
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.topo.timing.sampling import sample
+from partreduce.topo.timing.stages import sample
 
 LATENCY, INVERSE, SIZE = 0.01, 1e-9, 4 * 10**8
 

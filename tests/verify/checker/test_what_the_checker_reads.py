@@ -237,7 +237,7 @@ NOT_CANONICAL = {
     "weights that are one": (document(3, 1, kind="neighbor", rounds=[{"edges": [[0, 1], [0, 2]], "weights": [1, 1]}]),
         "equal weights are one"),
     "a fraction that can be shortened": (groups(2, [([0, 1], "2/4")]), "strategy.phases[0]: 2/4 is not in lowest"),
-    "steps that all have": (groups(2, [[0, 1]], steps_per_round=[2, 2]), "strategy.steps_per_round: what all have"),
+    "steps that all have": (groups(2, [[0, 1]], steps_per_round=[2, 2]), "strategy.steps_per_round: equal numbers"),
     "regular nodes": ({**groups(2, [[0, 1]]), "cluster": {"nodes": [[0], [1]]}}, "cluster.nodes: num_nodes and"),
 }  # fmt: skip
 

@@ -9,8 +9,7 @@ import pytest
 from benchmarks.explore.partial import FACTORS, LARGE, SMALL
 from helpers.seeded import Bugs, hears, put, sends
 from partreduce.schedulers.protocols.base import Send
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import (
+from partreduce.schedulers.protocols.partial import (
     COMPUTING,
     GOES_ON,
     Activate,
@@ -18,6 +17,7 @@ from partreduce.schedulers.protocols.partial_state import (
     End,
     Ended,
     Here,
+    Partial,
     PartialState,
     Share,
 )

@@ -1,8 +1,4 @@
-"""Drive one worker's side of Hop's protocol between real processes, with the updates' arrays and its waits.
-
-The protocol object and the arrays change together under one lock, so that every update that the object counts is
-present, and one that it takes cannot be replaced by a newer one at the same time.
-"""
+"""Drive one worker's side of Hop's protocol between real processes: state and arrays change together, under a lock."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
@@ -18,31 +15,15 @@ from partreduce.runtime.liveness.wait_chain import format_workers
 from partreduce.runtime.strategies.protocol_driver import GapLog, GenerationDriver, Missing, wait_for_missing
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Arrival, PayloadRings
+from partreduce.schedulers.protocols import hop
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.hop import (
-    ENTERING,
-    REDUCING,
-    SENDING,
-    Ack,
-    Advance,
-    Hop,
-    HopEvent,
-    HopState,
-    Reduce,
-    SendUpdate,
-    Token,
-    Update,
-)
 from partreduce.topo.errors import InputError
 
-PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")
-"""Of what a checkpoint holds: the names of the place in the protocol, of arrays, and of counts for each neighbor."""
-Recipients = Mapping[int, tuple[int, ...]]
-"""Who gets an update, and the numbers that go with it."""
+PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")  # names in a checkpoint
+Recipients = Mapping[int, tuple[int, ...]]  # who gets an update, and the numbers that go with it
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(NamedTuple):
     """A message without arrays that an event makes this worker send."""
 
     to: int
@@ -50,8 +31,7 @@ class Letter:
     numbers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NeighborUpdates:
+class NeighborUpdates(NamedTuple):
     """What a step averages besides the worker's own: sources ascending, and the pieces of each update's arrays."""
 
     step: int
@@ -64,52 +44,35 @@ class Outcome:
     """What an event asks of the thread that raised it."""
 
     letters: tuple[Letter, ...] = ()
-    update: Recipients = field(default_factory=dict)
-    """To whom the update goes that was offered."""
+    update: Recipients = field(default_factory=dict)  # to whom the update goes that was offered
     averaged: NeighborUpdates | None = None
-    by: int = 0
-    """Steps by which the worker moved on."""
+    by: int = 0  # steps by which the worker moved on
 
 
-Totals = Counter[tuple[int, str]]
-"""By the other worker, and `token` or `ack`."""
+Totals = Counter[tuple[int, str]]  # by the other worker, and `token` or `ack`
 
 
 @dataclass(slots=True)
 class _Part:
     """What the messages of one generation have said, besides the object's state."""
 
-    step: int
-    """Counted by the events that were raised; what goes into messages and into the log."""
-    given: Totals = field(default_factory=Counter)
-    """Tokens and acknowledgements for each in-neighbor since the beginning; messages carry these totals."""
-    taken: Totals = field(default_factory=Counter)
-    """The totals that each out-neighbor said last."""
-    is_offered: bool = False
-    """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
+    step: int  # counted by the events that were raised; what goes into messages and into the log
+    given: Totals = field(default_factory=Counter)  # totals since the beginning, which messages carry
+    taken: Totals = field(default_factory=Counter)  # the totals that each out-neighbor said last
+    is_offered: bool = False  # whether this step's arrays are there, so that it leaves as soon as it may
 
 
-class GapDriver(GenerationDriver[HopState]):
+class GapDriver(GenerationDriver[hop.HopState]):
     """The protocol object, its state and the arrays of one worker; a generation ends where queues are thrown away.
 
-    Args:
-        machine: the protocol, fine.
-        rank: this worker.
-        rings: where the arrays of updates lie, in places of the proved capacity.
-        log: what happens here.
-        send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
+    The arrays of updates lie in `rings`, in places of the proved capacity; `send` sends an update that was offered,
+    where the mailbox's thread is the one who may let it leave.
     """
 
-    machine: Hop
+    machine: hop.Hop
 
     def __init__(
-        self,
-        machine: Hop,
-        rank: int,
-        rings: PayloadRings,
-        *,
-        log: GapLog,
-        send: Callable[[Recipients], None],
+        self, machine: hop.Hop, rank: int, rings: PayloadRings, *, log: GapLog, send: Callable[[Recipients], None]
     ) -> None:
         super().__init__(machine, rank)
         self.rank, self.rings, self.log = rank, rings, log
@@ -119,7 +82,7 @@ class GapDriver(GenerationDriver[HopState]):
         self._marks: dict[int, int] = {}
         self._paused = 0
 
-    def open(self, step: int, state: HopState | None = None) -> None:
+    def open(self, step: int, state: hop.HopState | None = None) -> None:
         """Be in a step, with empty queues or as a checkpoint has them (its arrays lie in the rings already)."""
         if state is None:
             state = replace(self.machine.start(self.rank)[0], step=step)
@@ -130,17 +93,13 @@ class GapDriver(GenerationDriver[HopState]):
             self._begin(state)
 
     def drop(self) -> None:
-        """Throw the queues away; what still comes of this generation is dropped."""
         with self.condition:
             self._generation += 1
             self._state, self._marks, self._paused = None, {}, 0
             self.rings.clear()
 
     def packed(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds, by name: counts as integers, the arrays of updates as they are.
-
-        The queues are complete when it is saved: every worker has entered the round, and nothing is on its way.
-        """
+        """What a checkpoint holds, by name; every worker has entered the round, and nothing is on its way."""
         state, machine, rings = self._state, self.machine, self.rings
         if state is None:
             return {}
@@ -159,7 +118,6 @@ class GapDriver(GenerationDriver[HopState]):
         return tensors
 
     def unpack(self, round_: int, tensors: dict[str, torch.Tensor]) -> None:
-        """Be where `packed` was, with its arrays put into the empty rings."""
         step, stage = tensors[PLACE].tolist()
         if step != round_:
             raise InputError(f"load_checkpoint: the queues are those of step {step}, and the checkpoint is of {round_}")
@@ -176,7 +134,7 @@ class GapDriver(GenerationDriver[HopState]):
         held = [tensors.get(f"gap/queue/{source}", none).tolist() for source in self.sources]
         tokens, acked, fresh = (tensors.get(f"gap/{name}", none).tolist() for name in NUMBERS)
         updates = tuple(sum(1 << of - oldest for of in steps) for steps in held)
-        state = HopState(
+        state = hop.HopState(
             step=step,
             stage=stage,
             updates=updates,
@@ -186,7 +144,7 @@ class GapDriver(GenerationDriver[HopState]):
         )
         self.open(round_, state)
 
-    def fire(self, kind: type[Reduce | Advance]) -> Outcome:
+    def fire(self, kind: type[hop.Reduce | hop.Advance]) -> Outcome:
         """Let the event of this kind happen that is ready; letters are for the caller to send, with no lock held.
 
         It is chosen here, under the lock: a token that comes can turn a step into a skip, and a skip into a longer one.
@@ -197,26 +155,22 @@ class GapDriver(GenerationDriver[HopState]):
             )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
-        """The arrays of this step's update are there: it leaves now, or, if it may not yet, by the mailbox's thread.
-
-        Tokens ride on it to those who get both.
-        """
+        """Send this step's update, whose arrays are there, now or by the mailbox's thread; `tokens` ride on it."""
         with self.condition:
             self._part.is_offered = True
             if not self._may_send():
                 return Outcome(tuple(tokens))
-            recipients = self._fire(SendUpdate()).update
+            recipients = self._fire(hop.SendUpdate()).update
             riding = {letter.to: letter.numbers[1] for letter in tokens if letter.to in recipients}
             alone = tuple(letter for letter in tokens if letter.to not in recipients)
             update = {to: (*numbers[:-1], riding.get(to, 0)) for to, numbers in recipients.items()}
             return Outcome(alone, update)
 
     def _may_send(self) -> bool:
-        return self._part.is_offered and self.open_state.stage == SENDING and bool(self.ready())
+        return self._part.is_offered and self.open_state.stage == hop.SENDING and bool(self.ready())
 
     @property
     def has_left(self) -> bool:
-        """Whether the update that was offered last is on its way."""
         return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
@@ -225,16 +179,16 @@ class GapDriver(GenerationDriver[HopState]):
             if self.ready():
                 return None
             state, step, staleness = self.open_state, self._part.step, self.machine.setting.staleness
-            if state.stage == SENDING:
+            if state.stage == hop.SENDING:
                 of = tuple(v for v, acked in zip(self.targets, state.acked, strict=True) if not acked)
                 return Missing(f"the acknowledgement of its update of step {step - 1}", of, len(of))
-            if state.stage == REDUCING:
+            if state.stage == hop.REDUCING:
                 have = [queue > 0 if staleness else queue & 1 for queue in state.updates]
                 of = tuple(u for u, has in zip(self.sources, have, strict=True) if not has)
                 spare = self.machine.setting.backups(self.machine.num_processes)[self.rank]
                 later = " or later" if staleness else ""
                 return Missing(f"an update of step {max(0, step - staleness)}{later}", of, len(of) - spare)
-            assert state.stage == ENTERING
+            assert state.stage == hop.ENTERING
             of = tuple(v for v, count in zip(self.targets, state.tokens, strict=True) if count < 1)
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
@@ -260,7 +214,6 @@ class GapDriver(GenerationDriver[HopState]):
 
     @property
     def neighbors(self) -> tuple[int, ...]:
-        """Everyone to whom or from whom an edge leads."""
         return tuple(sorted({*self.sources, *self.targets}))
 
     def _generation_of(self, message: Message) -> int:
@@ -288,7 +241,7 @@ class GapDriver(GenerationDriver[HopState]):
         if place == 0:
             self._count(message.source, "token", total)
         if self.rings.receive(message.source, step, place, message.payload) is not Arrival.MORE:
-            self.step(Received(message.source, Update(step)))
+            self.step(Received(message.source, hop.Update(step)))
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
     def _count(self, source: int, kind: str, total: int) -> None:
@@ -299,16 +252,16 @@ class GapDriver(GenerationDriver[HopState]):
             return  # it came on another way before
         part.taken[source, kind] = total
         if kind == "token":
-            self.step(Received(source, Token(new)))
+            self.step(Received(source, hop.Token(new)))
             self.log.add("tokens", part.step, by=new, source=source)
             return
         assert new == 1, "the update of a step leaves when that of the step before is acknowledged"
-        self.step(Received(source, Ack()))
+        self.step(Received(source, hop.Ack()))
         self.log.add("ack", part.step, source=source)
         if self._may_send():
-            self._send(self._fire(SendUpdate()).update)
+            self._send(self._fire(hop.SendUpdate()).update)
 
-    def _fire(self, event: HopEvent) -> Outcome:
+    def _fire(self, event: hop.HopEvent) -> Outcome:
         part = self._part
         assert event in self.ready(), f"{event} is not ready"
         actions = self.step(event)
@@ -316,35 +269,31 @@ class GapDriver(GenerationDriver[HopState]):
         for action in actions:
             match action:
                 case Note((("reduced" | "renewed") as kind, int(step), tuple(used))):
-                    averaged = self._fetch(step, used)
+                    arrays = tuple(self.rings.take(source, of) for source, of in used)  # which compare the steps
+                    averaged = NeighborUpdates(step, tuple((source, of) for source, of in used), arrays)
                     self.log.add(kind, step, used=averaged.used)
-        if isinstance(event, Advance):
+        if isinstance(event, hop.Advance):
             part.step += event.by
             self.rings.retire(part.step - self.machine.setting.staleness)
             self.log.add("entered", part.step, by=event.by)
         letters, update = [], {}
         for action in actions:
             match action:
-                case Send(to, Update()):
+                case Send(to, hop.Update()):
                     update[to] = (self._generation, part.step, 0)
-                case Send(to, Token(count)):
+                case Send(to, hop.Token(count)):
                     letters.append(self._numbered_letter(to, "token", count))
-                case Send(to, Ack()):
+                case Send(to, hop.Ack()):
                     letters.append(self._numbered_letter(to, "ack", 1))
-        if isinstance(event, SendUpdate):
+        if isinstance(event, hop.SendUpdate):
             part.is_offered = False
             self.log.add("sent", part.step)
-        return Outcome(tuple(letters), update, averaged, event.by if isinstance(event, Advance) else 0)
+        return Outcome(tuple(letters), update, averaged, event.by if isinstance(event, hop.Advance) else 0)
 
     def _numbered_letter(self, to: int, kind: str, count: int) -> Letter:
         given = self._part.given
         given[to, kind] += count
         return Letter(to, kind, (self._generation, given[to, kind]))
-
-    def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> NeighborUpdates:
-        """The arrays of the updates that a step uses; the rings compare the steps."""
-        arrays = tuple(self.rings.take(source, of) for source, of in used)
-        return NeighborUpdates(step, tuple((source, of) for source, of in used), arrays)
 
 
 def wait_in_step(
@@ -359,14 +308,11 @@ def wait_in_step(
     pausing: bool = False,
     paused: Callable[[], frozenset[int]] = frozenset,
 ) -> None:
-    """`wait_for_missing` as long as enough of those that are waited for can come.
+    """Do `wait_for_missing` as long as enough of those that are waited for can come.
 
-    Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
-    staleness it continues as far as its setting allows, and a failure far away is found out by those that need that
-    worker.
-
-    With `pausing` all meet, so that one who has taken his last step still sends what is waited for. `paused` says who
-    has begun a meeting of all that this worker, in a step, has not come to.
+    With backup workers or staleness somebody's end is no concern as long as others can give what is needed. With
+    `pausing` all meet, so that one who has taken his last step still sends what is waited for. `paused` says who has
+    begun a meeting of all that this worker, in a step, has not come to.
     """
     wait_for_missing(
         done,
@@ -388,10 +334,7 @@ def wait_in_step(
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
-    """Why too few of those that are waited for can still come, as a clause; None while enough can, or may.
-
-    Who took his last step before `step` cannot; without it, having finished is no reason.
-    """
+    """Why too few can still come, as a clause, or None; who took his last step before `step`, if given, cannot."""
     if (problem := heartbeat.store_lost()) is not None:
         return str(problem)
     last_steps = {rank: heartbeat.read("finished", rank) for rank in lack.of} if step is not None else {}

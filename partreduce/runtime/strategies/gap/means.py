@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from partreduce.runtime.averaging.bucket import copy_to
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, Run, StepResult
+from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, OneSided, Run, StepResult
 from partreduce.runtime.strategies.gap.driver import (
     PLACE,
     GapDriver,
@@ -18,13 +19,11 @@ from partreduce.runtime.strategies.gap.driver import (
     Recipients,
     wait_in_step,
 )
-from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GapLog, Missing, PeerWaitError
 from partreduce.runtime.transport.mailbox import MESSAGES, Bound
 from partreduce.runtime.transport.updates import Layout, PayloadRings, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
-from partreduce.schedulers.protocols.hop_weights import weights_of
+from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of, weights_of
 from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 
@@ -33,14 +32,12 @@ class GapMeans(OneSided):
     """After each round a worker averages with what its in-neighbors sent, as the protocol object `Hop` lets it.
 
     Serial order: x ← W (x + u), sent after computing. Parallel order: x ← W x + u(x); the parameters with which a round
-    is entered leave at once, and travel while it computes. Tokens leave when a round is entered. In the parallel order
-    they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
-    the next update would hold up the neighbors for as long as the round computes.
+    is entered leave at once, with the tokens. In the serial order tokens go by themselves when a round is entered,
+    since to wait for the next update would hold up the neighbors.
 
-    A worker that skips is some rounds further after `after_step`. One whose data ended continues taking part
-    with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
-    is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
-    are.
+    One whose data ended continues taking part with its parameters as they are. Buffers are averaged in the mean model
+    only. Costs one snapshot for each round that is on its way, one more array (two in the parallel order with skips),
+    and the queues.
     """
 
     def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
@@ -48,34 +45,23 @@ class GapMeans(OneSided):
         self.gap, machine = strategy.sync, hop_of(strategy.rounds[0], strategy.sync)
         self.is_parallel = self.gap.update_order is UpdateOrder.DPSGD
         self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
-        self.layout = Layout(self._flat(run))
+        self.layout = Layout(run.flat.arrays())
         from partreduce.verify.gap_bounds import capacities_of  # what proves need not be loaded by all
 
         capacities = capacities_of(machine.graph, self.gap, run.rank)
         self.log.capacities = capacities.updates
         self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)
-        self.driver = GapDriver(machine, run.rank, self.rings, log=self.log, send=self._send_from_side)
-        super().__init__(
-            strategy,
-            run,
-            "a neighborhood that keeps a gap",
-            self.driver.deliver,
-            bound=message_bound(machine, self.layout),
-        )
-        self._sender = UpdateSender(
-            self._mailbox,
-            self.layout,
-            capacity=max(capacities.sent.values(), default=1),
-            streams=run.reducer.streams,
-        )
+        self.driver = GapDriver(machine, run.rank, self.rings, log=self.log, send=self._send)
+        bound = message_bound(machine, self.layout)
+        super().__init__(strategy, run, "a neighborhood that keeps a gap", self.driver.deliver, bound=bound)
+        capacity = max(capacities.sent.values(), default=1)
+        self._sender = UpdateSender(self._mailbox, self.layout, capacity=capacity, streams=run.reducer.streams)
         run.reducer.recorder.attach("gap", self.log.facts)
         if self.gap.skip is not None:
             run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
-        self._start: list[torch.Tensor] = []
-        """In the parallel order: the parameters with which the round was entered."""
-        self._scratch: list[torch.Tensor] = []
-        """In the serial order, or after a skip: what an average adds to the parameters."""
+        self._start: list[torch.Tensor] = []  # in the parallel order: the parameters with which the round was entered
+        self._scratch: list[torch.Tensor] = []  # in the serial order, or after a skip: what an average adds
         self._round = 0
         self._mailbox.start()
 
@@ -85,11 +71,8 @@ class GapMeans(OneSided):
             self._open(step, round_)
         return ON_TIME
 
-    def after_step(self, step: int) -> StepResult:
-        """After a round: send, reduce and enter the next, or a later one, waiting where the protocol says so."""
-        round_, taken = divmod(step, self.run.steps_per_round)
-        if taken + 1 < self.run.steps_per_round:
-            return DIFFERENT
+    def end_round(self, step: int, round_: int) -> StepResult:
+        """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
@@ -137,7 +120,6 @@ class GapMeans(OneSided):
         return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The place in the protocol, the tokens, and the queues with their arrays."""
         return self.driver.packed()
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
@@ -147,12 +129,11 @@ class GapMeans(OneSided):
             return
         round_ = step // self.run.steps_per_round
         if self.is_parallel:
-            self._start = [live.clone() for live in self._live()]
+            self._start = [live.clone() for live in self.run.flat.arrays()]
         self._round = round_
         self.driver.unpack(round_, state)
 
     def _open(self, step: int, round_: int) -> None:
-        """Be in the first round; in the parallel order its update leaves."""
         if self.driver.state is not None:
             return
         self._round = round_
@@ -164,25 +145,20 @@ class GapMeans(OneSided):
 
     def _depart(self, operation: Operation, tokens: Sequence[Letter]) -> None:
         """In the parallel order: send the parameters with which a round is entered."""
-        live = self._live()
-        if not self._start:
-            self._start = [torch.empty_like(array) for array in live]
-        with torch.no_grad():
-            for begun, now in zip(self._start, live, strict=True):
-                begun.copy_(now)
+        self._start = copy_to(self._start, self.run.flat.buckets)
         self._post(operation, self.driver.offer(tokens))
 
     def _average(self, averaged: NeighborUpdates | None, own_step: int, *, since_start: bool) -> None:
         """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
 
-        What was learned since the beginning then stays as it is: x ← x + (average at the beginning - beginning). What
-        is added is formed in separate memory: a signal that interrupts this leaves them as they were, or averaged.
+        What was learned since then stays. What is added is formed in separate memory: a signal that interrupts this
+        leaves the parameters as they were, or averaged.
         """
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:
             return
         _, weights = weights_of(self.gap, self._edge_weights, averaged.step, own_step, averaged.used)
-        live, streams = self._live(), self.run.reducer.streams
+        live, streams = self.run.flat.arrays(), self.run.reducer.streams
         with torch.no_grad():
             if not since_start and not self._scratch:
                 self._scratch = [torch.empty_like(array) for array in live]
@@ -190,13 +166,6 @@ class GapMeans(OneSided):
             add_updates(arrays, averaged.arrays, weights, self.layout, into=change, streams=streams)
             for now, difference in zip(live, change, strict=True):
                 now.add_(difference)
-
-    @staticmethod
-    def _flat(run: Run) -> list[torch.Tensor]:
-        return [bucket.flat for bucket in run.flat.buckets]
-
-    def _live(self) -> list[torch.Tensor]:
-        return self._flat(self.run)
 
     def _begin(self, kind: str, step: int, round_: int) -> Operation:
         num_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in self.run.flat.buckets)
@@ -211,21 +180,15 @@ class GapMeans(OneSided):
                 else:
                     self._mailbox.send_newest(letter.to, letter.kind, letter.numbers, urgent=True)
             if outcome.update:
-                arrays = self._start if self.is_parallel else self._live()
-                self._sender.send("update", arrays, outcome.update)
+                self._send(outcome.update)
         except PeerGoneError as error:
             raise self.run.reducer.failure(operation, error) from None
 
-    def _send_from_side(self, recipients: Recipients) -> None:
-        """Send an update that had to wait for acknowledgements, from the mailbox's thread.
-
-        In the parallel order its arrays do not change while the round computes; in the serial order the training thread
-        waits in the step.
-        """
-        self._sender.send("update", self._start if self.is_parallel else self._live(), recipients)
+    def _send(self, recipients: Recipients) -> None:
+        """Send an update; where it had to wait, from the mailbox's thread, and no other one changes its arrays."""
+        self._sender.send("update", self._start if self.is_parallel else self.run.flat.arrays(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
-        """Let an event of this kind happen as soon as the protocol offers one."""
         driver = self.driver
         self._until(operation, lambda: driver.offers(kind), driver.missing)
         return driver.fire(kind)
@@ -260,8 +223,8 @@ class GapMeans(OneSided):
 def message_bound(machine: Hop, layout: Layout) -> Bound:
     """What may be on the way to each neighbor: equal on all workers, and never what a worker waits for.
 
-    The protocol lets at most a queue's capacity of updates be on the way. Where token queues bound the gap of every
-    edge, it is no larger than `max_ig`; otherwise no path is longer than all workers.
+    The protocol lets at most a queue's capacity of updates be on the way, which is no larger than `max_ig` where token
+    queues bound the gap of every edge; otherwise no path is longer than all workers.
     """
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)

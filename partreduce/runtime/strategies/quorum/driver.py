@@ -1,106 +1,278 @@
-"""Drive one worker's side of a partial collective between real processes, with the arrays.
+"""Drive one worker's side of a partial collective between real processes, with the arrays, in host memory.
 
 Three threads work here: the training raises `Call`, `Take` and `End`, the collective thread `Begin` and `Finish`, and
-the mailbox's thread passes messages to the protocol object as they arrive. One lock orders them. The object and the
-arrays change together under that lock: a round includes exactly the gradients that the object counts.
+the mailbox's thread passes messages on. One lock orders them: a round includes exactly the gradients that the object
+counts.
 
-The run is cut into *segments*: where all workers synchronize (a mean model, a checkpoint, the end), each ends like a
-worker without data, all take the results up to the same last round, and nothing is in flight. The next segment starts
-from the beginning.
+The run is cut into *segments*: where all workers synchronize (a mean model, a checkpoint, the end), all take the
+results up to the same last round, and nothing is in flight.
+
+Notices are cumulative (round r may start, and so may all before it): a later one replaces an earlier one that still
+waits for room, and no sender waits. To very many workers they go down a tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
+import torch
+
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.gradients import put_gradients, sparse_gradient
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver, Missing, QuorumLog
-from partreduce.runtime.strategies.quorum.broadcast_tree import Spread
-from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
-from partreduce.runtime.transport.mailbox import Message
+from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.schedulers.protocols import partial as partial_machine
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_state import (
-    COMPUTING,
-    MEETING,
-    Activate,
-    Arrived,
-    Begin,
-    Call,
-    End,
-    Ended,
-    Finish,
-    Here,
-    PartialState,
-    Share,
-    Take,
+from partreduce.schedulers.protocols.partial import (
+    Partial,
 )
 
-AWord = Activate | Arrived | Here | Ended
-WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here": Here, "ended": Ended}
-"""The messages that travel by mailbox; shares travel in the sums."""
+
+@dataclass(slots=True, eq=False)
+class GradientSum:
+    """Gradients in host memory: what a worker brings to a round, and later the sum of that round."""
+
+    arrays: list[torch.Tensor]  # one for each bucket, and last one of float32 where no bucket's can carry exact numbers
+    is_empty: bool = True  # whether nothing was added, so that the arrays hold whatever they held before
+    scaled: bool = False  # whether a GradScaler was at work, so that what is not finite must be looked for
+
+
+class GradientSums:
+    """The send buffer of one worker and the sums that wait; `room` numbers go along that a round's workers exchange.
+
+    Costs an array of model size for the send buffer, the round that runs, and each result that waits or is being
+    applied.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
+        self.buckets, self._room, self._num_workers = tuple(buckets), room, num_workers
+        self._carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
+        """The array at whose end the room is."""
+        self.made = 0  # sums that were allocated so far; they are used again
+        self._spare: list[GradientSum] = []
+        self._buffer = self._lend()
+        self._kept: dict[int, GradientSum] = {}
+        self._in_use: list[GradientSum] = []
+
+    def divisor(self, index: int) -> int:
+        """By what a bucket's gradients are divided before they are sent: a sum of halves might leave their range."""
+        return 1 if self.buckets[index].exact else self._num_workers
+
+    def _lend(self) -> GradientSum:
+        if self._spare:
+            lent = self._spare.pop()
+            lent.is_empty, lent.scaled = True, False
+            return lent
+        arrays = []
+        for index, bucket in enumerate(self.buckets):
+            length = bucket.size + len(bucket.slots) + (self._room if index == self._carrier else 0)
+            arrays.append(torch.zeros(length, dtype=bucket.dtype, pin_memory=bucket.device.type == "cuda"))
+        if self._carrier == len(self.buckets):
+            arrays.append(torch.zeros(self._room))
+        self.made += 1
+        return GradientSum(arrays)
+
+    def check_sparse(self) -> None:
+        for bucket in self.buckets:
+            for slot in bucket.slots:
+                gradient = slot.parameter.grad
+                if gradient is not None and gradient.layout is not torch.strided:
+                    raise sparse_gradient(slot.names[0])
+
+    def add(self, *, scaled: bool) -> None:
+        """Add the parameters' gradients to the send buffer; `scaled` if a GradScaler was at work on them."""
+        buffer = self._buffer
+        with torch.no_grad():
+            for index, (bucket, array) in enumerate(zip(self.buckets, buffer.arrays, strict=False)):
+                self._add(bucket, array, self.divisor(index), first=buffer.is_empty)
+        buffer.is_empty = False
+        buffer.scaled |= scaled
+
+    @staticmethod
+    def _add(bucket: Bucket, array: torch.Tensor, divisor: int, *, first: bool) -> None:
+        present, views, gradients = array[bucket.size : bucket.size + len(bucket.slots)], [], []
+        flags = torch.zeros(len(bucket.slots), dtype=array.dtype)
+        for place, slot in enumerate(bucket.slots):
+            gradient = slot.parameter.grad
+            if gradient is None:
+                if first:
+                    slot.view(array).zero_()
+                continue
+            flags[place] = 1
+            views.append(slot.view(array))
+            gradients.append(gradient.to("cpu"))
+        if divisor != 1:
+            gradients = [gradient / divisor for gradient in gradients]
+        if views and first:
+            torch._foreach_copy_(views, gradients)
+        elif views:
+            torch._foreach_add_(views, gradients)
+        if first:
+            present.copy_(flags)
+        else:
+            present.copy_(torch.maximum(present, flags))
+
+    # What the driver asks for, under its lock.
+
+    def depart(self) -> GradientSum:
+        departed, self._buffer = self._buffer, self._lend()
+        return departed
+
+    def keep(self, round_: int, arrived: GradientSum) -> None:
+        self._kept[round_] = arrived
+
+    def take(self, rounds: Sequence[int]) -> list[GradientSum]:
+        taken = [self._kept[round_] for round_ in rounds]
+        self._in_use += taken
+        return taken
+
+    def retain(self, rounds: Sequence[int]) -> None:
+        """Only these rounds' sums are still needed."""
+        for round_ in [known for known in self._kept if known not in rounds]:
+            self._give_back(self._kept.pop(round_))
+
+    def release(self, sums: Sequence[GradientSum]) -> None:
+        for one in sums:
+            self._in_use = [other for other in self._in_use if other is not one]
+            self._give_back(one)
+
+    def _give_back(self, one: GradientSum) -> None:
+        if not any(one is other for other in (*self._in_use, *self._kept.values())):
+            self._spare.append(one)
+
+    def clear(self) -> None:
+        """A new segment: the send buffer and the queue are empty already, unless their gradients were dropped."""
+        self.retain(())
+        self._buffer.is_empty, self._buffer.scaled = True, False
+
+    # What the collective thread asks for, without the lock.
+
+    def arrays(self, payload: GradientSum) -> list[torch.Tensor]:
+        if payload.is_empty:
+            for array in payload.arrays:
+                array.zero_()
+        return payload.arrays
+
+    def room(self, payload: GradientSum) -> torch.Tensor:
+        """Where a round's workers tell one another what they must."""
+        return payload.arrays[self._carrier][-self._room :]
+
+    def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
+        """Divide a sum here, so that it costs the training nothing; `scaled` where a GradScaler was at work."""
+        payload.scaled = scaled
+        with torch.no_grad():
+            for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
+                if self._num_workers != (already := self.divisor(index)):
+                    array[: bucket.size].div_(self._num_workers / already)
+
+    # What the training asks for.
+
+    def apply(self, one: GradientSum) -> None:
+        """Make a sum the parameters' gradients; who had none on any worker has none now."""
+        with torch.no_grad():
+            for bucket, array in zip(self.buckets, one.arrays, strict=False):
+                presence = array[bucket.size : bucket.size + len(bucket.slots)].tolist()
+                missing = [place for place, is_there in enumerate(presence) if not is_there]
+                put_gradients(bucket.slots, [slot.view(array) for slot in bucket.slots], missing)
+
+
+DIRECT = 64  # up to so many workers each receives a message from its sender
+ROOT = " of "  # between the kind of a word that travels down a tree, and the worker that began it
+
+
+def children(place: int, size: int) -> tuple[int, ...]:
+    """To whom a worker of a binomial tree passes on what it got, by places 0..size-1 from the root.
+
+    Place p = 2ᵏ·q with q odd (the root: any k) tells p + 2ʲ for all j < k: each place is reached once, in at most ⌈log₂
+    size⌉ messages one after the other.
+    """
+    span = place & -place if place else 1 << max(0, size - 1).bit_length()
+    found = []
+    while span > 1:
+        span >>= 1
+        if place + span < size:
+            found.append(place + span)
+    return tuple(found)
+
+
+class Spread:
+    """Sends words from one worker, and passes on those that came down a tree."""
+
+    def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
+        self._mailbox, self._size = mailbox, num_workers
+        self._has_tree = num_workers > DIRECT
+
+    def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
+        """Tell these workers; all others, where the run is large, by the tree that begins here."""
+        told = tuple(targets)
+        if self._has_tree and len(told) == self._size - 1:
+            self._pass_on(self._mailbox.rank, kind, numbers)
+            return
+        for to in told:
+            self._mailbox.send_newest(to, kind, numbers, urgent=True)
+
+    def received(self, message: Message) -> tuple[int, str]:
+        kind, _, root = message.kind.partition(ROOT)
+        if not root:
+            return message.source, kind
+        self._pass_on(int(root), kind, message.numbers)
+        return int(root), kind
+
+    def _pass_on(self, root: int, kind: str, numbers: tuple[int, ...]) -> None:
+        """A word of one root replaces none of another's: each has its own tree."""
+        place = (self._mailbox.rank - root) % self._size
+        for child in children(place, self._size):
+            self._mailbox.send_newest((root + child) % self._size, f"{kind}{ROOT}{root}", numbers, urgent=True)
+
+
+AWord = partial_machine.Activate | partial_machine.Arrived | partial_machine.Here | partial_machine.Ended
+WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_args(AWord)}  # those that go by mailbox
 KINDS = {word: kind for kind, word in WORDS.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class StartedRound:
+class StartedRound(NamedTuple):
     """A round that the collective thread is in, with what this worker brings."""
 
     segment: int
     round: int
-    share: Share
+    share: partial_machine.Share
     payload: GradientSum
 
 
-@dataclass(frozen=True, slots=True)
-class TakenResult:
+class TakenResult(NamedTuple):
     """Results that the training is to apply, by round ascending."""
 
     sums: tuple[GradientSum, ...]
-    by: int
-    """Rounds by which the worker is further."""
+    by: int  # rounds by which the worker is further
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """A message without arrays, to each of some workers."""
 
     kind: str
-    numbers: tuple[int, int]
-    """Segment and round."""
+    numbers: tuple[int, int]  # segment and round
     to: tuple[int, ...]
 
 
-class QuorumDriver(GenerationDriver[PartialState]):
-    """The protocol object, its state and the gradients of one worker; a segment is a generation.
-
-    Args:
-        machine: the protocol, with shares that meet in collectives.
-        rank: this worker.
-        payload: the send buffer, and the sums that wait.
-        log: what happens here.
-        grace: seconds that a round which may begin waits for this worker's own gradient.
-    """
+class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
+    """The protocol object, its state and the gradients of one worker; a segment is a generation."""
 
     machine: Partial
 
     def __init__(self, machine: Partial, rank: int, payload: GradientSums, *, log: QuorumLog, grace: float) -> None:
         super().__init__(machine, rank, generation=-1)
         self.rank, self.payload, self.log = rank, payload, log
-        self.error: BaseException | None = None
-        """What ended the collective thread."""
-        self.spread: Spread | None = None
-        """By which words leave; set before the first segment."""
+        self.error: BaseException | None = None  # what ended the collective thread
+        self.spread: Spread | None = None  # by which words leave; set before the first segment
         self._grace = grace
         self._closing = False
-        self._notes: list[Any] = []
-        """Of the last event."""
+        self._notes: list[Any] = []  # of the last event
 
     # The training.
 
     def open(self) -> None:
-        """Begin a segment, if none is open."""
         with self.condition:
             if self._state is not None:
                 return
@@ -110,27 +282,25 @@ class QuorumDriver(GenerationDriver[PartialState]):
         self._post(words)
 
     def call(self, load: Callable[[], None]) -> None:
-        """A gradient is computed: `load` adds it to the send buffer."""
         with self.condition:
             load()
             self.log.add("called", self._generation, self.open_state.version, (self.open_state.calls,))
-            words = self._step(Call())
+            words = self._step(partial_machine.Call())
         self._post(words)
 
     def end(self) -> None:
-        """The worker has no more gradients in this segment."""
         with self.condition:
-            words = self._step(End())
+            words = self._step(partial_machine.End())
         self._post(words)
 
     def may_take(self) -> bool:
-        return self.offers(Take)
+        return self.offers(partial_machine.Take)
 
     def take(self) -> TakenResult:
         """The results that are there; `may_take` was true before."""
         with self.condition:
             before = self.open_state
-            words = self._step(Take())
+            words = self._step(partial_machine.Take())
             after = self.open_state
             rounds = next(note[1] for note in self._notes if note[0] == "taken")
             sums = self.payload.take(rounds)
@@ -140,21 +310,18 @@ class QuorumDriver(GenerationDriver[PartialState]):
         return taken
 
     def release(self, sums: Sequence[GradientSum]) -> None:
-        """The training has applied these."""
         with self.condition:
             self.payload.release(sums)
 
     @property
     def is_meeting(self) -> bool:
-        """Whether the training waits for the models of all before it continues."""
-        return self._state is not None and self._state.stage == MEETING
+        return self._state is not None and self._state.stage == partial_machine.MEETING
 
     def has_ended(self) -> bool:
         """Whether the last round of all is taken, where this worker has no more gradients."""
         return self._state is not None and self.machine.finished(self.rank, self._state)
 
     def close_segment(self) -> None:
-        """Nothing is on its way any more."""
         with self.condition:
             self._state = None
 
@@ -163,9 +330,9 @@ class QuorumDriver(GenerationDriver[PartialState]):
         with self.condition:
             state = self.open_state
             ready = self.machine.ready(self.rank, state)
-            if state.is_running or Begin() in ready or Take() in ready:
+            if state.is_running or partial_machine.Begin() in ready or partial_machine.Take() in ready:
                 return None
-            if state.stage == MEETING:
+            if state.stage == partial_machine.MEETING:
                 of = tuple(rank for rank, round_ in enumerate(state.here) if round_ < state.version)
                 return Missing(f"the models of all in round {state.version}", of)
             of = tuple(rank for rank in self.machine.awaited(self.rank, state) if rank != self.rank)
@@ -175,7 +342,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
         """Tell the others what this worker does, unless its thread is in a round, of which that tells."""
         with self.condition:
             state = self._state
-            if state is None or state.is_running or state.stage != COMPUTING or state.resting:
+            if state is None or state.is_running or state.stage != partial_machine.COMPUTING or state.resting:
                 return
             waiting = len(state.results)
             they = "1 result waits" if waiting == 1 else f"{waiting} results wait"
@@ -186,14 +353,14 @@ class QuorumDriver(GenerationDriver[PartialState]):
     def begin(self) -> StartedRound | None:
         """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
         with self.condition:
-            self.condition.wait_for(lambda: self._closing or self.offers(Begin))
+            self.condition.wait_for(lambda: self._closing or self.offers(partial_machine.Begin))
             if self._grace and not self._closing and self._is_awaited():
                 self.condition.wait_for(lambda: self._closing or not self._is_awaited(), self._grace)
             if self._closing:
                 return None
             before = self.open_state
-            share = Share(before.entered, before.buffer, before.oldest, before.resting)
-            self._step(Begin())
+            share = partial_machine.Share(before.entered, before.buffer, before.oldest, before.resting)
+            self._step(partial_machine.Begin())
             self.log.add("begun", self._generation, share.round, share.gradients)
             return StartedRound(self._generation, share.round, share, self.payload.depart())
 
@@ -202,21 +369,19 @@ class QuorumDriver(GenerationDriver[PartialState]):
         state = self.open_state
         return not state.buffer and not state.resting
 
-    def finish(self, begun: StartedRound, shares: Sequence[Share]) -> None:
-        """The sum of a round is there, and with it what each worker has brought."""
+    def finish(self, begun: StartedRound, shares: Sequence[partial_machine.Share]) -> None:
         words: list[Word] = []
         with self.condition:
             for source, share in enumerate(shares):
                 if source != self.rank:
                     words += self._step(Received(source, share))
-            words += self._step(Finish())
+            words += self._step(partial_machine.Finish())
             self.payload.keep(begun.round, begun.payload)
             self.payload.retain([result.round for result in self.open_state.results])
             self.log.add("finished", self._generation, begun.round, tuple(len(share.gradients) for share in shares))
         self._post(words)
 
     def fail(self, error: BaseException) -> None:
-        """The collective thread can continue no more; the training raises this where it waits or calls next."""
         with self.condition:
             self.error = error
             self.condition.notify_all()
@@ -224,7 +389,6 @@ class QuorumDriver(GenerationDriver[PartialState]):
     # The mailbox.
 
     def deliver(self, message: Message) -> None:
-        """Called by the mailbox's thread with each message."""
         assert self.spread is not None, "it is set before messages come"
         source, kind = self.spread.received(message)
         self._post(super().deliver(Message(source, kind, message.numbers)) or ())

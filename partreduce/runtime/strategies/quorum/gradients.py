@@ -1,8 +1,4 @@
-"""Run strategy `allreduce` of gradients with partial rounds: eager-SGD's workers (Li et al., PPoPP 2020).
-
-All workers apply the same results in the same order, each in its own call. A value that a script changes from call to
-call, such as a learning rate, then differs between two workers that apply the same result, which causes a warning.
-"""
+"""Run strategy `allreduce` of gradients with partial rounds: eager-SGD's workers (Li et al., PPoPP 2020)."""
 
 from __future__ import annotations
 
@@ -19,17 +15,92 @@ from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import DIFFERENT, AveragedGradients, Run, Runner, StepRequest, StepResult
 from partreduce.runtime.strategies.protocol_driver import QuorumLog, wait_for_missing
-from partreduce.runtime.strategies.quorum.broadcast_tree import Spread
-from partreduce.runtime.strategies.quorum.driver import QuorumDriver, TakenResult
-from partreduce.runtime.strategies.quorum.gradient_buffers import GradientSum, GradientSums
-from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.strategies.quorum.driver import (
+    GradientSum,
+    GradientSums,
+    QuorumDriver,
+    Spread,
+    StartedRound,
+    TakenResult,
+)
+from partreduce.runtime.transport.communicators import Communicator
+from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport.work import Background
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
-from partreduce.schedulers.protocols.partial import Partial
+from partreduce.schedulers.protocols.partial import Partial, Share
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.strategies.partial import PartialAllReduce
+
+KIND = "partial sum"
+
+
+def room_for(num_workers: int) -> int:
+    """Numbers that a round's workers tell one another: one for each, one for all, and the tag."""
+    return num_workers + 1 + TAG_LENGTH
+
+
+class RoundsThread:
+    """Takes part in the sums of one worker, strictly 0, 1, 2, …; `clock` are the rounds before the segment."""
+
+    def __init__(self, driver: QuorumDriver, line: Communicator, reducer: Reducer, clock: Callable[[], int]) -> None:
+        self._driver, self._line, self._reducer, self._clock = driver, line, reducer, clock
+        self._thread = Background(self._run, name="partreduce-rounds", stop=driver.close)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        try:
+            while (begun := self._driver.begin()) is not None:
+                self._execute(begun)
+        except BaseException as error:  # noqa: BLE001 - the training raises it
+            self._driver.fail(error)
+
+    @property
+    def _sums(self) -> GradientSums:
+        return self._driver.payload
+
+    def _execute(self, begun: StartedRound) -> None:
+        reducer, line = self._reducer, self._line
+        round_ = self._clock() + begun.round
+        arrays = self._sums.arrays(begun.payload)
+        tag = tag_of(reducer.key, KIND, begun.segment, begun.round)
+        self._write(begun, tag)
+        num_bytes = sum(array.nbytes for array in arrays)
+        operation = reducer.recorder.begin(KIND, round_, round_, line.members, num_bytes)
+        try:
+            works = [line.all_reduce(array) for array in arrays]
+            for work in works:
+                reducer.wait_for(work, operation)
+            shares, scaled = self._read(begun, tag)
+        except (RuntimeError, PeerGoneError, PartreduceError) as error:
+            if self._driver.is_closing:  # no error is made of a run that ends
+                raise UnavailableError(f"the run ended during {operation}") from None
+            raise reducer.failure(operation, error) from None
+        reducer.recorder.end(operation)
+        self._sums.arrived(begun.payload, scaled=scaled)
+        self._driver.finish(begun, shares)
+        self._driver.publish_activity(reducer.heartbeat.doing)
+
+    def _write(self, begun: StartedRound, tag: tuple[int, ...]) -> None:
+        """What this worker tells, in its own place; all others are zero. (workers + 1 + tag,)."""
+        room, numbers = self._sums.room(begun.payload), [0] * self._line.size
+        numbers[self._line.place] = len(begun.share.gradients)
+        room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
+
+    def _read(self, begun: StartedRound, tag: tuple[int, ...]) -> tuple[list[Share], bool]:
+        room, size = self._sums.room(begun.payload), self._line.size
+        if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
+            raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
+        *counts, scaled = map(int, room[: size + 1].tolist())
+        return [Share(begun.round, tuple(range(count))) for count in counts], bool(scaled)
+
 
 CLOSE_SECONDS = 1.0
 _lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
@@ -41,29 +112,15 @@ PARTED = (
 )
 
 
-class Settings:
-    """A number that tells with which settings a worker has applied its results so far, in order."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self.number = 0
-
-    def on_applied(self) -> None:
-        """A result was applied with the settings as they are. O(parameter groups)."""
-        self.number = zlib.crc32(repr(settings_of(self._optimizer)).encode(), self.number)
-
-
 class QuorumGradients(Runner):
     """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
 
-    A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, so that
-    all workers apply the same sums in the same order; of `latest` only the newest is left. Where all meet (a mean
-    model, a checkpoint, the end), every worker stops calling and takes what the others' rounds still bring, until all
-    have come: then no gradient is on its way, and all are equally far.
+    A round is a step of the optimizer, and a call may take several: `each` applies them one after the other; of
+    `latest` only the newest is left. Where all meet (a mean model, a checkpoint, the end), every worker stops calling
+    and takes what the others' rounds still bring, until all have come.
 
-    Buffers such as BatchNorm's are averaged in the mean model, at the end, and where models are synchronized; between
-    these each worker keeps its own. A round with a gradient that is not finite is left out by all where a GradScaler
-    was at work on any gradient in it. Gradients are summed in host memory, wherever the model lies.
+    Buffers are averaged in the mean model, at the end, and where models are synchronized. A round with a gradient that
+    is not finite is left out by all where a GradScaler was at work. Gradients are summed in host memory.
     """
 
     def __init__(self, sync: PartialAllReduce, run: Run) -> None:
@@ -80,27 +137,15 @@ class QuorumGradients(Runner):
         if not world.has(everyone, name=self._line):
             world.create(everyone, name=self._line)
         self.communicator = world.communicator(everyone, name=self._line)
-        mailbox = Mailbox(  # last, as it would have to be closed where what follows fails
-            reducer.world.store,
-            run.rank,
-            f"{reducer.key} quorum",
-            self.driver.deliver,
-            max_bytes=0,
-            timeout=reducer.timeout,
-            heartbeat=reducer.heartbeat,
-        )
-        self.mailboxes.append(mailbox)
+        mailbox = self._open_mailbox("quorum", self.driver.deliver)  # last: where what follows fails it were open
         self.driver.spread = Spread(mailbox, len(everyone))
-        self.on_host = Reducer(
-            world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
-        )
+        self.on_host = reducer.of((), "quorum", world)
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
         self._base: int | None = None
-        self._settings, self._has_warned = Settings(run.applier.optimizer), False
-        self._met = 0
-        """The round of this segment in which models were averaged last."""
+        self._settings = 0  # a number that tells with which settings results were applied so far, in order
+        self._has_warned = False
+        self._met = 0  # the round of this segment in which models were averaged last
         reducer.recorder.attach("quorum", self.log.facts)
-        reducer.recorder.attach("mailbox", mailbox.traffic_facts)
         mailbox.start()
         self._thread.start()
         self._open()
@@ -110,7 +155,9 @@ class QuorumGradients(Runner):
         self.check_failure()
         self.count_from_here()
         self.sums.check_sparse()
-        taken = self.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
+        self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
+        self.wait(self.driver.may_take)
+        taken = self.driver.take()
         last = self._apply_result(taken, but_last=True)
         if last is not None:
             self._put(last)
@@ -119,8 +166,7 @@ class QuorumGradients(Runner):
         return AveragedGradients(taken.by - 1, last is not None and last.scaled)
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - the signature of all
-        """Where it is time for that: the mean of all models."""
-        self._settings.on_applied()
+        self._note_settings()
         self._synchronize()
         return DIFFERENT
 
@@ -172,9 +218,13 @@ class QuorumGradients(Runner):
         last = sums.pop() if but_last else None
         for one in sums:
             self.run.applier.apply(partial(self._put, one, changes=True), check_finite=one.scaled)
-            self._settings.on_applied()
+            self._note_settings()
             self.driver.release([one])
         return last
+
+    def _note_settings(self) -> None:
+        settings = repr(settings_of(self.run.applier.optimizer))
+        self._settings = zlib.crc32(settings.encode(), self._settings)
 
     def _put(self, one: GradientSum, *, changes: bool = False) -> None:
         """Make a result the parameters' gradients; with `changes` do to it what the script does to means."""
@@ -185,21 +235,17 @@ class QuorumGradients(Runner):
     def _compare(self, *, warns: bool) -> None:
         """Warn where workers have applied their results with different settings; the collective thread rests here."""
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
-        numbers[self.run.rank] = self._settings.number
+        numbers[self.run.rank] = self._settings
         round_ = self.run.progress.step
         # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
-        operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
-        try:
+        everyone = self.run.everyone
+        with self.on_host.recorded("comparison of rates", round_, round_, everyone, 8, lag=1) as operation:
             self.on_host.wait_for(self.communicator.all_reduce(numbers), operation)
-        except (RuntimeError, PeerGoneError, UnavailableError) as error:
-            raise self.on_host.failure(operation, error) from None
-        self.on_host.recorder.end(operation)
         if warns and not self._has_warned and bool((numbers != numbers[0]).any()):
             self._has_warned = True
             warn_user(PARTED)
 
     def _synchronize(self) -> None:
-        """Take the mean of all models where the protocol waits for that."""
         driver, every = self.driver, self.sync.synchronize_every
         state = driver.state
         if not every or state is None or state.version % every or state.version == self._met:
@@ -211,11 +257,7 @@ class QuorumGradients(Runner):
         average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
-        """Called by the training before it calls, ends or takes in a segment: its steps so far are those before it.
-
-        Not where the segment begins, nor by the thread that sums: a state may be loaded after that, and the others'
-        rounds may run while it is.
-        """
+        """Before the training calls, ends or takes: its steps are before the segment; a load may have come."""
         if self._base is None:
             self._base = self.run.progress.step
 
@@ -235,12 +277,6 @@ class QuorumGradients(Runner):
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
 
-    def call(self, load: Callable[[], None]) -> TakenResult:
-        """Hand over what `load` adds to the send buffer, and take the results that are there, at least one."""
-        self.driver.call(load)
-        self.wait(self.driver.may_take)
-        return self.driver.take()
-
     def end_segment(self, apply: Callable[[TakenResult], None]) -> int:
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         driver, further = self.driver, 0
@@ -255,7 +291,6 @@ class QuorumGradients(Runner):
         return further
 
     def check_failure(self) -> None:
-        """Raise what ended the collective thread."""
         error = self.driver.error
         if isinstance(error, PartreduceError):
             raise error
@@ -269,11 +304,7 @@ class QuorumGradients(Runner):
             mailbox.check_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait for what another thread brings about.
-
-        A sum needs every worker's process, so the end of any of them is everybody's; how slow one may be is another
-        matter. A round that runs has its own limit, which the collective thread keeps.
-        """
+        """Wait for what another thread brings about; the end of any worker's process is everybody's."""
         reducer, everyone = self.run.reducer, self.run.everyone
         try:
             wait_for_missing(
@@ -295,9 +326,8 @@ class QuorumGradients(Runner):
 def _free_line(world: World) -> str:
     """The name of communicators that no other optimizer of this process uses; the same on all workers.
 
-    Each looks at its own process only, and all see the same: lines are taken where optimizers are made and given back
-    in `finish()`, behind the place to which all have come, so in the order of the script; and one that fails in either
-    place leaves this world (`Ending.guarded`, and `DistributedOptimizer` while it connects).
+    All see the same: lines are taken where optimizers are made and given back in `finish()`, so in the order of the
+    script, and one that fails in either place leaves this world.
     """
     in_use = _lines_in_use.setdefault(world, set())
     name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)

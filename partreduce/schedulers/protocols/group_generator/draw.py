@@ -52,12 +52,8 @@ class GeneratorSetting:
 
     @classmethod
     def of(cls, strategy: DynamicGroups, cluster: Cluster) -> GeneratorSetting:
-        nodes = [0] * cluster.num_workers
-        for node in range(cluster.num_nodes):
-            for worker in cluster.workers_of(node):
-                nodes[worker] = node
         return cls(
-            nodes=tuple(nodes),
+            nodes=tuple(cluster.node_of().tolist()),
             group_size=strategy.group_size,
             division=strategy.division,
             slow_worker_policy=strategy.slow_worker_policy,
@@ -227,10 +223,7 @@ class Drawing:
         return (group,) if len(group) > 1 else ()
 
     def is_due(self, now: Situation, apart: int) -> bool:
-        """Whether the workers that are not slow have asked for `all_every` rounds each since all met, on average.
-
-        A straggler's request calls no meeting.
-        """
+        """Whether the workers that are not slow asked for `all_every` rounds each, on average, since all met."""
         if self.setting.division != GroupSplit.NODE_THEN_ALL or self.is_limited(now):
             return False
         fast = len(self.fast_enough(now, now.alive))

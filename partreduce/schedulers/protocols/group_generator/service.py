@@ -9,14 +9,12 @@ whole state is a fold over the messages received, so that a log of them restores
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
-from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send, Signal, replace_at
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Locking, Outstanding
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, Situation, salt_of
 
 ACTIVE, LEFT, DEAD = "active", "left", "dead"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,37 +38,31 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """Answer: take part in group `seq` at the end of the round."""
+class Answer:
+    """An answer to a request, in a generation."""
 
     generation: int
     request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant(Answer):
+    """Answer: take part in group `seq` at the end of the round."""
+
     seq: int
     members: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
+class Alone(Answer):
     """Answer: no group in this round."""
 
-    generation: int
-    request: int
 
-
-@dataclass(frozen=True, slots=True)
-class Later:
+class Later(Answer):
     """Answer: ask again when the round is computed, so that no other member waits for this slow worker's computing."""
 
-    generation: int
-    request: int
 
-
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(Answer):
     """Answer to a last request: no worker waits for you."""
-
-    generation: int
-    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +80,10 @@ class Evicted:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
+class Restarted(Signal):
     """Event of the generator: it was started again from its log; answers of its former life are no longer valid."""
 
 
-Answer = Grant | Alone | Later | Bye
 Reply = Answer | Void | Evicted
 
 
@@ -126,9 +116,7 @@ Stepped = tuple[GeneratorState, tuple[Action, ...]]
 class GroupGenerator:
     """The service's part of the protocol. `handle` is pure; O(num_workers) per message without a draw.
 
-    Args:
-        setting: the rules of the draw.
-        modulus: request numbers wrap here and counts are kept relative, for endless explorations (None: they do not).
+    At `modulus` request numbers wrap, and counts are kept relative, for endless explorations (None: they do not).
     """
 
     def __init__(self, setting: GeneratorSetting, *, modulus: int | None = None) -> None:
@@ -175,14 +163,14 @@ class GroupGenerator:
         """A new request: release, draw if need be, start what can start, answer whom that concerns."""
         state = replace(
             state,
-            requests=_with(state.requests, worker, ask.request),
-            answers=_with(state.answers, worker, None),
+            requests=replace_at(state.requests, worker, ask.request),
+            answers=replace_at(state.answers, worker, None),
             counts=state.counts if ask.computed else self.counted(state, worker),
-            costs=_with(state.costs, worker, ask.cost),
+            costs=replace_at(state.costs, worker, ask.cost),
             apart=state.apart if ask.computed else self.drawing.further(state.apart),
         )
         state, voids = self.failed(state, worker, ask) if ask.failed else (self.done(state, worker, ask), ())
-        state = replace(state, status=_with(state.status, worker, LEFT if ask.last else ACTIVE))
+        state = replace(state, status=replace_at(state.status, worker, LEFT if ask.last else ACTIVE))
         if ask.last:
             state = replace(state, buffers=self.locking.withdrawn(state.buffers, worker))
         elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
@@ -213,7 +201,7 @@ class GroupGenerator:
     def set_aside(self, state: GeneratorState, worker: int) -> GeneratorState:
         """A worker takes no part until it asks again: no group that has not started counts on it."""
         buffers = self.locking.withdrawn(state.buffers, worker)
-        return replace(state, status=_with(state.status, worker, LEFT), buffers=buffers)
+        return replace(state, status=replace_at(state.status, worker, LEFT), buffers=buffers)
 
     def done(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
         """Clear the worker's lock bit if it is done with the group that set it."""
@@ -244,7 +232,7 @@ class GroupGenerator:
 
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
         """The rounds asked for, one more for this worker; relative to the slowest where numbers wrap."""
-        counts = _with(state.counts, worker, state.counts[worker] + 1)
+        counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:
             return counts
         least = min(count for count, status in zip(counts, state.status, strict=True) if status == ACTIVE)
@@ -299,21 +287,18 @@ class GroupGenerator:
         return replace(
             state,
             waiting=tuple(other for other in state.waiting if other != worker),
-            answers=_with(state.answers, worker, answer),
-            alone=_with(state.alone, worker, alone),
+            answers=replace_at(state.answers, worker, answer),
+            alone=replace_at(state.alone, worker, alone),
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """A worker has failed, or is taken to have: a new generation without it, and no worker waits for it any more.
-
-        It is evicted: it may live, and wait for an answer or in a group.
-        """
+        """A worker has failed, or is taken to have: a new generation without it. It is evicted, since it may live."""
         if state.status[worker] == DEAD:
             return state, ()
         state = replace(
             state,
             generation=state.generation + 1,
-            status=_with(state.status, worker, DEAD),
+            status=replace_at(state.status, worker, DEAD),
             waiting=tuple(other for other in state.waiting if other != worker),
             buffers=self.locking.withdrawn(state.buffers, worker),
         )
@@ -337,7 +322,3 @@ class GroupGenerator:
             actions.append(Note(("void", group.seq, group.members)))
             actions += [Send(member, Void(state.generation, group.seq)) for member in group.active if member != dead]
         return tuple(actions)
-
-
-def _with(values: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
-    return (*values[:place], value, *values[place + 1 :])

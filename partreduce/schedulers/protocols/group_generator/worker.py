@@ -1,4 +1,4 @@
-"""Define a worker of the group generator as a pure state machine: request, compute, average, request again.
+"""Define a worker of the group generator as a pure state machine, and with the generator as one `Machine`.
 
 The ask goes out at the beginning of a round, so that its answer is there when the round's computation ends. The group's
 collective is modeled by `Here` messages between its members: it ends for a worker once all others have entered it.
@@ -6,14 +6,33 @@ collective is modeled by `Here` messages between its members: it ends for a work
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import factorial
+from typing import Any
 
-from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
-from partreduce.schedulers.protocols.group_generator.service import Alone, Answer, Ask, Bye, Evicted, Grant, Later, Void
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Outcome, Received, Send, Signal
+from partreduce.schedulers.protocols.group_generator.draw import CHOICE_BITS, GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.service import (
+    ACTIVE,
+    Alone,
+    Answer,
+    Ask,
+    Bye,
+    Evicted,
+    Grant,
+    GroupGenerator,
+    Later,
+    Restarted,
+    Void,
+)
+from partreduce.topo.errors import InputError
 
 ASKED, GRANTED, MEETING, ALONE, ENDED, EVICTED = "asked", "granted", "meeting", "alone", "ended", "evicted"
 LATER = "later"
+MODULUS = 4
+"""Where request numbers wrap in endless runs: more than the requests of one worker that can be on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +44,29 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
-class NextRound:
-    """Event: the next round begins, after one without a group; `salt` is what a draw for it would use."""
+class Asking:
+    """An event after which the worker asks for a group; `salt` is what a draw for it would use."""
 
     salt: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
-    """Event: the round is computed and the worker enters its group; `salt` as in `NextRound`, for the ask after it."""
-
-    salt: int | None = None
+class NextRound(Asking):
+    """Event: the next round begins, after one without a group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """Event: the round is computed, and its group is asked for only now; `salt` as in `NextRound`."""
-
-    salt: int | None = None
+class Enter(Asking):
+    """Event: the round is computed and the worker enters its group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broke:
-    """Event: the group's collective failed, or could not begin; nothing of it was kept. `salt` as in `NextRound`."""
-
-    salt: int | None = None
+class Computed(Asking):
+    """Event: the round is computed, and its group is asked for only now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Broke(Asking):
+    """Event: the group's collective failed, or could not begin; nothing of it was kept."""
+
+
+class Retry(Signal):
     """Event: the worker has waited long and repeats all that may have been lost."""
 
 
@@ -83,14 +96,11 @@ Stepped = tuple[WorkerState, tuple[Action, ...]]
 
 
 class GroupWorker:
-    """The worker's part of the protocol, pure.
+    """The worker's part of the protocol, pure; `service` is the process number of the generator.
 
-    Args:
-        service: the process number of the generator.
-        rounds: how many rounds the worker has (None: it never ends).
-        collective: whether groups are met by `Here` messages; without it a worker may leave a group at any time after
-            it entered, which covers every real collective but cannot show members that wait for one another.
-        modulus: request numbers wrap here (None: they do not).
+    It has so many `rounds` (None: it never ends); request numbers wrap at `modulus` (None: they do not). With
+    `collective` groups are met by `Here` messages; without it a worker may leave a group at any time after it entered,
+    which covers every real collective but cannot show members that wait for one another.
     """
 
     def __init__(
@@ -147,17 +157,11 @@ class GroupWorker:
             case Void(generation, seq):  # never out of date: no group is granted again once it is void
                 state = replace(state, generation=max(generation, state.generation))
                 return (self.without_group(state) if self.holds(state, seq) else state), ()
-            case Grant() | Alone() | Later() | Bye() if self.is_stale(state, message.generation):
+            case Answer() if message.generation < state.generation or message.request != state.request:
                 return state, ()
-            case Grant() | Alone() | Later() | Bye() if message.request == state.request:
+            case Answer():
                 return self.answered(replace(state, generation=message.generation), message)
-            case Grant() | Alone() | Later() | Bye():
-                return state, ()
         raise AssertionError(f"not a message to a worker: {message}")
-
-    def is_stale(self, state: WorkerState, generation: int) -> bool:
-        """Whether a message comes from a past life of the generator."""
-        return generation < state.generation
 
     def holds(self, state: WorkerState, seq: int) -> bool:
         """Whether this is the group that the worker is in."""
@@ -234,3 +238,101 @@ class GroupWorker:
 
 def _after(here: tuple[tuple[int, int], ...], seq: int) -> tuple[tuple[int, int], ...]:
     return tuple(pair for pair in here if pair[0] > seq)
+
+
+@dataclass(frozen=True)
+class GroupSystem:
+    """Workers 0..n−1 and the generator as process n, under one setting; a `Machine`.
+
+    `rounds` of every worker may be None: endless, with sequence numbers counted from the oldest outstanding group. A
+    draw comes out with one of `ways` random numbers: 1 explores one draw, k! all of k idle workers, None draws from the
+    setting's seed, as at run time. Each worker may repeat `retries` times what may have been lost, also when nothing
+    was, and the generator be killed and started again from its log `restarts` times. `costs` are what a round costs
+    each worker to compute, as it reports it (empty: all the same; a tuple: of one round after the other, the last for
+    all further ones). The collective of `breakers` may fail once although no worker has died; not in endless runs,
+    where groups long past have equal numbers, so that one that broke would be taken for met.
+    """
+
+    setting: GeneratorSetting
+    rounds: int | None = 2
+    collective: bool = True
+    ways: int | None = 1
+    retries: int = 0
+    costs: tuple[int | tuple[int, ...], ...] = ()
+    breakers: tuple[int, ...] = ()
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what numbers counted from the oldest group cannot show."""
+        if self.rounds is None and self.breakers:
+            raise InputError(f"breakers: is {self.breakers}; an endless run has none: give rounds")
+
+    @cached_property
+    def generator(self) -> GroupGenerator:
+        return GroupGenerator(self.setting, modulus=None if self.rounds is not None else MODULUS)
+
+    @cached_property
+    def worker(self) -> GroupWorker:
+        modulus = None if self.rounds is not None else MODULUS
+        return GroupWorker(self.setting.num_workers, rounds=self.rounds, collective=self.collective, modulus=modulus)
+
+    @property
+    def num_processes(self) -> int:
+        """The workers and the generator."""
+        return self.setting.num_workers + 1
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        """To and from the generator; between workers where groups are met by messages."""
+        n = self.setting.num_workers
+        between = [(u, v) for u in range(n) for v in range(n) if u != v] if self.collective else []
+        return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
+
+    def start(self, process: int) -> Outcome[Any]:
+        """Every worker asks for its first group."""
+        if process == self.setting.num_workers:
+            return (self.generator.initial(), self.restarts), ()
+        return self.worker.start(
+            self.retries,
+            None if self.ways is None else 0,
+            breaks=int(process in self.breakers),
+            cost=self.cost_of(process, 0),
+        )
+
+    def cost_of(self, worker: int, rounds: int) -> int:
+        """What a worker's round costs it to compute, after so many rounds."""
+        costs = self.costs[worker] if self.costs else 1
+        return costs if isinstance(costs, int) else costs[min(rounds, len(costs) - 1)]
+
+    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
+        """Rounds that end, with every outcome of a later draw; a retry; a restart of the generator."""
+        if process == self.setting.num_workers:
+            return (Restarted(),) if state[1] and ACTIVE in state[0].status else ()
+        events: list[Hashable] = []
+        for kind in self.worker.ready(state):
+            salts = (None,) if self.ways is None else self.salts
+            events += [Retry()] if kind is Retry else [kind(salt) for salt in salts]
+        return events
+
+    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
+        if process < self.setting.num_workers:
+            if isinstance(event, Received):
+                return self.worker.received(process, state, event.source, event.message)
+            if not isinstance(event, Retry):
+                state = replace(state, cost=self.cost_of(process, state.rounds))
+            return self.worker.step(process, state, event)
+        if isinstance(event, Received):
+            after, actions = self.generator.handle(state[0], event.source, event.message)
+            return (after, state[1]), actions
+        assert isinstance(event, Restarted), f"not an event of the generator: {event}"
+        after, actions = self.generator.restarted(state[0])
+        return (after, state[1] - 1), (*actions, Note(("restarted", after.generation)))
+
+    @cached_property
+    def salts(self) -> tuple[int, ...]:
+        """Random numbers of which number k stands for order k of the workers and for choice k among known groups.
+
+        An order is read from a number's lowest places (`shuffled`), a choice from its bits above `CHOICE_BITS`.
+        """
+        orders = factorial(self.setting.num_workers)
+        return tuple(way + orders * -(-(way << CHOICE_BITS) // orders) for way in range(self.ways or 0))

@@ -3,12 +3,384 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from partreduce.schedulers.protocols.base import Outcome
-from partreduce.schedulers.protocols.membership.authority import Authority, Decisions
-from partreduce.schedulers.protocols.membership.member import OVER, Member, Workers
-from partreduce.schedulers.protocols.membership.messages import Phase, View
+from partreduce.schedulers.protocols.base import Action, Crashed, Note, Outcome, Received, Send, replace_at
+from partreduce.schedulers.protocols.membership.messages import (
+    Broken,
+    Confirm,
+    Confirmed,
+    Connected,
+    Enter,
+    Expire,
+    Given,
+    Healed,
+    Here,
+    Join,
+    Knock,
+    Leave,
+    Left,
+    Members,
+    Open,
+    Phase,
+    Place,
+    Publish,
+    Released,
+    Restart,
+    Setting,
+    Share,
+    Stop,
+    Summed,
+    View,
+    Vote,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One worker.
+
+    `group` is that of the operation it is in (empty: in none), `stands` whether it has come to an operation of its
+    rounds that it has not committed, `heard` who said what of the present operation or of later ones, `held` what it
+    committed: (place, generation, group), in order. `knocks` is how often it may still ask to join; while it waits for
+    the answer it `has_knocked`.
+    """
+
+    view: View
+    phase: Phase = Phase.RUN
+    place: Place = (0, 0)
+    group: Members = ()
+    meets: bool = False
+    stands: bool = False
+    prepared: bool = False
+    blank: bool = False
+    has_knocked: bool = False
+    knocks: int = 0
+    heard: frozenset[tuple[int, Hashable]] = frozenset()
+    held: tuple[tuple[Place, int, Members], ...] = ()
+
+
+OVER = (Phase.FENCED, Phase.ENDED, Phase.LEFT)
+"""A worker that is in one of these has nothing to do with the run any more."""
+DONE = (*OVER, Phase.LEAVING)
+"""A worker that is in one of these averages with no worker any more."""
+
+
+class Workers(Setting):
+    """The steps of the workers."""
+
+    def joiner(self) -> Member:
+        """A worker that is no member yet."""
+        return Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=self.knocks)
+
+    def _ready_member(self, process: int, state: Member) -> Sequence[Hashable]:
+        if self.groups is None:
+            return ()
+        if state.phase is Phase.OUTSIDE:
+            return (Knock(),) if state.knocks and not state.has_knocked else ()
+        if state.phase is Phase.REBUILD and state.blank:
+            return (Healed(),) if _donor_state(state) is not None else ()
+        if state.phase is Phase.REBUILD:
+            return (
+                (Connected(),)
+                if self._has_message_of_all(state, process, state.view.members, Here(state.view.generation))
+                else ()
+            )
+        if state.phase is not Phase.RUN:
+            return ()
+        if not state.group:
+            return (
+                (Enter(state.place, self._own_group(process, state)),) if state.place[0] < self.rounds else (Leave(),)
+            )
+        here = state.view.generation, state.place
+        if state.prepared:
+            return (Confirmed(),) if self._has_message_of_all(state, process, state.group, Confirm(*here)) else ()
+        return (Summed(),) if self._has_message_of_all(state, process, state.group, Share(*here)) else ()
+
+    def _own_group(self, worker: int, state: Member) -> Members:
+        """With whom a worker of an explored run averages at its place."""
+        assert self.groups is not None
+        groups = self.groups(state.view.members, state.place[0])
+        return next((tuple(group) for group in groups if worker in group), ())
+
+    @staticmethod
+    def _has_message_of_all(state: Member, own: int, members: Members, message: Hashable) -> bool:
+        return all(member == own or (member, message) in state.heard for member in members)
+
+    def _step_member(self, worker: int, state: Member, event: object) -> Outcome[Member]:
+        match event:
+            case Received(self.authority, Crashed()):  # no worker decides any more
+                return (state if state.phase in OVER else replace(state, phase=Phase.ENDED)), ()
+            case Received(source, Crashed()) if source not in state.view.members:
+                return state, ()  # late news of a loss that is behind this worker
+            case Broken() | Received(_, Crashed()):
+                return self._suspected(state)
+            case Received(_, Open(generation)):
+                return self._asked(state, generation)
+            case Received(_, View() as view):
+                return self._decided(worker, state, view)
+            case Received(source, Share() | Confirm() | Here() | Given() as said):
+                return self._keep_message(state, source, said), ()
+            case Enter():
+                return self._entered(worker, state, event)
+            case Summed():
+                return replace(state, prepared=True), self._to(
+                    state.group, worker, Confirm(state.view.generation, state.place)
+                )
+            case Confirmed():
+                return _with_commit(state), ()
+            case Leave():
+                return replace(state, phase=Phase.LEAVING), (Send(self.authority, Left()),)
+            case Received(_, Released()):
+                return (replace(state, phase=Phase.LEFT) if state.phase is Phase.LEAVING else state), ()
+        return self._connected(worker, state, event)
+
+    def _connected(self, worker: int, state: Member, event: object) -> Outcome[Member]:
+        """On the way from outside, or from a vote, into a generation."""
+        match event:
+            case Knock():
+                after = replace(state, has_knocked=True, knocks=state.knocks - 1)
+                return after, (Send(self.authority, Join()),)
+            case Healed():
+                held, place = _donor_state(state) or (), state.view.resume
+                after = replace(state, blank=False, place=place, stands=True, held=held)
+                return after, self._to(state.view.members, worker, Here(state.view.generation))
+            case Connected():
+                return replace(state, phase=Phase.RUN), ()
+        raise AssertionError(f"not an event of a member: {event}")
+
+    @staticmethod
+    def _keep_message(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
+        """Keep what is of this generation or a later one, which others may be in first."""
+        if state.phase in DONE or said.generation < state.view.generation:
+            return state
+        return replace(state, heard=state.heard | {(source, said)})
+
+    def _entered(self, worker: int, state: Member, entry: Enter) -> Outcome[Member]:
+        """Before the place from which all average, and where it has no group, a worker continues alone."""
+        state = replace(state, place=entry.place, meets=entry.meets)
+        if state.place < state.view.resume or not entry.group:
+            return _at_next_place(state), ()
+        state = replace(state, stands=not entry.meets)
+        return replace(state, group=entry.group), self._to(
+            entry.group, worker, Share(state.view.generation, state.place)
+        )
+
+    def _to(self, members: Members, own: int, message: Hashable) -> tuple[Action, ...]:
+        if self.groups is None:
+            return ()
+        return tuple(Send(member, message) for member in members if member != own)
+
+    def _suspected(self, state: Member) -> Outcome[Member]:
+        """Who misses somebody votes, without waiting to be asked."""
+        return self._voted(state) if state.phase in (Phase.RUN, Phase.REBUILD) else (state, ())
+
+    def _asked(self, state: Member, generation: int) -> Outcome[Member]:
+        """An authority that was started again asks those, too, who have voted."""
+        if generation != state.view.generation + 1 or state.phase in (*DONE, Phase.OUTSIDE):
+            return state, ()
+        return self._voted(state)
+
+    def _voted(self, state: Member) -> Outcome[Member]:
+        prepared = state.group if state.prepared else ()
+        vote = Vote(state.view.generation + 1, state.place, prepared, state.stands, state.blank)
+        unblock = (Note(("unblock",)),) if state.phase is not Phase.VOTE else ()
+        return replace(state, phase=Phase.VOTE), (*unblock, Send(self.authority, vote))
+
+    def _decided(self, worker: int, state: Member, view: View) -> Outcome[Member]:
+        if view.generation <= state.view.generation or state.phase in OVER:
+            return state, ()
+        if state.blank and view.members and worker not in view.joined:
+            return replace(state, phase=Phase.OUTSIDE, view=view, has_knocked=False), ()
+        if worker not in view.members:
+            phase = Phase.FENCED if view.members else Phase.ENDED
+            return replace(state, phase=phase, view=view), ()
+        assert state.phase in (Phase.VOTE, Phase.OUTSIDE), "a view holds only who has voted for it, or joins"
+        actions: tuple[Action, ...] = ()
+        if worker in view.forward:
+            state, actions = _with_commit(state), (Note(("forward",)),)
+        elif state.group:
+            actions = (Note(("dropped",)),)
+        heard = frozenset(one for one in state.heard if one[1].generation >= view.generation)  # type: ignore[attr-defined]
+        state = replace(state, phase=Phase.REBUILD, view=view, group=(), prepared=False, heard=heard)
+        rebuild = *actions, Note(("rebuild", view))
+        if worker in view.joined:
+            return state, rebuild
+        given = self._to(view.joined, worker, Given(view.generation, state.held)) if worker == view.donor else ()
+        return state, (*rebuild, *given, *self._to(view.members, worker, Here(view.generation)))
+
+
+def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
+    """What a worker that has joined has of its donor."""
+    donor, generation = state.view.donor, state.view.generation
+    given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
+    return next((said.held for said in given if said.generation == generation), None)
+
+
+def _at_next_place(state: Member) -> Member:
+    round_, met = state.place
+    after = (round_, met + 1) if state.meets else (round_ + 1, met)
+    return replace(state, place=after, group=(), meets=False, stands=False, prepared=False)
+
+
+def _with_commit(state: Member) -> Member:
+    return replace(_at_next_place(state), held=(*state.held, (state.place, state.view.generation, state.group)))
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Who decides. `log` is what it has written down, the present view last, and `told` how many of it are out.
+
+    `lost` are who is missing, `joining` those that have asked to be members; `votes` are by worker, for the next view,
+    and `admits` says that they were asked for because somebody joins.
+    """
+
+    log: tuple[View, ...]
+    lost: frozenset[int] = frozenset()
+    joining: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    votes: tuple[Vote | None, ...] = ()
+    is_open: bool = False
+    admits: bool = False
+    told: int = 1
+    leases: int = 0
+    restarts: int = 0
+
+    @property
+    def view(self) -> View:
+        return self.log[-1]
+
+
+class Decisions(Setting):
+    """The steps of the authority."""
+
+    def _ready_authority(self, state: Authority) -> Sequence[Hashable]:
+        found: list[Hashable] = [Publish()] if state.told < len(state.log) else []
+        if state.leases and self._silent(state) and any(state.votes):
+            found.append(Expire())
+        if state.restarts:
+            found.append(Restart())
+        return found
+
+    def _step_authority(self, state: Authority, event: object) -> Outcome[Authority]:
+        match event:
+            case Received(worker, said):
+                return self._receive(state, worker, said)
+            case Expire():
+                silent = frozenset(self._silent(state))
+                after, actions = self._missed(replace(state, leases=state.leases - 1), silent)
+                return after, (*(Note(("fenced", worker)) for worker in sorted(silent)), *actions)
+            case Publish():
+                return self._published(state)
+            case Stop():
+                return self._stopped(state)
+            case Restart():
+                return replace(state, told=1, restarts=state.restarts - 1), ()
+        raise AssertionError(f"not an event of the authority: {event}")
+
+    def _receive(self, state: Authority, worker: int, said: object) -> Outcome[Authority]:
+        """What a worker says, or what becomes of it."""
+        match said:
+            case Crashed():
+                return self._missed(state, frozenset([worker]))
+            case Vote() as vote:
+                if vote.generation != state.view.generation + 1 or worker in state.lost:
+                    return state, ()
+                return self._opened(replace(state, votes=replace_at(state.votes, worker, vote)))
+            case Left():
+                if worker in state.lost:
+                    return state, ()
+                after, actions = self._weighed(replace(state, left=state.left | {worker}))
+                return after, (Send(worker, Released()), *actions)
+            case Join():
+                if worker in state.view.members and worker not in state.lost:
+                    return state, ()
+                return self._looked(replace(state, joining=state.joining | {worker}))
+        raise AssertionError(f"not an event of the authority: {said}")
+
+    def _missed(self, state: Authority, workers: frozenset[int]) -> Outcome[Authority]:
+        state = replace(state, joining=state.joining - workers)
+        gone = workers.intersection(state.view.members) - state.left - state.lost
+        if not gone:
+            return state, ()
+        votes = tuple(None if worker in gone else vote for worker, vote in enumerate(state.votes))
+        return self._looked(replace(state, lost=state.lost | gone, votes=votes))
+
+    def _looked(self, state: Authority) -> Outcome[Authority]:
+        """Vote on a lost member or, if none has left, on a joining worker, once the view before is published."""
+        if state.told < len(state.log):
+            return state, ()
+        if state.lost.intersection(state.view.members):
+            return self._opened(state) if len(state.lost) <= self.max_failures else self._stopped(state)
+        if state.joining and state.view.members and not state.left and not state.is_open:
+            return self._opened(replace(state, admits=True))
+        return state, ()
+
+    def _stopped(self, state: Authority) -> Outcome[Authority]:
+        """Answer every vote, also later ones, that no worker continues."""
+        return self._written(state, View(state.view.generation + 1, ())) if state.view.members else (state, ())
+
+    def _opened(self, state: Authority) -> Outcome[Authority]:
+        """A vote is under way: ask those who have not voted, once."""
+        asked: tuple[Action, ...] = ()
+        if not state.is_open:
+            state = replace(state, is_open=True)
+            asked = tuple(Send(worker, Open(state.view.generation + 1)) for worker in self._silent(state))
+        after, actions = self._weighed(state)
+        return after, (*asked, *actions)
+
+    @staticmethod
+    def _remaining(state: Authority) -> Members:
+        """The members that are neither lost nor done."""
+        return tuple(w for w in state.view.members if w not in state.lost and w not in state.left)
+
+    def _silent(self, state: Authority) -> Members:
+        """Whose votes are missing where a vote is under way."""
+        return tuple(w for w in self._remaining(state) if state.votes[w] is None) if state.is_open else ()
+
+    def _weighed(self, state: Authority) -> Outcome[Authority]:
+        """Once all have voted who can, the view is decided and written down."""
+        remaining = self._remaining(state)
+        if not state.is_open or self._silent(state):
+            return state, ()
+        return self._written(state, self._view(state, remaining))
+
+    def _written(self, state: Authority, view: View) -> Outcome[Authority]:
+        """A member without a state that cannot get one is outside again; who has joined is missing no more."""
+        left_out = frozenset(state.view.members).difference(view.members, state.left) if view.members else frozenset()
+        lost, votes = (state.lost | left_out).difference(view.members), (None,) * self.num_workers
+        after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False, admits=False)
+        return after, (Note(("write", view)),)
+
+    def _view(self, state: Authority, members: Members) -> View:
+        """The commit rule, over the votes of all who continue and what the others are known to have done."""
+        generation, votes = state.view.generation + 1, state.votes
+        cast = {worker: vote for worker in members if (vote := votes[worker]) is not None and not vote.blank}
+        nobody_changed = len(members) == len(state.view.members) and not (state.admits or state.joining)
+        if not cast or nobody_changed:
+            return View(generation, ())
+
+        def has_committed(worker: int, place: Place) -> bool:
+            return worker in state.left or (worker in cast and cast[worker].place > place)
+
+        forward = tuple(
+            worker for worker, vote in cast.items() if any(has_committed(other, vote.place) for other in vote.prepared)
+        )
+        resume = max(vote.place for vote in cast.values())
+        furthest = [worker for worker, vote in cast.items() if vote.place == resume]
+        can_join = not state.left and all(vote.stands for vote in cast.values() if vote.place == resume)
+        joined = tuple(sorted(state.joining.union(members).difference(cast))) if can_join else ()
+        donor = min(furthest) if joined else -1
+        return View(generation, tuple(sorted((*cast, *joined))), resume, forward, joined, donor)
+
+    def _published(self, state: Authority) -> Outcome[Authority]:
+        """Send the next view to the members of the generation before it, survivors or not, and to those that asked."""
+        view, before = state.log[state.told], state.log[state.told - 1]
+        to = state.joining.union(before.members, view.members).difference(state.left)
+        sent = tuple(Send(worker, view) for worker in sorted(to))
+        state = replace(state, joining=frozenset())
+        after, actions = self._looked(replace(state, told=state.told + 1))
+        return after, (*sent, *actions)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from partreduce.schedulers.protocols.base import Signal
+
 Place: TypeAlias = tuple[int, int]
 """Where a worker stands: its round, and how often all have met by then. Both rise, equally on all workers."""
 Members: TypeAlias = tuple[int, ...]
@@ -66,18 +68,15 @@ class Vote:
     blank: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Signal):
     """Message: the sender wants to be a member."""
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Signal):
     """Message: the sender has committed everything and needs no worker any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(Signal):
     """Message: the others agree that the receiver has left; all that continue have what it committed."""
 
 
@@ -125,78 +124,58 @@ class Enter:
     meets: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Summed:
+class Summed(Signal):
     """Event: the sum is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
+class Confirmed(Signal):
     """Event: all members have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Signal):
     """Event: all members of the generation are connected, and have a state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(Signal):
     """Event: an operation, or connecting, failed, or a member is known to be lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Knock:
+class Knock(Signal):
     """Event of a worker outside: it asks to join."""
 
 
-@dataclass(frozen=True, slots=True)
-class Healed:
+class Healed(Signal):
     """Event of a worker that has joined: it has the donor's state."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Signal):
     """Event: nothing is left to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(Signal):
     """Event of the authority: what it has written down goes out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expire:
+class Expire(Signal):
     """Event: the lease of those who have not voted is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Signal):
     """Event of the authority: the run is to end, since a worker failed by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Event: the authority is started again.
-
-    It finds what it wrote down, the votes, and which processes are gone; not how much of the first has gone out.
-    """
+class Restart(Signal):
+    """Event: the authority starts again with its log, the votes and the failures, not with what was published."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A run.
+    """A run of `num_workers`, of which the last `outside` join when they ask, each up to `knocks` times.
 
-    Args:
-        num_workers: all, of which the last `outside` are no members at the start and join when they ask.
-        max_failures: how many may be missing at a time before the run ends instead.
-        groups: what an explored run averages in each round; None where a driver enters operations and says what comes
-            of them, and members do not meet by messages.
-        rounds: of an explored run; the last should be of all.
-        leases: how often the authority may give up those who are silent, by itself.
-        restarts: how often it may be started again.
-        outside: workers that are no members at the start.
-        knocks: how often each of them may ask.
+    At most `max_failures` may be missing at a time; else the run ends. `groups` is what an explored run averages in
+    each of its `rounds`, the last best of all; None where a driver enters operations and reports what comes of them,
+    and members do not meet by messages. The authority may give up silent workers by itself `leases` times, and be
+    started again `restarts` times.
     """
 
     num_workers: int

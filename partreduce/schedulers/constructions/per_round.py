@@ -1,18 +1,43 @@
-"""Build Moshpit SGD's groups: along the axes of a grid that need not be full, and drawn at random.
+"""Build schedules with other partners in each round: one-peer exponential, Moshpit's grid, random groups, NoLoCo.
 
-Source: Ryabinin, Gorbunov, Plokhotnyuk, Pekhimenko, Moshpit SGD: communication-efficient decentralized training on
-heterogeneous unreliable devices, NeurIPS 2021. Prague draws random groups as well (ASPLOS 2020), but on request.
+Sources: Ying et al., Exponential graph is provably efficient, NeurIPS 2021; Ryabinin et al., Moshpit SGD, NeurIPS 2021
+(Prague draws random groups as well, ASPLOS 2020, but on request); Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911),
+whose pairs are drawn here before the run, so that it can be proved; with the period they repeat.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 
 from partreduce.schedulers.rules.grids import grid_phases
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.graphs.base import Graph
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.graphs import Graph
+from partreduce.topo.metrics.stability import check_unstable
 from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.payload import OuterParams, OuterStep, Payload
 from partreduce.topo.strategies.static import GroupPhases, StaticGroups
+
+HALF = Fraction(1, 2)
+
+
+def shift(num_workers: int, hop: int) -> Round:
+    """Everybody sends to the worker `hop` further on: x_{i+hop} ← (x_{i+hop} + x_i)/2. O(n)."""
+    i = np.arange(num_workers, dtype=np.int64)
+    return Round.from_arrays(num_workers, i, (i + hop) % num_workers, [HALF], np.zeros(num_workers, np.int32))
+
+
+def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
+    """Rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉."""
+    count = cluster.num_workers
+    return NeighborAveraging(rounds=tuple(shift(count, 2**k) for k in range(ceil_log(count))))
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
@@ -75,4 +100,24 @@ def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, ph
     links = phases * (count - -(-count // size))
     if links < count - 1 or (phases < 3 and size < count and count > 64):
         return f"{phases} phases of groups of {size} are unlikely to connect {count} workers; use phases=8 or more"
+    return None
+
+
+def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
+    """Every `every` steps each worker makes an outer step with a partner; of an odd number one rests in each round."""
+    outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
+    return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))
+
+
+def noloco_unsupported_reason(
+    cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int
+) -> str | None:
+    """Pairs connect all, and with this rate and momentum differences die out."""
+    if reason := random_partitions_unsupported_reason(cluster, 2, phases, seed):
+        return reason
+    drawn = noloco(cluster, every=every, lr=lr, momentum=momentum, phases=phases, seed=seed)
+    try:
+        check_unstable(Schedule("noloco", cluster, drawn))
+    except (InputError, ScheduleError) as error:
+        return str(error)
     return None

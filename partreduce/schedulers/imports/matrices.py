@@ -1,33 +1,33 @@
-"""Square matrices in NumPy's files. Rows that sum to 1 are mixing weights, 0/1 entries are edges."""
+"""Read square matrices over workers from NumPy's files, and stacks of them, one per round, also from JSON.
+
+Rows that sum to 1 are mixing weights, 0/1 entries are edges. In a stack any program can write its schedule.
+"""
 
 from __future__ import annotations
 
 from io import BytesIO
+from pathlib import PurePath
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.imports.base import ImportedGraph, from_edges
 from partreduce.schedulers.imports.exact import exact
+from partreduce.schedulers.imports.graphs import ImportedGraph, from_edges, schedule, weighted_round
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.reader import parse_json
 from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.schedule import Schedule
+
+MAX_ROUNDS = 10_000
 
 
 def read_npy(data: bytes, source: str) -> ImportedGraph:
-    """A NumPy array file.
-
-    Raises:
-        DocumentError: not such a file, or no square matrix of numbers.
-        ScheduleError: entries that are neither edges nor shares.
-    """
+    """A NumPy file with one matrix."""
     return of_matrix(load_npy(data, source), source)
 
 
 def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
-    """The array of a NumPy file.
-
-    Raises:
-        DocumentError: not such a file, or one with Python objects.
-    """
+    """The array of a NumPy file, without Python objects."""
     try:
         array: npt.NDArray[np.generic] = np.load(BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError) as error:
@@ -36,12 +36,7 @@ def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
 
 
 def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> ImportedGraph:
-    """Entry [i, j] is what worker i takes from worker j when rows sum to 1, else whether there is an edge.
-
-    Raises:
-        DocumentError: no square matrix of numbers.
-        ScheduleError: negative or infinite entries, or rows that sum to something else than 1.
-    """
+    """Entry [i, j] is what worker i takes from worker j when rows sum to 1, else whether there is an edge."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
         shape = "x".join(map(str, matrix.shape)) or "empty"
         raise DocumentError("document", f"is {shape}; a matrix over workers is square", source)
@@ -63,3 +58,29 @@ def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> ImportedGraph:
         if abs(total - 1) > 1e-6:
             raise ScheduleError(f"row {i}: sums to {total:g}; rows of mixing weights sum to 1 (0/1 entries are edges)")
     return from_edges(len(values), edges, weights, directed=True)
+
+
+def read_matrix_stack(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
+    """One mixing matrix a round, as they stand: an array of shape (rounds, n, n), or JSON with it under `w_list`.
+
+    Entry [t, i, j] is what worker i takes from worker j in round t. A round need not connect all.
+    """
+    if data.startswith(b"\x93NUMPY"):
+        stack = load_npy(data, source)
+    else:
+        value = parse_json(data, source=source)
+        listed = value.get("w_list") if isinstance(value, dict) else None
+        try:
+            stack = np.array(listed, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise DocumentError("w_list", "is not a list of matrices of one size", source) from None
+    if stack.ndim != 3 or not 1 <= len(stack) <= MAX_ROUNDS:
+        shape = "x".join(map(str, stack.shape)) or "empty"
+        raise DocumentError("document", f"is {shape}; a stack is 1 to {MAX_ROUNDS} rounds of a square matrix", source)
+    rounds = []
+    for t, matrix in enumerate(stack):
+        try:
+            rounds.append(weighted_round(of_matrix(matrix, source)))
+        except ScheduleError as error:
+            raise ScheduleError(f"{source}: round {t}: {error}") from None
+    return schedule(PurePath(source).stem, rounds, cluster)

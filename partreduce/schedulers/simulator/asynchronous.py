@@ -1,0 +1,227 @@
+"""Run what workers ask for in virtual time: groups of the group generator, and AD-PSGD's pairs.
+
+A worker's request for a group and its answer take no time, since the real request leaves a round ahead. A group begins
+when its last member has computed and is out of older groups. A passive worker of a pair only computes: it answers
+during its computing and never waits; a question and its answer carry the model. Sums and models share the links with
+all others that are under way (`network`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
+from partreduce.schedulers.protocols.base import Received
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, GroupSystem, NextRound
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, Timing, VirtualMachine
+from partreduce.schedulers.simulator.network import Network
+from partreduce.schedulers.simulator.staleness import MAX_WORKERS, IndirectAge, Meets
+from partreduce.schedulers.simulator.timeline import Timeline
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.timing import loads
+from partreduce.topo.timing.loads import Loads
+
+COST_UNIT = 1e-6
+"""Seconds in which workers tell the generator what a round takes them to compute, as at run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRound:
+    """A round of one worker: it computed from `begun` to `computed`, and its group ran from `start` to `end`.
+
+    `members` is empty, and `start` equals `end`, in a round without a group; what lies between is waiting.
+    """
+
+    worker: int
+    round: int
+    begun: float
+    computed: float
+    start: float
+    end: float
+    seq: int
+    members: tuple[int, ...]
+
+
+class GroupTiming(Timing):
+    """How long the rounds and the groups of a `GroupSystem` take.
+
+    `compute` says the seconds that a worker computes in a round, once for each; `group` how long the operation of some
+    members takes, or what it puts on `network`. `on_round` is called with every round that a worker has ended, in order
+    of time. Groups that are still owed to a worker after its last round belong to no round.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[int, int], float],
+        group: Callable[[tuple[int, ...]], float | Loads],
+        on_round: Callable[[WorkerRound], None],
+        network: Network | None = None,
+    ) -> None:
+        self.compute, self.group, self.on_round, self.network = compute, group, on_round, network
+        self._late: dict[int, Step] = {}
+
+    def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float:  # noqa: ANN401, ARG002
+        """A round's computing; nothing where it was computed before the worker asked, or where no round is left."""
+        return 0.0 if state.ask.computed or state.ask.last else self.compute(process, state.rounds)
+
+    def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
+        """Entering a group is one operation of all its members."""
+        if not isinstance(event, Enter):
+            return None
+        return Meeting(state.seq, state.members, self.group(state.members))
+
+    def happened(self, step: Step) -> None:
+        """A round is over when its group is, or when the next begins without one."""
+        if isinstance(step.event, Computed):
+            self._late[step.process] = step
+        if not isinstance(step.event, Enter | NextRound) or step.before.ask.last:
+            return
+        own = step.before
+        computing = self._late.pop(step.process, step)
+        members = own.members if isinstance(step.event, Enter) else ()
+        times = computing.work_start, computing.work_end, step.start, step.end
+        self.on_round(WorkerRound(step.process, own.rounds, *times, own.seq, members))
+
+
+def group_machine(
+    setting: GeneratorSetting, timing: GroupTiming, *, rounds: int, costs: tuple[int, ...] = (), seed: int = 0
+) -> VirtualMachine:
+    """The system with draws from the setting's seed, each worker doing so many rounds, under a timing."""
+    system = GroupSystem(setting, rounds=rounds, collective=False, ways=None, costs=costs)
+    return VirtualMachine(system, timing, seed=seed)
+
+
+def run_groups(case: Case) -> Timeline:
+    """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each, and groups at once."""
+    strategy, cluster = case.schedule.strategy, case.schedule.cluster
+    assert isinstance(strategy, DynamicGroups), "the registry chose this function"
+    count, size, seconds = cluster.num_workers, case.size(), case.seconds()
+    record, done_rounds = Recorder(seconds), np.zeros(count, dtype=np.int64)
+    heard = IndirectAge(case.worker_steps()) if count <= MAX_WORKERS else None
+    told: tuple[Meets, ...] = case.listeners if heard is None else (heard, *case.listeners)
+    left: dict[int, int] = {}
+
+    @cache
+    def group(members: tuple[int, ...]) -> Loads:
+        phase = Phase.from_groups(count, [members])
+        return loads.of_phase(phase, cluster, case.hardware, model_bytes=size, algorithm=case.algorithm.value)
+
+    def note(done: WorkerRound) -> None:
+        row = done.round, done.worker
+        record.begun[row], record.computed[row], record.start[row] = done.begun, done.computed, done.start
+        record.end[row] = record.finish[row] = done.end
+        done_rounds[done.worker] += 1
+        if not done.members:
+            return
+        left[done.seq] = left.get(done.seq, len(done.members)) - 1
+        if not left[done.seq]:  # the last member leaves, at the instant of all
+            del left[done.seq]
+            for listener in told:
+                listener.meet(done.members, done_rounds)
+
+    network = Network(cluster, case.hardware)
+    timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, note, network)
+    # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
+    costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
+    setting = GeneratorSetting.of(strategy, cluster)
+    group_machine(setting, timing, rounds=case.num_rounds, costs=costs, seed=case.seed).run()
+    return record.timeline(case, network.nic_bytes, None if heard is None else heard.ages)
+
+
+class PairTiming(Recorder):
+    """How long the rounds of the active workers of a `Pairing` take; models travel on `network`, or in no time.
+
+    With `is_delayed` the next round computes while the exchange runs, instead of after it. `on_exchange` is called with
+    who asked, who answered, and when the answer was there.
+    """
+
+    def __init__(
+        self,
+        seconds: npt.NDArray[np.float64],
+        network: Network | None = None,
+        *,
+        num_bytes: float = 0.0,
+        is_delayed: bool,
+        on_exchange: Callable[[int, int, float], None] = lambda asker, partner, now: None,  # noqa: ARG005
+    ) -> None:
+        super().__init__(seconds)
+        self.network, self._num_bytes, self.is_delayed, self.on_exchange = network, num_bytes, is_delayed, on_exchange
+        self.done = [0] * seconds.shape[1]
+
+    def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
+        round_ = self.done[process]
+        return self.seconds[round_][process] if round_ < len(self.seconds) else None
+
+    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
+        """Questions and answers both carry the model."""
+        if self.network is None:
+            return 0.0
+        self.network.send(source, to, self._num_bytes, (source, to, message))
+        return None
+
+    def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
+        """Without overlap a worker computes on when it has the mean."""
+        return not self.is_delayed and isinstance(message, Answer)
+
+    def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:
+        """One neighbor, drawn at random, for each round."""
+        return () if pending else (offered[int(rng.integers(len(offered)))],)
+
+    def happened(self, step: Step) -> None:
+        """A worker picks its neighbor at the end of its computing; the exchange is over when the answer comes."""
+        worker, is_answer = step.process, isinstance(step.event, Received) and isinstance(step.event.message, Answer)
+        if isinstance(step.event, Choose):
+            self.begun[self.done[worker], worker] = step.work_start
+            self.computed[self.done[worker], worker] = step.work_end
+            self.done[worker] += 1
+        if is_answer:
+            self.on_exchange(worker, step.event.source, step.end)
+        # Under overlap an exchange stands in the row of the round that computes meanwhile; the last one in none.
+        row = self.done[worker] - (not self.is_delayed)
+        if row < len(self.seconds) and isinstance(step.event, Choose):
+            self.start[row, worker] = self.end[row, worker] = step.end
+        elif row < len(self.seconds) and is_answer:
+            self.end[row, worker] = step.end
+
+
+def run_pairs(case: Case) -> Timeline:
+    """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbors), and messages on the links."""
+    strategy, cluster = case.schedule.strategy, case.schedule.cluster
+    assert isinstance(strategy, Pairwise), "the registry chose this function"
+    count, worker_steps, seconds = cluster.num_workers, case.worker_steps(), case.seconds()
+    ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
+    passive = np.setdiff1d(np.arange(count), strategy.active)
+    heard = IndirectAge(worker_steps) if count <= MAX_WORKERS else None
+    told: tuple[Meets, ...] = case.listeners if heard is None else (heard, *case.listeners)
+
+    def end_exchange(asker: int, partner: int, now: float) -> None:
+        done = np.array(timing.done)
+        for worker in passive:
+            done[worker] = np.searchsorted(ends[:, worker], now, side="right")
+        for listener in told:
+            listener.meet((asker, partner), done)
+
+    network = Network(cluster, case.hardware)
+    timing = PairTiming(
+        seconds, network, num_bytes=case.size(), is_delayed=strategy.is_delayed, on_exchange=end_exchange
+    )
+    VirtualMachine(pairing_of(strategy, count), timing, seed=case.seed, keep_notes=False).run()
+    alone = [worker for worker in range(count) if not timing.done[worker]]  # passive, or without neighbors
+    timing.begun[:, alone] = (ends - seconds)[:, alone]
+    timing.computed[:, alone] = timing.start[:, alone] = timing.end[:, alone] = ends[:, alone]
+    if strategy.is_delayed:
+        timing.start[0] = timing.end[0] = timing.begun[0]
+    timing.finish = np.maximum(timing.computed, timing.end)
+    return timing.timeline(
+        case, network.nic_bytes, None if heard is None else heard.ages, is_delayed=strategy.is_delayed
+    )

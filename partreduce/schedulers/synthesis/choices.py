@@ -1,0 +1,350 @@
+"""List the groups of any workers, or the blocks of a rule, that make up a schedule, with their costs and meetings.
+
+Both are blocks (local ranks L, digits D) of `topo.rule`. Explicit groups are those of one node that holds all workers
+and has no digits, so one model and one search serve both. Shapes: B blocks, S links that groups share (NICs, uplinks,
+buses), C = 2^k classes of k digits, G local ranks (all workers where groups are explicit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, combinations, combinations_with_replacement
+from math import comb, prod
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from partreduce.schedulers.synthesis.cluster_shape import MAX_EXPLICIT_WORKERS, holds_rules, is_even, node_radices
+from partreduce.schedulers.synthesis.problem import Problem
+from partreduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.topo.metrics.sectors import RoundSteps
+from partreduce.topo.mixing import Operators
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block, RulePhase, RuleView, every_class
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
+from partreduce.topo.timing import loads
+from partreduce.topo.timing.compute import ComputeTimes
+
+Floats = npt.NDArray[np.float64]
+Period = tuple[RulePhase, ...]
+
+MAX_GROUPS, MAX_BLOCKS = 1000, 512
+"""Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
+MAX_WIDTH = 4
+"""Largest number of nodes that aligned groups cross, unless they cross all."""
+MAX_TIMED, WARM = 64, 2
+"""Workers, or local ranks, whose waiting is computed; periods until it is steady, and then measured."""
+MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
+"""Places of workers, and of local ranks (of more, neighbors share one); workers that always get explicit groups."""
+
+
+class Space(NamedTuple):
+    """The classes on which phases act: the multiplicity of each in the space of all n workers, over n, (C,).
+
+    `fresh` (C, G, G) is the noise of a round off the mean, `floor` that from inside its `instants`, which stays.
+    """
+
+    weight: Floats
+    fresh: Floats
+    floor: float = 0.0
+    instants: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """Blocks to choose among; `radices` are () for explicit groups, `places` local ranks that are always in one group.
+
+    If `is_complete`, they are all groups that the limits allow, and proofs hold for all schedules.
+    """
+
+    problem: Problem
+    radices: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+    blocks: tuple[Block, ...]
+    is_complete: bool
+    _known: dict[RulePhase, Floats] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def num_ranks(self) -> int:
+        """Local ranks of a node; all workers where groups are explicit."""
+        return sum(map(len, self.places))
+
+    def size(self, block: Block) -> int:
+        """Workers of one group of a block."""
+        return len(block.local) * prod(self.radices[d] for d in block.across)
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Workers of one group of each block, (B,)."""
+        return np.array(list(map(self.size, self.blocks)), dtype=np.int64)
+
+    @cached_property
+    def joined(self) -> Floats:
+        """How many groups and lone workers fewer there are with each block, over all workers, (B,)."""
+        members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
+        return np.asarray(members / self.sizes * (self.sizes - 1))
+
+    def crosses(self, phase: RulePhase) -> bool:
+        """Whether a group of the phase crosses nodes."""
+        if self.radices:
+            return any(block.across for block in phase)
+        node_of = self.problem.cluster.node_of()
+        return any(len(set(node_of[list(block.local)].tolist())) > 1 for block in phase)
+
+    @cached_property
+    def within(self) -> list[list[int]]:
+        """The places of each block."""
+        home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
+        return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
+
+    @cached_property
+    def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
+        """Numbers of pairs of workers that meet where one of some blocks is chosen, and these blocks."""
+        meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
+        for b, block in enumerate(self.blocks):
+            for one, other in combinations_with_replacement(self.within[b], 2):
+                for differing in (c for k in range(len(block.across) + 1) for c in combinations(block.across, k)):
+                    meeting.setdefault((one, other, differing), []).append(b)
+        pairs: dict[tuple[int, ...], float] = {}
+        for (one, other, differing), blocks in meeting.items():
+            offsets = prod(self.radices[d] - 1 for d in differing) * prod(self.radices)
+            count = len(self.places[one]) * (len(self.places[other]) - (one == other and not differing)) * offsets
+            pairs[tuple(blocks)] = pairs.get(tuple(blocks), 0.0) + count / (1 + (one == other))
+        return [(count, blocks) for blocks, count in pairs.items() if count]
+
+    @cached_property
+    def seconds_and_loads(self) -> tuple[Floats, Floats]:
+        """Seconds of each block alone, (B,), and seconds of each shared link, (B, S), which add up over blocks."""
+        known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
+        rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
+        for block in self.blocks:
+            kind: object = (len(block.local), block.across)
+            if node_of is not None:  # groups with as many workers on each node cost the same
+                kind = tuple(np.bincount(node_of[list(block.local)]).tolist())
+            if kind not in known:
+                found = self._loads((block,))
+                busy: dict[tuple[int, int], float] = {}
+                for level, one in enumerate((found, *found.besides)):
+                    spent = np.bincount(one.node, one.bytes_ / one.num_nics * one.inverse)
+                    busy |= {(level, link): float(spent[link]) for link in np.unique(one.node).tolist()}
+                known[kind] = float(found.seconds().max(initial=0.0)), busy
+            rows.append(known[kind])
+        shared = sorted({link for _, busy in rows for link in busy})
+        table = np.array([[busy.get(link, 0.0) for link in shared] for _, busy in rows]).reshape(len(rows), -1)
+        return np.array([seconds for seconds, _ in rows]), np.unique(table, axis=1)
+
+    def cost(self, phase: RulePhase) -> float:
+        """Seconds of one phase."""
+        return float(self._times(phase).max())
+
+    def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
+        """Approximate seconds of a step of each period of one length, (N,), with computing and waiting.
+
+        A group begins when its last member arrives, so that rounds whose groups share no workers overlap. Of too many
+        workers all wait for all. It is the mean of a few periods of many schedules at once; `topo.timing.event_graph`
+        has the exact cycle time of one.
+        """
+        phases = {phase: index for index, phase in enumerate(dict.fromkeys(chain.from_iterable(periods)))}
+        times = np.stack(list(map(self._times, phases)))  # (A, m, m)
+        table = np.array([[phases[phase] for phase in period] for period in periods])  # (N, T)
+        steps = self._compute * (np.array(worker_steps) if len(worker_steps) == len(self._compute) else worker_steps[0])
+        arrival = ends = np.zeros((len(table), len(steps)))
+        for repeat in range(2 * WARM):
+            ends = arrival if repeat == WARM else ends
+            for column in table.T:
+                arrival = (times[column] + (arrival + steps)[:, None]).max(axis=2)  # (N, m)
+        rounds = WARM * table.shape[1] * max(worker_steps)
+        return np.asarray((arrival.max(axis=1) - ends.max(axis=1)) / rounds)
+
+    @cached_property
+    def _compute(self) -> Floats:
+        """Seconds of a step of each worker that represents others: local ranks if nodes are equal, one of many."""
+        count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
+        if self.num_ranks > MAX_TIMED:
+            return np.array([times.fixed(count).max()])
+        return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
+
+    def _times(self, phase: RulePhase) -> Floats:
+        """Seconds of communication after each worker (row) waited for each (column), (m, m); -inf if it does not."""
+        if phase not in self._known:
+            count, seconds = len(self._compute), self._loads(phase).seconds()
+            times = np.where(np.eye(count, dtype=bool), 0.0, -np.inf)
+            groups = [list(group.members) for group in self._groups(phase)] if not self.radices else []
+            if count == 1:
+                groups, seconds = [[0]], np.array([seconds.max(initial=0.0)])
+            elif self.radices:
+                groups = [list(block.local) for block in phase]
+                if len(seconds) > len(phase):  # all groups of one block are equal
+                    counts = [self.problem.cluster.num_nodes * len(b.local) // self.size(b) for b in phase[:-1]]
+                    seconds = seconds[np.cumsum([0, *counts])]
+            for group, spent in zip(groups, seconds.tolist(), strict=True):
+                times[np.ix_(group, group)] = spent
+            self._known[phase] = times
+        return self._known[phase]
+
+    def busy(self, phase: RulePhase) -> float:
+        """Seconds for which a worker communicates in the phase on average."""
+        return float(self._times(phase).diagonal().mean())
+
+    def _loads(self, phase: RulePhase) -> loads.Loads:
+        cluster, hardware = self.problem.cluster, self.problem.hardware
+        size, algorithm = self.problem.size, self.problem.algorithm.value
+        if self.radices:
+            return loads.of_rule(phase, self.radices, cluster, hardware, model_bytes=size, algorithm=algorithm)
+        return loads.of_phase(self._groups(phase), cluster, hardware, model_bytes=size, algorithm=algorithm)
+
+    def _groups(self, phase: RulePhase) -> Phase:
+        return Phase.from_groups(self.num_ranks, [block.local for block in phase])
+
+    def everybody(self) -> RulePhase | None:
+        """The phase that averages over all workers; None where a limit forbids it."""
+        full = np.flatnonzero(self.sizes == self.problem.cluster.num_workers)
+        return (self.blocks[full[0]],) if len(full) else None
+
+    def schedule(self, period: Period, worker_steps: Sequence[int]) -> Schedule:
+        """The schedule of a period, named by what it does, such as `node-every-2-all-every-6`."""
+        rounds: dict[str, list[int]] = {}
+        nodes = 1 if self.radices else self.problem.cluster.num_nodes
+        for t, phase in ((t, phase) for t, phase in enumerate(period) if phase):
+            largest = max(map(self.size, phase))
+            whole = sum(len(block.local) - 1 for block in phase) == self.num_ranks - nodes
+            word = "node" if whole else f"node-parts-of-{largest}"
+            if self.crosses(phase):
+                word = f"groups-of-{largest}"
+            rounds.setdefault("all" if largest == self.problem.cluster.num_workers else word, []).append(t)
+        parts = []
+        for word, steps in rounds.items():
+            gaps = set(np.diff([*steps, steps[0] + len(period)]).tolist())
+            parts.append(f"{word}-every-{gaps.pop()}" if len(gaps) == 1 else f"{word}-{len(steps)}-of-{len(period)}")
+        phases = RulePhases(self.radices, period) if self.radices else GroupPhases(tuple(map(self._groups, period)))
+        paces = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
+        return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=paces))
+
+    def turned(self, phase: RulePhase, rng: np.random.Generator) -> RulePhase:
+        """The same phase with the places of each node exchanged at random."""
+        cluster = self.problem.cluster
+        nodes = [range(self.num_ranks)] if self.radices else [cluster.workers_of(v) for v in range(cluster.num_nodes)]
+        rank_of: dict[int, int] = {}
+        for node in nodes:
+            units = [place for place in self.places if place[0] in node]
+            whole = sum(len(unit) == len(units[0]) for unit in units)  # the last one may be smaller
+            order = [*rng.permutation(whole).tolist(), *range(whole, len(units))]
+            for unit, other in zip(units, order, strict=True):
+                rank_of |= zip(unit, units[other], strict=True)
+        blocks = (Block(tuple(sorted(rank_of[rank] for rank in block.local)), block.across) for block in phase)
+        return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
+
+    def aligned(self) -> Iterator[Period]:
+        """Periods that cross nodes with a few local ranks in turn, while the others average inside; explicit groups."""
+        cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
+        if self.num_ranks > MAX_PLACES:
+            return
+        nodes = [list(cluster.workers_of(v)) for v in range(cluster.num_nodes)]
+
+        def phase(groups: Iterable[Sequence[int]]) -> RulePhase:
+            return tuple(Block(tuple(sorted(group))) for group in groups if len(group) > 1)
+
+        inside = phase(part for node in nodes for part in _split(node, most))
+        longest, wide = max(map(len, nodes)), {*range(2, min(len(nodes), MAX_WIDTH) + 1), len(nodes)} - {1}
+        for width, k in ((w, k) for w in sorted(wide) for k in range(1, longest + 1) if w * k <= most):
+            apart = sorted(range(len(nodes)), key=lambda v: v % -(-len(nodes) // width))
+            turns = width if k == 1 and width < len(nodes) else 1
+            for order in (apart, *([*range(start, len(nodes)), *range(start)] for start in range(turns))):
+                period = []
+                for r in range(0, longest, k):
+                    across = [[rank for v in part for rank in nodes[v][r : r + k]] for part in _split(order, width)]
+                    crossing = {rank for group in across for rank in group}
+                    rest = ([rank for rank in node if rank not in crossing] for node in nodes)
+                    period.append(phase([*across, *(part for row in rest for part in _split(row, most))]))
+                yield (*period, inside)
+
+    def matrices(self, phases: Period) -> Floats:
+        """Every phase on every class with the mean projected out, (A, C, G, G)."""
+        view = RuleView(self.radices, phases, self.num_ranks)
+        matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
+        matrices[:, 0] -= 1 / self.num_ranks
+        return matrices
+
+    def space(self, worker_steps: Sequence[int]) -> Space:
+        """Class c is the set of digits on which a character is non-trivial; worker i adds noise of pace_i steps."""
+        classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
+        center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
+        weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
+        if self.radices:
+            return Space(weight, np.stack([eye if c else center for c in classes]))
+        paces = np.array(worker_steps, dtype=np.int64)
+        steps = RoundSteps.of(paces, paces[None] / 1, Averaging.MEAN, int(paces.max()))
+        inner = float(steps.partial.sum()) * (1 - 1 / self.num_ranks) / (self.num_ranks * steps.instants)
+        return Space(weight, (center @ np.diag(steps.noise[0]) @ center)[None], inner, steps.instants)
+
+
+def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(row[start : start + size]) for start in range(0, len(row), size)]
+
+
+def choices_of(problem: Problem) -> list[Choices]:
+    """Rules for even clusters; explicit groups where nodes differ, few workers are, or limits say which groups."""
+    cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
+    if not is_even(cluster) or not holds_rules(cluster):
+        return [explicit_groups(problem)] if cluster.num_workers <= most else []
+    most = MAX_PLACES if problem.limits.choose_groups else FEW_WORKERS
+    return [rule_blocks(problem), *([explicit_groups(problem)] if cluster.num_workers <= most else [])]
+
+
+def rule_blocks(problem: Problem) -> Choices:
+    """The blocks of the cluster's rules within the limit on groups."""
+    size, radices = problem.cluster.workers_per_node, node_radices(problem.cluster)
+    assert size is not None, "rules need a regular cluster"
+    unit = next(d for d in divisors(size) if size // d <= MAX_RULE_PLACES)
+    places = tuple(_split(range(size), unit))
+    count, digits = len(places), list(every_class(len(radices)))
+    sets: Iterable[Sequence[int]] = (c for k in range(1, count + 1) for c in combinations(range(count), k))
+    if (2**count - 1) * len(digits) > MAX_BLOCKS:
+        sets = (range(start, start + k) for k in divisors(count) for start in range(0, count, k))
+    blocks = [Block(tuple(rank for p in chosen for rank in places[p]), across) for chosen in sets for across in digits]
+    most = problem.limits.max_group or problem.cluster.num_workers
+    every = Choices(problem, radices, places, tuple(b for b in blocks if b.makes_groups), is_complete=False)
+    return replace(every, blocks=tuple(b for b in every.blocks if every.size(b) <= most))
+
+
+def explicit_groups(problem: Problem) -> Choices:
+    """Groups of any workers: all sizes, smallest first, as far as there is room; then parts that show the nodes."""
+    cluster, n = problem.cluster, problem.cluster.num_workers
+    most, unit = problem.limits.max_group or n, -(-n // MAX_PLACES)
+    nodes: list[list[int]] = []  # the places of each node
+    places: list[tuple[int, ...]] = []
+    for v in range(cluster.num_nodes):
+        parts = _split(cluster.workers_of(v), unit)
+        nodes.append([len(places) + part for part in range(len(parts))])
+        places += parts
+    listed, size = 0, 1
+    while size * unit < most and listed + comb(len(places), size + 1) <= MAX_GROUPS:
+        size += 1
+        listed += comb(len(places), size)
+    is_complete = size >= most and unit == 1
+    found = {group for k in range(1, size + 1) for group in combinations(range(len(places)), k)}
+    found |= set() if is_complete else set(_groups_of_nodes(problem, nodes, size))
+    groups = {tuple(worker for place in group for worker in places[place]) for group in found}
+    kept = sorted((group for group in groups if 2 <= len(group) <= most), key=lambda group: (len(group), group))
+    return Choices(problem, (), tuple(places), tuple(map(Block, kept)), is_complete)
+
+
+def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
+    """All, nodes, what is below a switch, parts of a node, and local ranks on some nodes: more than `size` places."""
+    every = range(len(nodes))
+    ranks = [[node[r] for node in nodes if r < len(node)] for r in range(max(map(len, nodes)))]
+    below = [switch.nodes for switch in problem.hardware.shared_switches(len(nodes))]
+    some = (chosen for k in every[2:] if comb(len(nodes), k) <= MAX_PLACES // 2 for chosen in combinations(every, k))
+    for chosen in (every, *((v,) for v in every), *below, *some):
+        for k in range(1, len(ranks) + 1):
+            yield tuple(sorted(place for v in chosen for place in nodes[v][:k]))
+    for row in (*nodes, *ranks):
+        yield from (tuple(row[len(row) // 2 :]), tuple(row[: (len(row) + 1) // 2]))
+        for k in range(size + 1, len(row) + 1):
+            if comb(len(row), k) <= MAX_GROUPS // (len(nodes) + len(ranks)):
+                yield from combinations(row, k)
