@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import io
 import json
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +47,20 @@ def import_all(*packages: ModuleType) -> None:
             except ModuleNotFoundError as missing:
                 if missing.name is None or missing.name.startswith("partreduce"):
                     raise
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a file, in which "$none" stands for None."""
+
+    def plain(value: Any) -> Any:  # noqa: ANN401 - any TOML value
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [plain(inner) for inner in value]
+        return None if value == "$none" else value
+
+    tables: dict[str, Any] = plain(tomllib.loads(path.read_text(encoding="utf-8")))
+    return tables
 
 
 def parser(words: str) -> argparse.ArgumentParser:
@@ -74,6 +90,24 @@ def end_after(seconds: float) -> None:
     """Let an alarm end this process if it hangs, whatever it hangs in."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, int(seconds)))
+
+
+def run_bounded(
+    command: Sequence[str], output: Path, limit: float, environment: dict[str, str] | None = None
+) -> int | None:
+    """The exit code of a command, None if it was ended at the limit; what it has started ends with it."""
+    with output.open("w") as sink:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return child.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def free_port() -> int:
@@ -175,6 +209,16 @@ def spans(said: Sequence[Times]) -> dict[str, list[float]]:
 def ratios(found: Mapping[str, Sequence[float]], name: str, base: str) -> list[float]:
     """Turn by turn, over what the base took beside it."""
     return [ours / theirs for ours, theirs in zip(found[name], found[base], strict=True)]
+
+
+def new_lines(path: Path, place: int = 0) -> tuple[list[Any], int]:
+    """The JSON lines of a file from a byte on, and where that ends; none that is still being written, or cut short."""
+    if not path.exists():
+        return [], place
+    with path.open("rb") as file:
+        file.seek(place)
+        whole = file.read().rpartition(b"\n")[0]
+    return [json.loads(line) for line in whole.split(b"\n") if line], place + len(whole) + bool(whole)
 
 
 def compact(content: dict[str, Any], *, digits: int = 6) -> str:

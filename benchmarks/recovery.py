@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import signal
@@ -78,19 +77,15 @@ class Diary:
     _place: int = 0
 
     def read(self) -> Diary:
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self._place)
-                whole = file.read().rpartition(b"\n")[0]
-            self._place += len(whole) + bool(whole)
-            for what, value in map(json.loads, whole.splitlines()):
-                if what == "pid":
-                    self.pids.append(value)
-                    self.steps = []
-                elif what == "discarded":
-                    self.discarded.append(value)
-                else:
-                    self.steps.append((what, value))
+        lines, self._place = kit.new_lines(self.path, self._place)
+        for what, value in lines:
+            if what == "pid":
+                self.pids.append(value)
+                self.steps = []
+            elif what == "discarded":
+                self.discarded.append(value)
+            else:
+                self.steps.append((what, value))
         return self
 
 

@@ -18,7 +18,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+from benchmarks.faults.processes import become
 
 LOOPBACK = "127.0.0.1"
 
@@ -122,28 +124,13 @@ def _serve(settings: Settings, write: int) -> None:
 
 
 def _forked(action: Callable[[], None]) -> int:
+    from partreduce.runtime.launcher.process_cleanup import die_with_parent
+
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run(action, parent)
+        become(lambda: action() if die_with_parent(parent) else None, None, {})
     return pid
-
-
-def _run(action: Callable[[], None], parent: int) -> NoReturn:
-    from partreduce.runtime.launcher.process_cleanup import die_with_parent
-
-    code = 1
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if die_with_parent(parent):
-            action()
-            code = 0
-    except BaseException:  # noqa: BLE001 - a forked process ends here
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(code)
 
 
 def main() -> None:

@@ -11,13 +11,11 @@ beside that, the summary to benchmarks/results/bench/summary.md. Exit code 1 if 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from typing import NamedTuple
 
-from benchmarks.kit import RESULTS, ROOT, machine, parser, table
+from benchmarks.kit import RESULTS, ROOT, machine, parser, run_bounded, table
 
 OUTPUT = RESULTS / "bench"
 
@@ -50,20 +48,8 @@ def run(name: str) -> list[object]:
     shown = " ".join(["python", *command]).replace(f"{ROOT}/", "")
     print(f"{name}: {shown} (at most {benchmark.limit} s)", flush=True)
     load, started, log = os.getloadavg()[0], time.monotonic(), out.with_suffix(".txt")
-    with log.open("w") as sink:
-        # A session of its own: what a script started ends with it.
-        child = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            code = child.wait(timeout=benchmark.limit)
-            verdict = "done" if code == 0 else f"failed, exit code {code}"
-        except subprocess.TimeoutExpired:
-            verdict = f"stopped after {benchmark.limit} s"
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+    code = run_bounded([sys.executable, *command], log, benchmark.limit)
+    verdict = {0: "done", None: f"stopped after {benchmark.limit} s"}.get(code, f"failed, exit code {code}")
     seconds = time.monotonic() - started
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     print(f"  {verdict}, {seconds:.1f} s; {lines[-1][:200] if lines else 'nothing printed'}", flush=True)

@@ -4,8 +4,7 @@
     python -m benchmarks.transport sums -o benchmarks/results/codecs.md [--workers 16] [--megabytes 2.19]
 
 * p_reduce: a P-Reduce of all workers beside a bare `all_reduce` on the same group.
-* sums: every algorithm and codec of a sum beside the fp32 ring. Over shaped links:
-  `python -m benchmarks.papers pipe-sgd --only sums`.
+* sums: every algorithm and codec of a sum beside the fp32 ring.
 
 All contestants are set up in the same processes and take turns; ratios are taken turn by turn.
 """

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXCLUDED = (
-    "partreduce/planner/",
-    "partreduce/report/",
     "benchmarks/",
     "docs/conformance.md",  # written from the tests' table
     "docs/make_conformance.py",

@@ -75,7 +75,7 @@ def design(
         raise InputError(f"design: {next(iter(parameters))}: expected no such argument of a PlanRequest; {rule}")
     from partreduce.planner.job import PlanRequest
     from partreduce.planner.plan import plan
-    from partreduce.report.reasons import explained
+    from partreduce.report.reasons import add_reasons
 
     check_type("design: request", request, PlanRequest)
-    return explained(plan(request, progress=progress), request)
+    return add_reasons(plan(request, progress=progress), request)

@@ -1,6 +1,6 @@
 """What public functions return, and parts of what they take: plans, proofs, metrics, predictions, step times."""
 
-from partreduce.planner.delay import Delay as Delay
+from partreduce.planner.job import Delay as Delay
 from partreduce.planner.option import CandidateSchedule as CandidateSchedule
 from partreduce.planner.plan import Plan as Plan
 from partreduce.planner.predict import Prediction as Prediction

@@ -12,11 +12,13 @@ from functools import cache
 from heapq import heapify, heapreplace
 from itertools import combinations, product
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.kit import read_toml
 from partreduce.topo.errors import InputError
 
 Row = tuple[int, ...]
@@ -32,6 +34,26 @@ class Level(NamedTuple):
     value: Any
     words: str = ""
     growth: float = 1.0
+
+
+def tupled(value: Any) -> Any:  # noqa: ANN401 - any TOML value
+    """With tuples for lists."""
+    if isinstance(value, dict):
+        return {key: tupled(inner) for key, inner in value.items()}
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
+
+
+TABLE: dict[str, Any] = tupled(read_toml(Path(__file__).with_name("configurations.toml")))
+
+
+def levels_of(protocol: str) -> dict[str, list[Level]]:
+    """The factors of a protocol in the table."""
+    return {name: [Level(*row) for row in rows] for name, rows in TABLE[protocol]["factors"].items()}
+
+
+def converted(row: Mapping[str, Any], **kinds: Callable[[Any], Any]) -> dict[str, Any]:
+    """A row with the kinds that some of its values have in the protocol, where they are there."""
+    return {key: kinds[key](value) if key in kinds and value is not None else value for key, value in row.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +119,7 @@ def covering_rows(
 
     Greedy, in the way of AETG (Cohen, Dalal, Fredman and Patton, 1997), and without chance: the next row is the one
     with the most new combinations for its cost, the first of them in lexicographic order; rows that later ones made
-    checkpoints_to_delete are dropped, the dearest first.
-
-    Args:
-        levels: how many levels each factor has.
-        strength: how many levels are combined, t.
-        possible: which rows may be; it sees whole rows.
-        cost: what a row costs; dear rows are taken only for what cheaper ones lack.
-
-    Complexity: O(rows × C(factors, t)) memory and, in NumPy, as much time for the rows that are looked at again.
+    superfluous are dropped, the dearest first. O(rows × C(factors, strength)) memory.
     """
     if not 1 <= strength <= len(levels):
         raise InputError(f"strength: is {strength}; it lies between 1 and {len(levels)} factors")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from benchmarks.explore.covering import TABLE
 from benchmarks.explore.reductions import Shiftable
 from benchmarks.explore.search import (
     NO_ERROR,
@@ -234,21 +235,79 @@ class Configuration:
         )
 
 
+def configurations(
+    protocol: str, size: str, machine: Callable[[dict[str, Any]], Any], prepared: Callable[[Any, Network], Explored]
+) -> tuple[Configuration, ...]:
+    """The rows of a size in the table, each with the machine that is made of it."""
+    found = []
+    for listed in TABLE[protocol][size]:
+        row = dict(listed)
+        name, network, symmetry = row.pop("name"), row.pop("network", {}), row.pop("symmetry", False)
+        found.append(Configuration(name, machine(row), prepared, Network(**network), symmetry))
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Gone:
     """The state of a worker that ended because it missed another one, or was told that somebody did."""
 
 
 @dataclass(frozen=True)
-class FailStop:
-    """A `Shiftable`, `Symmetric` or plain machine of workers in which a worker that takes another for dead ends."""
+class Around:
+    """A `Shiftable`, `Symmetric` or plain machine inside of another one, which is as it but for what it says itself."""
 
     machine: Any
+
+    def inner(self, state: Any) -> Any:  # noqa: ANN401 - of any machine
+        """The state inside, None where there is none."""
+        return state
 
     @property
     def num_processes(self) -> int:
         count: int = self.machine.num_processes
         return count
+
+    @property
+    def channels(self) -> Sequence[tuple[int, int]]:
+        pairs: Sequence[tuple[int, int]] = self.machine.channels
+        return pairs
+
+    def start(self, process: int) -> Outcome[Any]:
+        outcome: Outcome[Any] = self.machine.start(process)
+        return outcome
+
+    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
+        inside = self.inner(state)
+        return () if inside is None else tuple(self.machine.ready(process, inside))
+
+    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Shiftable
+        """None where the machine has no clock."""
+        inside = self.inner(state)
+        if inside is None or not isinstance(self.machine, Shiftable):
+            return None
+        return self.machine.clock(process, inside)
+
+    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+        return state if self.inner(state) is None else self.machine.shifted(process, state, by)
+
+    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+        return message if isinstance(message, Crashed) else self.machine.shifted_message(message, by)
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        return tuple(self.machine.symmetries())
+
+    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
+        return state if self.inner(state) is None else self.machine.renamed(process, state, permutation)
+
+    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
+        return message if isinstance(message, Crashed) else self.machine.renamed_message(message, permutation)
+
+
+class FailStop(Around):
+    """A worker that takes another for dead ends."""
+
+    def inner(self, state: Any) -> Any:  # noqa: ANN401 - as in Around
+        return None if isinstance(state, Gone) else state
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
@@ -260,14 +319,6 @@ class FailStop:
     def suspects(self) -> Sequence[tuple[int, int]]:
         """Whoever is connected to a worker may miss it."""
         return self.channels
-
-    def start(self, process: int) -> Outcome[Any]:
-        outcome: Outcome[Any] = self.machine.start(process)
-        return outcome
-
-    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
-        """As the machine, until the end."""
-        return () if isinstance(state, Gone) else tuple(self.machine.ready(process, state))
 
     def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
         """End if somebody is missed, else as the machine."""
@@ -283,31 +334,8 @@ class FailStop:
         """Who has ended rests; the machine's own workers never do."""
         return isinstance(state, Gone)
 
-    # The machine's reductions and words; the end of a worker has no step and names nobody.
-
-    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Shiftable
-        """None where the machine has no clock."""
-        if isinstance(state, Gone) or not isinstance(self.machine, Shiftable):
-            return None
-        return self.machine.clock(process, state)
-
-    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
-        return state if isinstance(state, Gone) else self.machine.shifted(process, state, by)
-
-    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
-        return message if isinstance(message, Crashed) else self.machine.shifted_message(message, by)
-
-    def symmetries(self) -> Sequence[tuple[int, ...]]:
-        return tuple(self.machine.symmetries())
-
-    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
-        return state if isinstance(state, Gone) else self.machine.renamed(process, state, permutation)
-
-    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
-        return message if isinstance(message, Crashed) else self.machine.renamed_message(message, permutation)
-
 
 def fail_stop(found: Explored) -> Explored:
     """The same of workers that end when they miss one; asked of those that have not, and of what is between them."""
-    asked = (through(prop, lambda state: None if isinstance(state, Gone) else state) for prop in found.properties)
-    return Explored(FailStop(found.machine), tuple(asked))
+    machine = FailStop(found.machine)
+    return Explored(machine, tuple(through(prop, machine.inner) for prop in found.properties))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from benchmarks.explore.covering import Factors, Level
-from benchmarks.explore.explorer import AT_ONCE, USUAL, Configuration, Explored, Network
+from benchmarks.explore.covering import Factors, converted, levels_of
+from benchmarks.explore.explorer import USUAL, Configuration, Explored, Network, configurations
 from benchmarks.explore.reductions import GroupSystem
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property, View
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
@@ -39,6 +40,9 @@ from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPoli
 def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[Property, ...]:
     """All properties that apply to a system; `lossy` says that messages may be lost, and be said again."""
     n = system.setting.num_workers
+    with_service = tuple((worker, n) for worker in range(n))
+    pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
+    halves = tuple(pair for pair in pairs if pair[0] < pair[1])
     listed: list[Property] = [
         _of_service(n, "no worker in two running groups", _one_running_group),
         _of_service(n, "lock vector is the union of the running groups", _locks_are_running),
@@ -47,22 +51,24 @@ def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[P
         _of_service(n, "nothing waits that could start", _eager),
         _of_service(n, "who waits, waits for an older group", _waits_for_older),
         _of_service(n, "every request is answered once, or waits", _answered_or_waiting),
-        _grants_are_known(n, lossy=lossy),
-        _agreed_members(n),
-        _requests_in_step(n, system),
-        PerPair("costs are known", _pairs_with_service(n), lambda pair: _known_cost(system, pair), messages=False),
-        _ended_properly(n),
+        PerPair("groups that workers are in are running", with_service, lambda pair: _known_grant(pair, lossy=lossy)),
+        PerPair("members agree on their group", halves, _agreed_members, messages=False),
+        PerPair("requests are received once, in order", with_service, partial(_in_step, system), messages=False),
+        PerPair("costs are known", with_service, partial(_known_cost, system), messages=False),
+        PerState("no group is lost", _no_group_is_lost),
     ]
     if system.collective:
-        listed.append(_met_by_all(n))
+        listed.append(PerPair("a group ends when all have entered it", pairs, _met_by_all, messages=False))
     if not system.breakers:  # else groups that were drawn in time may still be dissolved
         listed.append(_of_service(n, "no worker goes long without a group", _patient))
     if system.rounds is not None:
-        listed.append(PerPair("rounds are counted", _pairs_with_service(n), _counted, messages=False))
+        listed.append(PerPair("rounds are counted", with_service, _counted, messages=False))
     if system.rounds is None:
-        listed += [_progress(worker) for worker in range(n)]
+        listed += [
+            Progress(f"worker {worker} averages again and again", partial(_averages, worker)) for worker in range(n)
+        ]
     elif system.timeouts:
-        listed.append(PerState("after a halt, asking again leads to the end", lambda view: _recovers(system, view)))
+        listed.append(PerState("after a halt, asking again leads to the end", partial(_recovers, system)))
     else:
         listed.append(NoDeadlock())
     return tuple(listed)
@@ -176,38 +182,28 @@ def _known_cost(system: GroupSystem, pair: Pair) -> str | None:
     return f"a round of worker {worker} costs {cost}; the generator takes it to cost {state.costs[worker]}"
 
 
-def _pairs_with_service(n: int) -> tuple[tuple[int, int], ...]:
-    return tuple((worker, n) for worker in range(n))
-
-
-def _grants_are_known(n: int, *, lossy: bool) -> PerPair:
+def _known_grant(pair: Pair, *, lossy: bool) -> str | None:
     """A worker is in no group that the generator does not hold to be running, unless word of its end is on its way.
 
     Word that was lost may come again: a repeated request takes the group away.
     """
-
-    def check(pair: Pair) -> str | None:
-        worker, mine, _, (state, _), _, back = pair
-        told = [
-            m for m in back if isinstance(m, Grant) and m.generation >= mine.generation and m.request == mine.request
-        ]
-        offered = [(m.seq, m.members) for m in told] if mine.stage == ASKED else []
-        held = [(mine.seq, mine.members)] if mine.stage in (GRANTED, MEETING) else []
-        for seq, members in held + offered:
-            if seq <= mine.met:
-                return f"worker {worker} is given group {seq} after it met group {mine.met}"
-            if worker not in members:
-                return f"worker {worker} is given group {seq} {members}, to which it does not belong"
-            ending = any(isinstance(m, Void) and m.seq == seq for m in back)
-            group = next((g for g in state.buffers.groups if g.seq == seq and worker in g.active), None)
-            gone = state.status[worker] == DEAD or any(isinstance(m, Evicted) for m in back)
-            if group is None and not ending and not gone and not (lossy and _retracted(state, worker)):
-                return f"worker {worker} is in group {seq}, which the generator does not hold to be running"
-            if group is not None and group.members != members:
-                return f"worker {worker} takes group {seq} to be {members}; it is {group.members}"
-        return None
-
-    return PerPair("groups that workers are in are running", _pairs_with_service(n), check)
+    worker, mine, _, (state, _), _, back = pair
+    told = [m for m in back if isinstance(m, Grant) and m.generation >= mine.generation and m.request == mine.request]
+    offered = [(m.seq, m.members) for m in told] if mine.stage == ASKED else []
+    held = [(mine.seq, mine.members)] if mine.stage in (GRANTED, MEETING) else []
+    for seq, members in held + offered:
+        if seq <= mine.met:
+            return f"worker {worker} is given group {seq} after it met group {mine.met}"
+        if worker not in members:
+            return f"worker {worker} is given group {seq} {members}, to which it does not belong"
+        ending = any(isinstance(m, Void) and m.seq == seq for m in back)
+        group = next((g for g in state.buffers.groups if g.seq == seq and worker in g.active), None)
+        gone = state.status[worker] == DEAD or any(isinstance(m, Evicted) for m in back)
+        if group is None and not ending and not gone and not (lossy and _retracted(state, worker)):
+            return f"worker {worker} is in group {seq}, which the generator does not hold to be running"
+        if group is not None and group.members != members:
+            return f"worker {worker} takes group {seq} to be {members}; it is {group.members}"
+    return None
 
 
 def _retracted(state: GeneratorState, worker: int) -> bool:
@@ -216,73 +212,51 @@ def _retracted(state: GeneratorState, worker: int) -> bool:
     return answer is not None and not isinstance(answer, Grant)
 
 
-def _agreed_members(n: int) -> PerPair:
-    def check(pair: Pair) -> str | None:
-        u, a, v, b, _, _ = pair
-        both = a.stage in (GRANTED, MEETING) and b.stage in (GRANTED, MEETING)
-        if both and a.seq == b.seq and a.members != b.members:
-            return f"workers {u} and {v} take group {a.seq} to be {a.members} and {b.members}"
-        return None
-
-    pairs = tuple((u, v) for u in range(n) for v in range(u + 1, n))
-    return PerPair("members agree on their group", pairs, check, messages=False)
+def _agreed_members(pair: Pair) -> str | None:
+    u, a, v, b, _, _ = pair
+    both = a.stage in (GRANTED, MEETING) and b.stage in (GRANTED, MEETING)
+    if both and a.seq == b.seq and a.members != b.members:
+        return f"workers {u} and {v} take group {a.seq} to be {a.members} and {b.members}"
+    return None
 
 
-def _met_by_all(n: int) -> PerPair:
+def _met_by_all(pair: Pair) -> str | None:
     """A group is over for one member only after every other one has entered it."""
-
-    def check(pair: Pair) -> str | None:
-        u, a, v, b, _, _ = pair
-        if b.stage == GRANTED and a.met == b.seq and u in b.members:
-            return f"worker {u} is out of group {b.seq}, which worker {v} has not entered"
-        return None
-
-    pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
-    return PerPair("a group ends when all have entered it", pairs, check, messages=False)
+    u, a, v, b, _, _ = pair
+    if b.stage == GRANTED and a.met == b.seq and u in b.members:
+        return f"worker {u} is out of group {b.seq}, which worker {v} has not entered"
+    return None
 
 
-def _requests_in_step(n: int, system: GroupSystem) -> PerPair:
+def _in_step(system: GroupSystem, pair: Pair) -> str | None:
     """The generator has received the worker's present request or, while that is on its way, the one before it."""
+    worker, mine, _, (state, _), _, _ = pair
+    last = state.requests[worker]
+    known = last == mine.request
+    if not known and system.generator.following(last) != mine.request:
+        return f"worker {worker} is at request {mine.request}; the generator has received {last}"
+    if not known and mine.stage not in (ASKED, EVICTED):
+        return f"worker {worker} is {mine.stage} on request {mine.request}, which the generator has not received"
+    return None
 
-    def check(pair: Pair) -> str | None:
-        worker, mine, _, (state, _), _, _ = pair
-        last = state.requests[worker]
-        known = last == mine.request
-        if not known and system.generator.following(last) != mine.request:
-            return f"worker {worker} is at request {mine.request}; the generator has received {last}"
-        if not known and mine.stage not in (ASKED, EVICTED):
-            return f"worker {worker} is {mine.stage} on request {mine.request}, which the generator has not received"
+
+def _no_group_is_lost(view: View) -> str | None:
+    """When all workers have ended, every group that started was finished or declared void."""
+    *workers, service = view.processes
+    if service is None or any(w is not None and w.stage not in (ENDED, EVICTED) for w in workers):
         return None
-
-    return PerPair("requests are received once, in order", _pairs_with_service(n), check, messages=False)
-
-
-def _ended_properly(n: int) -> PerState:
-    """When all workers have ended, no group was lost: every one that started was finished or declared void."""
-
-    def check(view: View) -> str | None:
-        workers: tuple[WorkerState | None, ...] = view.processes[:n]
-        service: Any = view.processes[n]
-        if service is None or any(w is not None and w.stage not in (ENDED, EVICTED) for w in workers):
-            return None
-        state: GeneratorState = service[0]
-        if any(isinstance(m, Ask) or type(m).__name__ == "Crashed" for box in view.in_flight.values() for m in box):
-            return None
-        left = [g.seq for g in state.buffers.groups if any(workers[w] is not None for w in g.members)]
-        if any(worker is None for worker in workers):
-            left = [seq for seq in left if state.buffers.group(seq).active == ()]
-        return f"all workers have ended and the groups {left} are outstanding" if left else None
-
-    return PerState("no group is lost", check)
+    state: GeneratorState = service[0]
+    if any(isinstance(m, Ask | Crashed) for box in view.in_flight.values() for m in box):
+        return None
+    left = [g.seq for g in state.buffers.groups if any(workers[w] is not None for w in g.members)]
+    if any(worker is None for worker in workers):
+        left = [seq for seq in left if state.buffers.group(seq).active == ()]
+    return f"all workers have ended and the groups {left} are outstanding" if left else None
 
 
-def _progress(worker: int) -> Progress:
+def _averages(worker: int, label: Any) -> bool:  # noqa: ANN401 - a transition of any machine
     """In a fair endless run every worker is granted a group again and again."""
-
-    def goal(label: Any) -> bool:  # noqa: ANN401 - a transition of any machine
-        return label.process == worker and any(note[0] == "executed" for note in label.notes)
-
-    return Progress(f"worker {worker} averages again and again", goal)
+    return label.process == worker and any(note[0] == "executed" for note in label.notes)
 
 
 def _recovers(system: GroupSystem, view: View) -> str | None:
@@ -340,94 +314,34 @@ def generator(name: str, system: GroupSystem, network: Network = USUAL) -> Confi
     return Configuration(name, system, explored, network)
 
 
-def random(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
-    """Random groups."""
-    return GeneratorSetting(nodes=nodes, group_size=size, division=GroupSplit.RANDOM, slow_threshold=threshold)
+def random(nodes: tuple[int, ...], size: int = 2, **more: Any) -> GeneratorSetting:  # noqa: ANN401 - of the setting
+    return GeneratorSetting(
+        nodes=nodes, group_size=size, **{"division": GroupSplit.RANDOM, "slow_threshold": None, **more}
+    )
 
 
-def divided(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
-    """Global division."""
-    return GeneratorSetting(nodes=nodes, group_size=size, division=GroupSplit.GLOBAL, slow_threshold=threshold)
+def divided(nodes: tuple[int, ...], size: int = 2) -> GeneratorSetting:
+    return random(nodes, size, division=GroupSplit.GLOBAL)
 
 
-def smart(
-    nodes: tuple[int, ...],
-    threshold: int | None = 1,
-    *,
-    rule: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY,
-    max_known: int | None = None,
-) -> GeneratorSetting:
+def smart(nodes: tuple[int, ...], slow_threshold: int | None = 1, **more: Any) -> GeneratorSetting:  # noqa: ANN401 - as above
     """Inter and intra phases with the filter."""
-    return GeneratorSetting(
-        nodes=nodes, group_size=2, slow_threshold=threshold, slow_worker_policy=rule, max_known=max_known
-    )
+    return random(nodes, division=GroupSplit.INTER_INTRA, slow_threshold=slow_threshold, **more)
 
 
-def meeting(
-    nodes: tuple[int, ...],
-    threshold: int | None = None,
-    *,
-    all_every: int = 1,
-    slow_worker_policy: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY,
-) -> GeneratorSetting:
+def meeting(nodes: tuple[int, ...], slow_threshold: int | None = None, **more: Any) -> GeneratorSetting:  # noqa: ANN401 - as above
     """Groups of nodes, and now and then of all."""
-    return GeneratorSetting(
-        nodes=nodes,
-        group_size=2,
-        division=GroupSplit.NODE_THEN_ALL,
-        slow_threshold=threshold,
-        all_every=all_every,
-        slow_worker_policy=slow_worker_policy,
-    )
+    return random(nodes, division=GroupSplit.NODE_THEN_ALL, slow_threshold=slow_threshold, **{"all_every": 1, **more})
 
 
-DETECTED = Network(crashes=1, detect=True)
-ONE_NODE, TWO_NODES = (0, 0, 0), (0, 0, 1)
-SLOW_FIRST, SLOW_LAST = (10, 1, 1), (1, 1, 10)
-LATE = smart(TWO_NODES, rule=SlowWorkerPolicy.DEFER)
+KINDS: dict[str, Any] = {"division": GroupSplit, "slow_worker_policy": SlowWorkerPolicy}
 
-SMALL = (
-    generator("random pairs of 2, endless", GroupSystem(random((0, 0)), rounds=None)),
-    generator("random pairs of 3, 2 rounds, both draws", GroupSystem(random(ONE_NODE), ways=2)),
-    generator("one group of 3, 2 rounds", GroupSystem(divided(ONE_NODE, 3))),
-    generator("random pairs of 2, one message lost", GroupSystem(random((0, 0)), timeouts=True), Network(losses=1)),
-    generator("divided 3, one message lost", GroupSystem(divided(ONE_NODE), timeouts=True), Network(losses=1)),
-    generator("random pairs of 3, one message doubled", GroupSystem(random(ONE_NODE)), Network(duplicates=1)),
-    generator("random pairs of 2, reordered, one retry", GroupSystem(random((0, 0)), retries=1), Network(reorder=True)),
-    generator("divided 3, generator restarted once", GroupSystem(divided(ONE_NODE), restarts=1)),
-    generator("divided 3, one crash", GroupSystem(divided(ONE_NODE)), DETECTED),
-    generator("divided 4 on 2 nodes, 1 round", GroupSystem(divided((0, 0, 1, 1)), rounds=1, ways=2)),
-    generator("inter/intra 4 on 2 nodes, 3 rounds, at once", GroupSystem(smart((0, 0, 1, 1)), rounds=3, ways=2),
-              AT_ONCE),
-    generator("divided 4, 3 rounds, 3 draws, at once", GroupSystem(divided((0, 0, 1, 1)), rounds=3, ways=3), AT_ONCE),
-    generator("node-then-all 3, meeting every 2 rounds, endless",
-              GroupSystem(meeting(ONE_NODE, all_every=2), rounds=None)),
-    generator("node-then-all 4 on 2 nodes, 1 round", GroupSystem(meeting((0, 0, 1, 1)), rounds=1)),
-    generator("node-then-all 3, a straggler late",
-              GroupSystem(meeting(ONE_NODE, 1, slow_worker_policy=SlowWorkerPolicy.DEFER), costs=SLOW_LAST)),
-    generator("node-then-all 3, 1 round, one crash", GroupSystem(meeting(ONE_NODE), rounds=1), DETECTED),
-    generator("one group of 3, 1 round, broken once", GroupSystem(divided(ONE_NODE, 3), rounds=1, breakers=(0,))),
-    generator("divided 3, broken once", GroupSystem(divided(ONE_NODE), breakers=(0,))),
-    generator("random pairs of 2, broken by both, one message lost",
-              GroupSystem(random((0, 0)), breakers=(0, 1), timeouts=True), Network(losses=1)),
-    generator("random pairs of 2, broken once, one loss and one crash",
-              GroupSystem(random((0, 0)), breakers=(0,), timeouts=True), Network(losses=1, crashes=1, detect=True)),
-    generator("random pairs of 3, 1 round, reordered", GroupSystem(random(ONE_NODE), rounds=1), Network(reorder=True)),
-    generator("random pairs of 2, reordered, one message doubled", GroupSystem(random((0, 0))),
-              Network(reorder=True, duplicates=1)),
-    generator("random pairs of 3, filter at 1, both draws", GroupSystem(random(ONE_NODE, threshold=1), ways=2)),
-    generator("divided 3, 1 round, every draw", GroupSystem(divided(ONE_NODE), rounds=1, ways=6)),
-    generator("divided 3, every draw, at once", GroupSystem(divided(ONE_NODE), ways=6), AT_ONCE),
-    generator("inter/intra 3, stragglers late, 3 rounds", GroupSystem(LATE, rounds=3, costs=SLOW_LAST)),
-    generator("inter/intra 3, stragglers late, one message doubled", GroupSystem(LATE, costs=SLOW_LAST),
-              Network(duplicates=1)),
-    generator("inter/intra 3, stragglers late, 1 round, one crash", GroupSystem(LATE, rounds=1, costs=SLOW_FIRST),
-              DETECTED),
-    generator("random pairs of 2, loss, doubling, crash and restart",
-              GroupSystem(random((0, 0)), timeouts=True, restarts=1),
-              Network(losses=1, duplicates=1, crashes=1, detect=True)),
-    generator("inter/intra 3, 1 round, one crash", GroupSystem(smart(TWO_NODES), rounds=1), DETECTED),
-)  # fmt: skip
+
+def _machine(row: dict[str, Any]) -> GroupSystem:
+    return GroupSystem(**{**row, "setting": GeneratorSetting(**converted(row["setting"], **KINDS))})
+
+
+SMALL, LARGE = (configurations("generator", size, _machine, explored) for size in ("small", "large"))
 
 LOSSY, OVERTAKING, DOUBLED = "a message lost", "reordered", "a message doubled"
 
@@ -448,8 +362,8 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
     setting = GeneratorSetting(
         nodes=nodes,
         group_size=2,
-        division=chosen["division"],
-        slow_worker_policy=slow or SlowWorkerPolicy.PAIR_LOCALLY,
+        division=GroupSplit(chosen["division"]),
+        slow_worker_policy=SlowWorkerPolicy(slow or SlowWorkerPolicy.PAIR_LOCALLY),
         slow_threshold=None if slow is None else 1,
         all_every=1,
         max_known=chosen["max_known"],
@@ -474,52 +388,8 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
     return generator(words, system, network)
 
 
-FACTORS = Factors(
-    {
-        "nodes": [Level((0, 0), "2", 14), Level((0, 0, 0), "3", 400), Level((0, 0, 1), "3 on 2 nodes", 400)],
-        "division": [
-            Level(GroupSplit.RANDOM, "random pairs"),
-            Level(GroupSplit.GLOBAL, "divided", 1.5),
-            Level(GroupSplit.INTER_INTRA, "inter/intra"),
-            Level(GroupSplit.NODE_THEN_ALL, "node-then-all", 1.7),
-        ],
-        "rounds": [Level(1, "1 round"), Level(2, "2 rounds", 4.2)],
-        "ways": [Level(1, "1 draw"), Level(2, "2 draws", 3.6)],
-        "max_known": [Level(None), Level(1, "known groups only", 1.1)],
-        "slow": [
-            Level(None),
-            Level(SlowWorkerPolicy.PAPER, "filter of the paper", 2.2),
-            Level(SlowWorkerPolicy.PAIR_LOCALLY, "stragglers local", 2.1),
-            Level(SlowWorkerPolicy.DEFER, "stragglers late", 1.1),
-        ],
-        "breakers": [Level(()), Level((1,), "broken once", 7.8)],
-        "crashes": [Level(0), Level(1, "one crash", 15)],
-        "suspicions": [Level(0), Level(1, "one taken for dead", 27)],
-        "wire": [Level(""), Level(OVERTAKING, OVERTAKING, 1.3), Level(DOUBLED, DOUBLED, 11), Level(LOSSY, LOSSY, 3.5)],
-        "restarts": [Level(0), Level(1, "generator restarted", 5)],
-    },
-    _make,
-    _possible,
-)
+FACTORS = Factors(levels_of("generator"), _make, _possible)
 """What is varied; the growths fit the logarithms of the numbers of states of 304 rows, by least squares."""
-
 TWO_VOIDS = FACTORS.configuration(FACTORS.row(nodes=(0, 0, 0), breakers=(1,), suspicions=1, wire=OVERTAKING))
 """Four circumstances: two groups are void, and messages of two generations overtake each other: 190,426 states."""
-
-LARGE = (
-    generator("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),
-    generator("random pairs of 4, 1 round, every draw", GroupSystem(random((0, 0, 1, 1)), rounds=1, ways=3)),
-    generator("random pairs of 3, 3 rounds, both draws", GroupSystem(random(TWO_NODES), rounds=3, ways=2)),
-    generator("inter/intra 3 on 2 nodes, both draws", GroupSystem(smart(TWO_NODES), ways=2)),
-    generator("inter/intra 3, known groups only", GroupSystem(smart(TWO_NODES, max_known=1), ways=2)),
-    generator("inter/intra 3, doubled and restarted",
-              GroupSystem(smart(TWO_NODES), rounds=1, timeouts=True, restarts=1), Network(duplicates=1)),
-    generator("random groups of 3, one crash", GroupSystem(random(TWO_NODES, 3)), DETECTED),
-    generator("random groups of 3, 3 rounds, one crash", GroupSystem(random(TWO_NODES, 3), rounds=3), DETECTED),
-    generator("divided 3, every draw", GroupSystem(divided(ONE_NODE), ways=6)),
-    generator("inter/intra 3, stragglers late, one crash", GroupSystem(LATE, costs=SLOW_LAST), DETECTED),
-    generator("inter/intra 3, one crash", GroupSystem(smart(TWO_NODES)), DETECTED),
-    generator("inter/intra 3, the paper's initiator, one crash",
-              GroupSystem(smart(TWO_NODES, rule=SlowWorkerPolicy.PAPER)), DETECTED),
-    TWO_VOIDS,
-)  # fmt: skip
+LARGE = (*LARGE, TWO_VOIDS)

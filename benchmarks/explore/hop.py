@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.covering import Factors, converted, levels_of
 from benchmarks.explore.explorer import (
-    AT_ONCE,
-    REORDERED,
-    USUAL,
+    Around,
     Configuration,
     Exploration,
     Explored,
     Network,
+    configurations,
     fail_stop,
 )
 from benchmarks.explore.reductions import Hop
@@ -46,118 +44,27 @@ from partreduce.verify.gap_bounds import Matrix, exact_bounds
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
     """All properties that apply to the machine's setting; `reordered` says that updates may overtake one another."""
-    setting, graph = machine.setting, machine.graph
-    bounds = exact_bounds(graph, setting)
+    setting, edges, truth, n = machine.setting, machine.graph.edges, _Truth(machine), machine.num_processes
+    pairs = tuple((i, j) for i in range(n) for j in range(n) if i != j)
     listed: list[Property] = [
         NoDeadlock(),
-        _gap_bound(machine, bounds),
-        _permission(machine),
-        _queue_truth(machine),
-        _sends(machine),
-        _update_capacity(machine, bounds),
+        PerPair("gap within bound", pairs, truth.gap, messages=False),
+        PerProcess("enters only what it may", truth.permission),
+        PerPair("queue holds what arrived", edges, truth.queue),
+        PerProcess("sends to all out-neighbors", truth.sends),
+        PerPair("update queue within capacity", edges, truth.update_capacity),
     ]
     if not reordered:
-        listed.append(_updates_in_order(machine))
+        listed.append(PerPair("each update sent once, in order", edges, truth.order))
     if setting.max_ig is not None:
-        listed += [_token_balance(machine, setting.max_ig), _token_capacity(machine, bounds, setting.max_ig)]
+        listed.append(PerPair("tokens conserved", edges, truth.tokens))
+        listed.append(PerPair("token queue within capacity", edges, truth.token_capacity))
     if setting.skip is not None:
-        listed += [_no_passing(machine), _skip_bound(machine)]
+        listed.append(PerPair("skips pass nobody", edges, truth.passes_nobody, messages=False))
+        listed.append(PerProcess("skip within bound", truth.skip))
     if setting.notify_ack:
-        listed.append(_ack_balance(machine))
+        listed.append(PerPair("acknowledged once reduced", edges, truth.acknowledgements))
     return tuple(listed)
-
-
-def _gap_bound(machine: Hop, bounds: Matrix) -> PerPair:
-    n = machine.num_processes
-
-    def check(pair: Pair) -> str | None:
-        i, a, j, b, _, _ = pair
-        bound = bounds[i][j]
-        gap = a.step - b.step
-        if bound is None or gap <= bound:
-            return None
-        return f"worker {i} is {gap} steps ahead of worker {j}; the bound is {bound}"
-
-    pairs = tuple((i, j) for i in range(n) for j in range(n) if i != j)
-    return PerPair("gap within bound", pairs, check, messages=False)
-
-
-def _permission(machine: Hop) -> PerProcess:
-    """A worker may do exactly what its queues allow: nothing more (safety), nothing less (no needless waiting)."""
-    setting = machine.setting
-    spare = setting.backups(machine.num_processes)
-
-    def check(v: int, state: HopState) -> str | None:
-        offered = set(machine.ready(v, state))
-        allowed = _allowed(machine, state, len(machine.graph.sources[v]) - spare[v])
-        if offered == allowed:
-            return None
-        too_much, missing = offered - allowed, allowed - offered
-        return f"worker {v} in {state}: offers {sorted(map(str, too_much))} too much, lacks {sorted(map(str, missing))}"
-
-    return PerProcess("enters only what it may", check)
-
-
-def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
-    """The events that the paper's text allows, from the queues' contents as sets of steps."""
-    setting = machine.setting
-    split = machine.fine or setting.notify_ack
-    oldest = state.step - setting.staleness
-    held = [{oldest + b for b in range(queue.bit_length()) if queue >> b & 1} for queue in state.updates]
-
-    def reducible(step: int) -> bool:
-        if setting.staleness:
-            return sum(any(k >= step - setting.staleness for k in queue) for queue in held) >= needed
-        return sum(step in queue for queue in held) >= needed
-
-    if split and state.stage == SENDING:
-        return {SendUpdate()} if not setting.notify_ack or all(state.acked) else set()
-    if split and state.stage == REDUCING:
-        return {Reduce()} if reducible(state.step) else set()
-    if not split and not reducible(state.step):
-        return set()
-    if setting.skip is not None and setting.max_ig is not None:
-        behind = [count - setting.max_ig for count in state.tokens]  # no out-neighbor is nearer than this
-        jumps = [
-            by
-            for by in range(setting.skip.trigger, setting.skip.limit + 1)
-            if behind
-            and all(max(by, setting.skip.behind) <= ahead for ahead in behind)
-            and reducible(state.step + by - 1)
-        ]
-        if jumps:
-            return {Advance(max(jumps))}
-    return {Advance()} if all(count >= 1 for count in state.tokens) else set()
-
-
-def _sends(machine: Hop) -> PerProcess:
-    """An update goes to all out-neighbors."""
-    split = machine.fine or machine.setting.notify_ack
-
-    def check(v: int, state: HopState) -> str | None:
-        for event in machine.ready(v, state):
-            after, actions = machine.step(v, state, event)
-            sent = [(a.to, a.message.step) for a in actions if isinstance(a, Send) and isinstance(a.message, Update)]
-            sends = isinstance(event, SendUpdate) or (isinstance(event, Advance) and not split)
-            due = [(w, after.step) for w in machine.graph.targets[v]] if sends else []
-            if sent != due:
-                return f"worker {v} in {state} sends updates {sent}; due are {due}"
-        return None
-
-    return PerProcess("sends to all out-neighbors", check)
-
-
-def _no_passing(machine: Hop) -> PerPair:
-    """A skip never passes an out-neighbor, wherever its tokens are."""
-
-    def check(pair: Pair) -> str | None:
-        u, a, v, b, _, _ = pair
-        for event in machine.ready(u, a):
-            if isinstance(event, Advance) and event.by > 1 and a.step + event.by > b.step:
-                return f"worker {u} may skip to step {a.step + event.by}; worker {v} is in step {b.step}"
-        return None
-
-    return PerPair("skips pass nobody", machine.graph.edges, check, messages=False)
 
 
 def longest_skips(machine: Hop) -> list[int]:
@@ -168,122 +75,163 @@ def longest_skips(machine: Hop) -> list[int]:
     return list(ScheduleFacts(kept).numbers("skip")["longest"])
 
 
-def _skip_bound(machine: Hop) -> PerProcess:
-    longest = longest_skips(machine)
+class _Truth:
+    """What must hold of a machine: each method returns None or says what is wrong."""
 
-    def check(v: int, state: HopState) -> str | None:
-        for event in machine.ready(v, state):
-            if isinstance(event, Advance) and event.by > max(1, longest[v]):
-                return f"worker {v} may skip {event.by} steps; the bound is {longest[v]}"
+    def __init__(self, machine: Hop) -> None:
+        self.machine, self.graph, self.setting = machine, machine.graph, machine.setting
+        self.bounds: Matrix = exact_bounds(self.graph, self.setting)
+        self.spare = self.setting.backups(machine.num_processes)
+        self.split = machine.fine or self.setting.notify_ack
+        self.longest = [] if self.setting.skip is None else longest_skips(machine)
+
+    def gap(self, pair: Pair) -> str | None:
+        i, a, j, b, _, _ = pair
+        gap, bound = a.step - b.step, self.bounds[i][j]
+        if bound is None or gap <= bound:
+            return None
+        return f"worker {i} is {gap} steps ahead of worker {j}; the bound is {bound}"
+
+    def permission(self, v: int, state: HopState) -> str | None:
+        """A worker may do exactly what its queues allow: nothing more (safety), nothing less (no needless waiting)."""
+        offered = set(self.machine.ready(v, state))
+        allowed = self._allowed(state, len(self.graph.sources[v]) - self.spare[v])
+        if offered == allowed:
+            return None
+        too_much, missing = offered - allowed, allowed - offered
+        return f"worker {v} in {state}: offers {sorted(map(str, too_much))} too much, lacks {sorted(map(str, missing))}"
+
+    def _allowed(self, state: HopState, needed: int) -> set[object]:
+        """The events that the paper's text allows, from the queues' contents as sets of steps."""
+        setting, oldest = self.setting, state.step - self.setting.staleness
+        held = [{oldest + b for b in range(queue.bit_length()) if queue >> b & 1} for queue in state.updates]
+
+        def reducible(step: int) -> bool:
+            if setting.staleness:
+                return sum(any(k >= step - setting.staleness for k in queue) for queue in held) >= needed
+            return sum(step in queue for queue in held) >= needed
+
+        if self.split and state.stage == SENDING:
+            return {SendUpdate()} if not setting.notify_ack or all(state.acked) else set()
+        if self.split and state.stage == REDUCING:
+            return {Reduce()} if reducible(state.step) else set()
+        if not self.split and not reducible(state.step):
+            return set()
+        if setting.skip is not None and setting.max_ig is not None:
+            behind = [count - setting.max_ig for count in state.tokens]  # no out-neighbor is nearer than this
+            jumps = [
+                by
+                for by in range(setting.skip.trigger, setting.skip.limit + 1)
+                if behind
+                and all(max(by, setting.skip.behind) <= ahead for ahead in behind)
+                and reducible(state.step + by - 1)
+            ]
+            if jumps:
+                return {Advance(max(jumps))}
+        return {Advance()} if all(count >= 1 for count in state.tokens) else set()
+
+    def sends(self, v: int, state: HopState) -> str | None:
+        """An update goes to all out-neighbors."""
+        for event in self.machine.ready(v, state):
+            after, actions = self.machine.step(v, state, event)
+            sent = [(a.to, a.message.step) for a in actions if isinstance(a, Send) and isinstance(a.message, Update)]
+            sends = isinstance(event, SendUpdate) or (isinstance(event, Advance) and not self.split)
+            due = [(w, after.step) for w in self.graph.targets[v]] if sends else []
+            if sent != due:
+                return f"worker {v} in {state} sends updates {sent}; due are {due}"
         return None
 
-    return PerProcess("skip within bound", check)
+    def passes_nobody(self, pair: Pair) -> str | None:
+        """A skip never passes an out-neighbor, wherever its tokens are."""
+        u, a, v, b, _, _ = pair
+        for event in self.machine.ready(u, a):
+            if isinstance(event, Advance) and event.by > 1 and a.step + event.by > b.step:
+                return f"worker {u} may skip to step {a.step + event.by}; worker {v} is in step {b.step}"
+        return None
 
+    def skip(self, v: int, state: HopState) -> str | None:
+        for event in self.machine.ready(v, state):
+            if isinstance(event, Advance) and event.by > max(1, self.longest[v]):
+                return f"worker {v} may skip {event.by} steps; the bound is {self.longest[v]}"
+        return None
 
-def _last_sent(machine: Hop, state: HopState) -> int:
-    split = machine.fine or machine.setting.notify_ack
-    return state.step - 1 if split and state.stage == SENDING else state.step
+    def _last_sent(self, state: HopState) -> int:
+        return state.step - 1 if self.split and state.stage == SENDING else state.step
 
+    def queue(self, pair: Pair) -> str | None:
+        """A queue holds exactly the updates that were sent, have arrived and can still serve.
 
-def _queue_truth(machine: Hop) -> PerPair:
-    """A queue holds exactly the updates that were sent, have arrived and can still serve.
-
-    Updates that were skipped were never sent. Whoever skipped them knew that the receiver was past their step: so of
-    the steps from the receiver's on, which are all that serve without staleness, none is missing.
-    Under staleness the newest stands for all, and who has sent in its step has sent something at least as new.
-    """
-    staleness = machine.setting.staleness
-
-    def check(pair: Pair) -> str | None:
+        Updates that were skipped were never sent. Whoever skipped them knew that the receiver was past their step: so
+        of the steps from the receiver's on, which are all that serve without staleness, none is missing.
+        Under staleness the newest stands for all, and who has sent in its step has sent something at least as new.
+        """
         u, a, v, b, there, _ = pair
-        queue = b.updates[machine.graph.sources[v].index(u)]
+        staleness, queue = self.setting.staleness, b.updates[self.graph.sources[v].index(u)]
         waiting = {m.step for m in there if isinstance(m, Update)}
         oldest = b.step - staleness
-        sent = [k for k in range(oldest, _last_sent(machine, a) + 1) if k not in waiting]
+        sent = [k for k in range(oldest, self._last_sent(a) + 1) if k not in waiting]
         held = [oldest + bit for bit in range(queue.bit_length()) if queue >> bit & 1]
         expected = sent[-1:] if staleness else sent
-        is_sure = machine.setting.skip is None or not staleness or expected == [a.step]
+        is_sure = self.setting.skip is None or not staleness or expected == [a.step]
         if not is_sure and len(held) <= 1 and set(held) <= set(sent):
             return None
         if held == expected or (not held and expected and expected[-1] < 0):
             return None  # steps below 0 may lie before the start of the run, where nothing was sent
         return f"queue {u} → {v} holds updates of steps {held}; it should hold {expected}"
 
-    return PerPair("queue holds what arrived", machine.graph.edges, check)
-
-
-def _updates_in_order(machine: Hop) -> PerPair:
-    def check(pair: Pair) -> str | None:
+    def order(self, pair: Pair) -> str | None:
         u, a, v, _, there, _ = pair
         steps = [m.step for m in there if isinstance(m, Update)]
-        if steps == sorted(set(steps)) and (not steps or steps[-1] <= _last_sent(machine, a)):
+        if steps == sorted(set(steps)) and (not steps or steps[-1] <= self._last_sent(a)):
             return None
         return f"updates of steps {steps} are on their way {u} → {v}, the sender is in step {a.step}"
 
-    return PerPair("each update sent once, in order", machine.graph.edges, check)
-
-
-def _update_capacity(machine: Hop, bounds: Matrix) -> PerPair:
-    """Updates of the receiver's step or later, in the queue or on their way, fit the proved capacity."""
-
-    def check(pair: Pair) -> str | None:
+    def update_capacity(self, pair: Pair) -> str | None:
+        """Updates of the receiver's step or later, in the queue or on their way, fit the proved capacity."""
         u, _, v, b, there, _ = pair
-        limit = _plus(bounds[u][v], 1)
-        queue = b.updates[machine.graph.sources[v].index(u)] >> machine.setting.staleness
+        limit = _plus(self.bounds[u][v], 1)
+        queue = b.updates[self.graph.sources[v].index(u)] >> self.setting.staleness
         count = queue.bit_count() + sum(1 for m in there if isinstance(m, Update) and m.step >= b.step)
         if limit is None or count <= limit:
             return None
         return f"{count} updates wait for worker {v} from worker {u}; the capacity is {limit}"
 
-    return PerPair("update queue within capacity", machine.graph.edges, check)
+    def _tokens(self, pair: Pair) -> tuple[int, int]:
+        """The tokens of the second worker that the first has in hand, and those on their way."""
+        held = pair.first_state.tokens[self.graph.targets[pair.first].index(pair.second)]
+        return held, sum(m.count for m in pair.back if isinstance(m, Token))
 
-
-def _plus(bound: int | None, amount: int) -> int | None:
-    return None if bound is None else bound + amount
-
-
-def _token_balance(machine: Hop, max_ig: int) -> PerPair:
-    """Tokens in hand and on their way are max_ig + Step(giver) − Step(taker): none lost, none made."""
-
-    def check(pair: Pair) -> str | None:
-        u, a, v, b, _, back = pair
-        held = a.tokens[machine.graph.targets[u].index(v)]
-        moving = sum(m.count for m in back if isinstance(m, Token))
-        right = max_ig + b.step - a.step
+    def tokens(self, pair: Pair) -> str | None:
+        """Tokens in hand and on their way are max_ig + Step(giver) − Step(taker): none lost, none made."""
+        u, a, v, b, _, _ = pair
+        held, moving = self._tokens(pair)
+        right = (self.setting.max_ig or 0) + b.step - a.step
         if held + moving == right:
             return None
         return f"worker {u} has {held} tokens of worker {v} and {moving} on their way; there should be {right} in all"
 
-    return PerPair("tokens conserved", machine.graph.edges, check)
-
-
-def _token_capacity(machine: Hop, bounds: Matrix, max_ig: int) -> PerPair:
-    def check(pair: Pair) -> str | None:
-        u, a, v, _, _, back = pair
-        limit = _plus(bounds[v][u], max_ig)
-        held = a.tokens[machine.graph.targets[u].index(v)]
-        count = held + sum(m.count for m in back if isinstance(m, Token))
+    def token_capacity(self, pair: Pair) -> str | None:
+        u, _, v, _, _, _ = pair
+        held, moving = self._tokens(pair)
+        limit, count = _plus(self.bounds[v][u], self.setting.max_ig or 0), held + moving
         if held >= 0 and (limit is None or count <= limit):
             return None
         return f"{count} tokens of worker {v} wait for worker {u} ({held} in hand); the capacity is {limit}"
 
-    return PerPair("token queue within capacity", machine.graph.edges, check)
-
-
-def _ack_balance(machine: Hop) -> PerPair:
-    """Every update is acknowledged once, after it is reduced."""
-
-    def check(pair: Pair) -> str | None:
+    def acknowledgements(self, pair: Pair) -> str | None:
+        """Every update is acknowledged once, after it is reduced."""
         u, a, v, b, _, back = pair
-        acked = a.acked[machine.graph.targets[u].index(v)]
+        acked = a.acked[self.graph.targets[u].index(v)]
         reduced = b.step if b.stage == ENTERING else b.step - 1
-        open_ = _last_sent(machine, a) - reduced + sum(1 for m in back if isinstance(m, Ack))
+        open_ = self._last_sent(a) - reduced + sum(1 for m in back if isinstance(m, Ack))
         if open_ == (0 if acked else 1):
             return None
         word = "has" if acked else "has not"
         return f"worker {u} {word} its acknowledgement from worker {v}, with {open_} updates sent, not yet settled"
 
-    return PerPair("acknowledged once reduced", machine.graph.edges, check)
+
+def _plus(bound: int | None, amount: int) -> int | None:
+    return None if bound is None else bound + amount
 
 
 NOTHING = -(2**60)
@@ -298,66 +246,41 @@ class Recorded:
     came: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(Around):
     """A machine of Hop's workers, each with its record."""
 
-    machine: Hop
-
-    @property
-    def num_processes(self) -> int:
-        return self.machine.num_processes
-
-    @property
-    def channels(self) -> Sequence[tuple[int, int]]:
-        return self.machine.channels
+    def inner(self, state: Recorded) -> HopState:
+        return state.worker
 
     def start(self, process: int) -> Outcome[Recorded]:
         state, actions = self.machine.start(process)
         return Recorded(state, (NOTHING,) * len(self.machine.graph.sources[process])), actions
 
-    def ready(self, process: int, state: Recorded) -> Sequence[Hashable]:
-        return tuple(self.machine.ready(process, state.worker))
-
     def step(self, process: int, state: Recorded, event: object) -> Outcome[Recorded]:
         """As the machine; a reduce, also one before a skip, empties the record."""
         after, actions = self.machine.step(process, state.worker, event)
-        came = state.came
-        if not self.machine.setting.staleness:  # a reduce takes the updates of its step, whenever they came
+        came, staleness = state.came, self.machine.setting.staleness
+        if not staleness:  # a reduce takes the updates of its step, whenever they came
             return Recorded(after, came), actions
         if isinstance(event, Received) and isinstance(event.message, Update):
             place = self.machine.graph.sources[process].index(event.source)
-            held = state.worker.step - self.machine.setting.staleness + state.worker.updates[place].bit_length() - 1
+            held = state.worker.step - staleness + state.worker.updates[place].bit_length() - 1
             if event.message.step >= held or not state.worker.updates[place]:  # else a newer one has overtaken it
                 came = (*came[:place], max(came[place], event.message.step), *came[place + 1 :])
         elif isinstance(event, Reduce) or (isinstance(event, Advance) and event.by > 1):
             came = (NOTHING,) * len(came)
-        oldest = after.step - self.machine.setting.staleness
+        oldest = after.step - staleness
         return Recorded(after, tuple(k if k >= oldest else NOTHING for k in came)), actions
-
-    # The machine's reductions.
-
-    def clock(self, process: int, state: Recorded) -> int:
-        return self.machine.clock(process, state.worker)
 
     def shifted(self, process: int, state: Recorded, by: int) -> Recorded:
         came = tuple(k - by if k > NOTHING else k for k in state.came)
         return Recorded(self.machine.shifted(process, state.worker, by), came)
-
-    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
-        return self.machine.shifted_message(message, by)
-
-    def symmetries(self) -> Sequence[tuple[int, ...]]:
-        return self.machine.symmetries()
 
     def renamed(self, process: int, state: Recorded, permutation: tuple[int, ...]) -> Recorded:
         """The record is put in the order of the new names."""
         places = {permutation[u]: place for place, u in enumerate(self.machine.graph.sources[process])}
         came = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
         return Recorded(self.machine.renamed(process, state.worker, permutation), came)
-
-    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
-        return self.machine.renamed_message(message, permutation)
 
 
 def of_the_worker(prop: Property) -> Property:
@@ -409,19 +332,6 @@ def explored(machine: Hop, network: Network) -> Explored:
     return fail_stop(found) if network.suspicions else found
 
 
-def hop(
-    name: str,
-    graph: Digraph,
-    setting: IterationGap,
-    network: Network = USUAL,
-    *,
-    fine: bool = False,
-    symmetry: bool = False,
-) -> Configuration:
-    """Of a graph and a setting; in `fine` steps the events of a step are kept apart."""
-    return Configuration(name, Hop(graph, setting, fine=fine), explored, network, symmetry)
-
-
 def is_tight(configuration: Configuration, found: Exploration) -> bool:
     """Whether the exploration attains the exact bound of every pair."""
     return found.gaps == exact_bounds(configuration.machine.graph, configuration.machine.setting)
@@ -445,64 +355,28 @@ def diamond() -> Digraph:
 PAIR = Digraph.undirected(2, [(0, 1)])
 PATH = Digraph.undirected(3, [(0, 1), (1, 2)])
 
-SMALL = (
-    hop("standard in fine steps, ring of 3", ring(3), IterationGap(), fine=True),
-    hop("standard, undirected ring of 3", both_ways(3), IterationGap()),
-    hop("standard, undirected ring of 3, reordered", both_ways(3), IterationGap(), REORDERED),
-    hop("staleness 1, ring of 3", ring(3), IterationGap(staleness=1)),
-    hop("NOTIFY-ACK, ring of 3", ring(3), IterationGap(notify_ack=True)),
-    hop("hybrid, tokens max_ig 2 in fine steps, pair", PAIR, IterationGap(backup=1, staleness=1, max_ig=2), fine=True),
-    hop("skips up to 2, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
-        IterationGap(backup=1, staleness=1, max_ig=2, skip=SkipPolicy(limit=2)), fine=True),
-    hop("skips of 3, staleness 2, tokens max_ig 3 in fine steps, pair", PAIR,
-        IterationGap(max_ig=3, staleness=2, skip=SkipPolicy(limit=3, trigger=3)), fine=True),
-    hop("skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair", PAIR,
-        IterationGap(max_ig=3, staleness=1, skip=SkipPolicy(limit=2, behind=3)), fine=True),
-    hop("skips up to 3, backup 1, tokens max_ig 3 in fine steps, pair", PAIR,
-        IterationGap(backup=1, max_ig=3, skip=SkipPolicy(limit=3)), fine=True),
-    hop("NOTIFY-ACK, undirected ring of 3", both_ways(3), IterationGap(notify_ack=True)),
-    hop("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), IterationGap(notify_ack=True, max_ig=1)),
-    hop("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
-        IterationGap(backup=(1, 0, 1), max_ig=1)),
-    hop("tokens max_ig 2 in fine steps, ring of 3", ring(3), IterationGap(max_ig=2), fine=True),
-    hop("staleness 1, tokens max_ig 2, ring of 3", ring(3), IterationGap(staleness=1, max_ig=2)),
-    hop("tokens max_ig 1, diamond", diamond(), IterationGap(max_ig=1)),
-    hop("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), IterationGap(backup=1, max_ig=1)),
-    hop("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
-        IterationGap(backup=1, staleness=1, max_ig=1)),
-    hop("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH,
-        IterationGap(backup=1, max_ig=2, skip=SkipPolicy(limit=2))),
-    hop("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
-        IterationGap(backup=1, staleness=1, max_ig=2, skip=SkipPolicy(limit=2)), AT_ONCE),
-    hop("NOTIFY-ACK, ring of 4", ring(4), IterationGap(notify_ack=True)),
-    hop("standard, ring of 5", ring(5), IterationGap()),
-    hop("tokens max_ig 2, undirected ring of 3", both_ways(3), IterationGap(max_ig=2)),
-    hop("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
-        IterationGap(staleness=1, max_ig=2, skip=SkipPolicy(limit=2))),
-    hop("skips up to 2, staleness 1, tokens max_ig 3, ring of 3", ring(3),
-        IterationGap(staleness=1, max_ig=3, skip=SkipPolicy(limit=2))),
-    hop("tokens max_ig 1, undirected ring of 4", both_ways(4), IterationGap(max_ig=1)),
-    hop("staleness 1, ring of 5", ring(5), IterationGap(staleness=1)),
-    hop("NOTIFY-ACK, ring of 5", ring(5), IterationGap(notify_ack=True)),
-)  # fmt: skip
+GRAPHS = {"pair": PAIR, "path": PATH, "diamond": diamond()}
 
-LARGE = (
-    hop("tokens max_ig 2, ring of 5", ring(5), IterationGap(max_ig=2)),
-    hop("tokens max_ig 1, ring of 6", ring(6), IterationGap(max_ig=1)),
-    hop("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), IterationGap(backup=1, max_ig=2)),
-    hop("tokens max_ig 3, ring of 10, at once", ring(10), IterationGap(max_ig=3), AT_ONCE),
-    hop("tokens max_ig 3, ring of 12, at once", ring(12), IterationGap(max_ig=3), AT_ONCE),
-    hop("tokens max_ig 2, undirected ring of 4, folded", both_ways(4), IterationGap(max_ig=2), symmetry=True),
-    hop("tokens max_ig 3, ring of 5, folded", ring(5), IterationGap(max_ig=3), symmetry=True),
-    hop("NOTIFY-ACK, ring of 6", ring(6), IterationGap(notify_ack=True)),
-    hop("staleness 2, ring of 4", ring(4), IterationGap(staleness=2)),
-    hop("tokens max_ig 1, ring of 7, folded", ring(7), IterationGap(max_ig=1), symmetry=True),
-)  # fmt: skip
+
+def _graph(name: str) -> Digraph:
+    kind, _, size = name.rpartition(" ")
+    return GRAPHS[name] if name in GRAPHS else {"ring": ring, "both ways": both_ways}[kind](int(size))
+
+
+def _gap(row: dict[str, Any]) -> IterationGap:
+    return IterationGap(**converted(row, skip=lambda skip: SkipPolicy(**skip)))
+
+
+def _machine(row: dict[str, Any]) -> Hop:
+    return Hop(_graph(row["graph"]), _gap(row["gap"]), fine=row.get("fine", False))
+
+
+SMALL, LARGE = (configurations("hop", size, _machine, explored) for size in ("small", "large"))
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
     """What Hop refuses is left out, what may halt by its own rules, and what has no end of states."""
-    graph, setting = chosen["graph"], _setting(chosen)
+    graph, setting = _graph(chosen["graph"]), _setting(chosen)
     try:
         check_setting(graph, setting)
     except InputError:
@@ -518,41 +392,17 @@ def _possible(chosen: dict[str, Any]) -> bool:
 
 
 def _setting(chosen: dict[str, Any]) -> IterationGap:
-    graph, backup = chosen["graph"], chosen["backup"]
-    spare = tuple(int(backup == "all" or (backup == "one" and v == 0)) for v in range(graph.num_workers))
-    return IterationGap(
-        max_ig=chosen["max_ig"],
-        staleness=chosen["staleness"],
-        backup=spare,
-        notify_ack=chosen["notify_ack"],
-        skip=chosen["skip"],
-    )
+    workers, backup = range(_graph(chosen["graph"]).num_workers), chosen["backup"]
+    spare = tuple(int(backup == "all" or (backup == "one" and v == 0)) for v in workers)
+    names = ("max_ig", "staleness", "notify_ack", "skip")
+    return _gap({name: chosen[name] for name in names} | {"backup": spare})
 
 
 def _make(words: str, chosen: dict[str, Any]) -> Configuration:
     """The configuration that a row stands for."""
     network = Network(reorder=chosen["wire"], suspicions=chosen["suspicions"])
-    return hop(words, chosen["graph"], _setting(chosen), network, fine=chosen["fine"], symmetry=chosen["symmetry"])
+    machine = Hop(_graph(chosen["graph"]), _setting(chosen), fine=chosen["fine"])
+    return Configuration(words, machine, explored, network, chosen["symmetry"])
 
 
-FACTORS = Factors(
-    {
-        "graph": [
-            Level(ring(3), "ring of 3", 100),
-            Level(PATH, "path of 3", 100),
-            Level(both_ways(3), "undirected ring of 3", 400),
-            Level(diamond(), "diamond", 2000),
-        ],
-        "max_ig": [Level(None), Level(1, "tokens max_ig 1", 3), Level(2, "tokens max_ig 2", 10)],
-        "staleness": [Level(0), Level(1, "staleness 1", 3)],
-        "backup": [Level(""), Level("one", "a backup for worker 0", 3), Level("all", "backup 1", 10)],
-        "notify_ack": [Level(False), Level(True, "NOTIFY-ACK", 3)],
-        "skip": [Level(None), Level(SkipPolicy(limit=2), "skips up to 2", 3)],
-        "fine": [Level(False), Level(True, "fine steps", 3)],
-        "wire": [Level(False), Level(True, "reordered", 2)],
-        "suspicions": [Level(0), Level(1, "one taken for dead", 10)],
-        "symmetry": [Level(False), Level(True, "folded", 0.5)],
-    },
-    _make,
-    _possible,
-)
+FACTORS = Factors(levels_of("hop"), _make, _possible)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.explore.explorer import USUAL, Configuration, Explored, Network
+from typing import Any
+
+from benchmarks.explore.covering import converted
+from benchmarks.explore.explorer import Explored, Network, configurations
 from benchmarks.explore.search import NoDeadlock, PerProcess, PerState, Property
 from benchmarks.explore.search import View as Whole
 from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
@@ -205,74 +208,15 @@ def explored(machine: Membership, network: Network) -> Explored:
     return Explored(machine, membership_properties(machine, network))
 
 
-def membership(
-    name: str, workers: int, rounds: int, groups: Groups = everybody, *, max_failures: int = 9, leases: int = 0,
-    restarts: int = 0, joining: int = 0, knocks: int = 1,
-    network: Network = USUAL,
-) -> Configuration:  # fmt: skip
-    machine = Membership(workers + joining, max_failures, groups, rounds, leases, restarts, joining, knocks)
-    return Configuration(name, machine, explored, network)
+GROUPS: dict[str, Groups] = {"everybody": everybody, "pairs_then_all": pairs_then_all}
 
 
-def mishaps(crashes: int = 0, suspicions: int = 0, cuts: int = 0, *, delay: bool = True) -> Network:
-    """So many deaths, of which all hear, so many workers taken for dead that are not, and so many that are cut off."""
-    return Network(crashes=crashes, suspicions=suspicions, cuts=cuts, detect=True, delay=delay)
+def _machine(row: dict[str, Any]) -> Membership:
+    return Membership(**converted(row, groups=GROUPS.__getitem__))
 
 
-def at_once(crashes: int = 0, suspicions: int = 0, cuts: int = 0) -> Network:
-    return mishaps(crashes, suspicions, cuts, delay=False)
-
-
-SMALLEST = (
-    membership("2 workers, one death and one taken for dead", 2, 2, network=mishaps(1, 1)),
-    membership("2 workers, two deaths, a lease, a restart", 2, 2, leases=1, restarts=1, network=mishaps(2)),
-    membership("2 workers, none may fail", 2, 2, max_failures=0, network=mishaps(1)),
-    membership("1 worker and one that joins, one death", 1, 2, joining=1, knocks=2, network=mishaps(1)),
-)  # fmt: skip
-"""Seconds in all: what judges small changes to the protocol (`make mutants`)."""
-
-SMALL = (
-    *SMALLEST,
-    membership("2 workers, one cut off", 2, 2, network=mishaps(cuts=1)),
-    membership("3 workers, one round, one cut off, at once", 3, 1, network=at_once(cuts=1)),
-    membership("1 worker and one that joins, one cut off, at once", 1, 2, joining=1, network=at_once(cuts=1)),
-    membership("3 workers, one death, at once", 3, 2, network=at_once(1)),
-    membership("3 workers, two deaths, one may fail, at once", 3, 2, max_failures=1, network=at_once(2)),
-    membership("3 workers, two deaths, a restart, at once", 3, 2, restarts=1, network=at_once(2)),
-    membership("3 workers, one taken for dead, a lease, at once", 3, 2, leases=1, network=at_once(0, 1)),
-    membership("3 workers in pairs and all, two deaths, at once", 3, 3, pairs_then_all, network=at_once(2)),
-    membership("4 workers in pairs and all, one death, at once", 4, 3, pairs_then_all, network=at_once(1)),
-    membership("2 workers and one that joins, one death, at once", 2, 2, joining=1, knocks=2, network=at_once(1)),
-    membership("2 workers and one that joins, two deaths, a restart, at once", 2, 2, joining=1, restarts=1,
-               network=at_once(2)),
-    membership("1 worker and two that join, one death, at once", 1, 2, joining=2, network=at_once(1)),
-    membership("2 workers and one that joins, one taken for dead, a lease, at once", 2, 2, joining=1, leases=1,
-               network=at_once(0, 1)),
-)  # fmt: skip
-
-LARGE = (
-    membership("2 workers, one round, and two that join, one death, at once", 2, 1, joining=2, network=at_once(1)),
-    membership(
-        "3 workers in pairs and all and one that joins, one death, at once",
-        3,
-        3,
-        pairs_then_all,
-        joining=1,
-        network=at_once(1),
-    ),
-    membership("2 workers and two that join, one death, at once", 2, 2, joining=2, network=at_once(1)),
-    membership("3 workers, one cut off, at once", 3, 2, network=at_once(cuts=1)),
-    membership("3 workers, one round, one cut off, one death, at once", 3, 1, network=at_once(1, cuts=1)),
-    membership("3 workers, one round, two cut off, at once", 3, 1, network=at_once(cuts=2)),
-    membership("3 workers in pairs and all, one cut off, at once", 3, 3, pairs_then_all, network=at_once(cuts=1)),
-    membership("2 workers and one that joins, one cut off, at once", 2, 2, joining=1, network=at_once(cuts=1)),
-    membership("2 workers and one that joins, one death", 2, 2, joining=1, network=mishaps(1)),
-    membership("3 workers, two deaths", 3, 1, network=mishaps(2)),
-    membership("3 workers, two rounds, one death", 3, 2, network=mishaps(1)),
-    membership("3 workers, one taken for dead", 3, 1, network=mishaps(0, 1)),
-    membership("3 workers, one death, a restart", 3, 1, restarts=1, network=mishaps(1)),
-    membership("3 workers in pairs and all, one death", 3, 3, pairs_then_all, network=mishaps(1)),
-    membership("3 workers, one death, one taken for dead, at once", 3, 2, network=at_once(1, 1)),
-    membership("4 workers in pairs and all, one taken for dead, at once", 4, 3, pairs_then_all, network=at_once(0, 1)),
-    membership("4 workers, three deaths, a lease, a restart, at once", 4, 2, leases=1, restarts=1, network=at_once(3)),
+SMALLEST, _small, LARGE = (
+    configurations("membership", size, _machine, explored) for size in ("smallest", "small", "large")
 )
+"""The smallest take seconds in all: they judge small changes to the protocol (`make mutants`)."""
+SMALL = (*SMALLEST, *_small)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.explore.covering import Factors, Level
+from benchmarks.explore.covering import Factors, levels_of
 from benchmarks.explore.explorer import Configuration, Explored, Network, Trace, explore, fail_stop
 from benchmarks.explore.reductions import Pairing, all_both, two_sides
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, View
@@ -80,19 +80,7 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
 
 
 FACTORS = Factors(
-    {
-        "graph": [
-            Level((3, ((0, 1), (1, 2)), (0, 2)), "path of 3"),
-            Level((4, ((0, 1), (1, 2), (2, 3), (3, 0)), (0, 2)), "ring of 4", 5),
-            Level((5, ((0, 1), (0, 2), (0, 3), (0, 4)), (1, 2, 3, 4)), "star of 5", 5),
-            Level((5, tuple((a, b) for a in (0, 1, 2) for b in (3, 4)), (0, 1, 2)), "3 and 2", 50),
-        ],
-        "sides": [Level("first"), Level("second", "other side active", 0.5)],
-        "extra": [Level(False), Level(True, "edges between active ones")],
-        "wire": [Level(False), Level(True, "reordered")],
-        "mishap": [Level(""), Level("crash", "one crash", 4), Level("suspicion", "one taken for dead", 20)],
-        "symmetry": [Level(False), Level(True, "folded", 0.5)],
-    },
+    levels_of("pairing"),
     _make,
     # The largest graph would have 81,574 states with somebody taken for dead, five times all rows together.
     lambda chosen: bool(chosen["mishap"] != "suspicion" or len(chosen["graph"][1]) < 6),

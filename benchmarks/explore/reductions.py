@@ -125,9 +125,7 @@ def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
 class GroupSystem(machines.GroupSystem):
     """The group generator and its workers; sequence numbers count from the oldest outstanding group.
 
-    Args:
-        timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
-            that is for the explored properties to check.
+    With `timeouts` a halt in which workers wait is no end of the run, because a timeout would wake them.
     """
 
     timeouts: bool = False

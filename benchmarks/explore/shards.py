@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from benchmarks.explore.explorer import USUAL, WILD, Configuration, Explored, Network
+from benchmarks.explore.covering import converted
+from benchmarks.explore.explorer import Explored, Network, configurations
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, Property, View
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
@@ -155,34 +157,8 @@ def explored(machine: Shards, _: Network) -> Explored:
     return Explored(machine, shards_properties(machine), within=all_have_come(machine))
 
 
-def shards(name: str, machine: Shards, network: Network = USUAL) -> Configuration:
-    return Configuration(name, machine, explored, network)
+def _machine(row: dict[str, Any]) -> Shards:
+    return Shards(**converted(row, plan=lambda plan: Plan(**plan)))
 
 
-EVERYTHING = Plan(3, pulls=(1,), drains=(2,))
-
-SMALL = (
-    shards("free, 2 workers, 2 shards", Shards(2, (0, 1), plan=Plan(2))),
-    shards("free, overlapped, 2 workers, 2 shards", Shards(2, (0, 1), is_delayed=True, plan=Plan(2))),
-    shards("staleness 0, 2 workers, 2 shards", Shards(2, (0, 1), 0, plan=Plan(3))),
-    shards("staleness 1, 3 workers", Shards(3, (0,), 1, plan=Plan(3))),
-    shards("staleness 1, overlapped, 3 workers", Shards(3, (1,), 1, is_delayed=True, plan=Plan(3))),
-    shards("pull and drain, 2 workers", Shards(2, (1,), plan=EVERYTHING)),
-    shards("pull and drain, overlapped, 2 workers", Shards(2, (1,), is_delayed=True, plan=EVERYTHING)),
-    shards("pull and drain, staleness 1, 2 workers", Shards(2, (0,), 1, plan=EVERYTHING)),
-    shards("pull and drain, 2 workers, reordered and doubled", Shards(2, (0,), plan=EVERYTHING), WILD),
-    shards("drain, overlapped, staleness 1, 2 workers, reordered and doubled",
-           Shards(2, (0,), 1, is_delayed=True, plan=Plan(2, drains=(1,))), WILD),
-    shards("drain, overlapped, 2 workers, 2 shards", Shards(2, (0, 1), is_delayed=True, plan=Plan(2, drains=(1,)))),
-)  # fmt: skip
-
-LARGE = (
-    shards("free, 3 workers, 2 shards", Shards(3, (0, 2), plan=Plan(2))),
-    shards("staleness 1, 2 workers, 2 shards", Shards(2, (0, 1), 1, plan=Plan(4))),
-    shards("staleness 2, 4 workers", Shards(4, (0,), 2, plan=Plan(3))),
-    shards("pull and drain, overlapped, staleness 1, 3 workers", Shards(3, (0,), 1, is_delayed=True, plan=EVERYTHING)),
-    shards("pull and drain, overlapped, staleness 0, 2 workers, 2 shards",
-           Shards(2, (0, 1), 0, is_delayed=True, plan=EVERYTHING)),
-    shards("two drains, overlapped, 2 workers, 2 shards, reordered and doubled",
-           Shards(2, (0, 1), is_delayed=True, plan=Plan(3, drains=(1, 2))), WILD),
-)  # fmt: skip
+SMALL, LARGE = (configurations("shards", size, _machine, explored) for size in ("small", "large"))

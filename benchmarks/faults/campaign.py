@@ -1,27 +1,40 @@
-"""Runs cells side by side, each from its start to its verdict; one thread, so that forking stays safe."""
+"""Runs cells side by side, each from its start to its verdict; one thread, so that forking stays safe.
+
+Workers are started by `partreduce run`, here or on two nodes, by torchrun's agent, or by hand.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import functools
+import ctypes
 import gc
 import json
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from benchmarks.faults import injectors, verdicts
-from benchmarks.faults.cell import Cell, Outcome, Task
-from benchmarks.faults.kinds import KINDS, NODES, WORKERS
-from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
-from benchmarks.faults.running import Running
+from benchmarks.faults.injectors import KINDS_OF, OURS
+from benchmarks.faults.kinds import KINDS, NODES, WORKERS, Kind
+from benchmarks.faults.processes import become, command_of, end, fork_session, show_stacks
+from benchmarks.faults.running import Cell, Outcome, Running, Task
+from benchmarks.faults.worker import work
 from benchmarks.kit import free_port, import_all
 from benchmarks.lab.network import Network, why_not
 from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import PartreduceError
 
+SCRIPT = Path(__file__).with_name("worker.py")
+NETNS = 0x40000000
 POLL_SECONDS = 0.03
 AT_LEAST = 2
 """So many cells run at once whatever the machine does; each more begins when a processor was idle."""
@@ -45,7 +58,6 @@ def import_once() -> None:
     import partreduce.commands
     import partreduce.runtime
     import partreduce.topo.document.schedule
-    from benchmarks.faults import launchers  # noqa: F401 - as said
 
     import_all(partreduce.runtime, partreduce.commands)
     torch.set_num_threads(1)  # several would wait for one another in each of a cell's processes
@@ -61,7 +73,7 @@ def combinations() -> list[tuple[str, str, str]]:
         for name, fault in injectors.FAULTS.items()
         for launcher in fault.launchers
         for kind in fault.kinds
-        if not (kind in injectors.NEEDS_GENERATOR and launcher not in injectors.OURS)
+        if not (kind in KINDS_OF["generated"] and launcher not in OURS)
         and (not name.startswith("cut link") or nodes)
         and (not name.startswith("full disk") or root)
         for _ in range(fault.weight)
@@ -148,19 +160,17 @@ def _cell(cell: Cell, lane: int) -> Generator[Outcome | None]:
 
 
 def _start(cell: Cell, folder: Path, lane: int) -> Running:
-    from benchmarks.faults import launchers
-
-    chance, fault = cell.random, injectors.FAULTS[cell.fault]
+    chance, fault, kind = cell.random, injectors.FAULTS[cell.fault], KINDS[cell.kind]
     (folder / "tmp").mkdir()
-    write_schedule(folder / "schedule.json", KINDS[cell.kind].schedule)
-    steps = injectors.SHORT if KINDS[cell.kind].lasts_after and fault.steps == injectors.LONG else fault.steps
+    write_schedule(folder / "schedule.json", kind.schedule)
+    is_long = fault.steps == injectors.STEPS["long"]
     task = Task(
         folder=str(folder),
         schedule=str(folder / "schedule.json"),
         timeout=cell.timeout,
-        steps=steps,
+        steps=injectors.STEPS["short"] if kind.lasts_after and is_long else fault.steps,
         columns=chance.choice([64] if cell.fault.startswith("cut link") else [64, 20_000]),
-        meets=KINDS[cell.kind].law in ("convex", "counts"),
+        meets=kind.law in ("convex", "counts"),
         trace=str(folder / "disk") if cell.fault == "full disk for traces" else None,
         checkpoints=_checkpoints(cell, folder),
         raising=chance.randrange(WORKERS) if cell.fault == "exception" else None,
@@ -175,25 +185,25 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         running.undo.append(injectors.tiny_disk(folder / "disk"))
     action: Callable[[], int | None]
     if cell.launcher == "run":
-        action = functools.partial(launchers.by_partreduce_run, task, KINDS[cell.kind])
+        action = partial(by_partreduce_run, task, kind)
     elif cell.launcher == "torchrun":
-        action = functools.partial(launchers.by_torchrun, task)
+        action = by_torchrun
     elif cell.launcher == "nodes":
         if why_not() is None:
             network = running.network = Network(NODES, "1gbit", subnet=f"10.{80 + lane}.0", tag=f"f{lane}")
             network.__enter__()
             running.undo.append(network.close)
-        action = functools.partial(launchers.on_nodes, task, KINDS[cell.kind], free_port(), running.network)
+        action = partial(on_nodes, task, kind, free_port(), running.network)
     else:
         port = free_port()
         if cell.fault == "squatted port":
             stranger = injectors.squat()
             running.undo.append(stranger.close)
             port = stranger.getsockname()[1]
-        action = functools.partial(launchers.by_hand, port)
+        action = partial(by_hand, port)
     variables = {"FAULTS_TASK": str(folder / "task.json"), "TMPDIR": str(folder / "tmp"), "FAULTS_MARK": str(folder)}
     running.started = time.monotonic()
-    running.pid = fork_session(functools.partial(_with_fresh_tempdir, action), folder / "output.txt", variables)
+    running.pid = fork_session(partial(_with_fresh_tempdir, action), folder / "output.txt", variables)
     return running
 
 
@@ -201,13 +211,108 @@ def _checkpoints(cell: Cell, folder: Path) -> str | None:
     """Where workers save now and then, if they do."""
     if cell.fault == "full disk for checkpoints":
         return str(folder / "disk")
-    saves = cell.kind in injectors.IN_STEP and injectors.all_restart(cell.kind, injectors.FAULTS[cell.fault].restarts)
+    restarts = injectors.FAULTS[cell.fault].restarts
+    saves = cell.kind in KINDS_OF["in step"] and injectors.all_restart(cell.kind, restarts)
     return str(folder / "saved") if saves else None
 
 
 def _with_fresh_tempdir(action: Callable[[], int | None]) -> int | None:
     tempfile.tempdir = None
     return action()
+
+
+def by_partreduce_run(task: Task, kind: Kind, *more: str) -> int:
+    """The command itself, in this process; how many may fail stands in the schedule's plan, where it has one."""
+    from partreduce.__main__ import main
+
+    limit = ["--tolerate-failures", str(kind.max_failures)] if kind.schedule.failure_plan is None else []
+    again = ["--max-restarts", str(task.restarts)] if task.restarts else []
+    return main(["run", "--schedule", task.schedule, "--threads", "1", *limit, *again, *more, str(SCRIPT)])
+
+
+def on_nodes(task: Task, kind: Kind, port: int, network: Network | None) -> int:
+    """The same command on two nodes, each in a network namespace of its own where there are any."""
+    address = "127.0.0.1" if network is None else network.address(0)
+    same = ["--nnodes", str(NODES), "--nproc-per-node", str(WORKERS // NODES), "--rdzv-endpoint", f"{address}:{port}"]
+
+    def node(rank: int) -> int:
+        if network is not None:
+            enter(network.namespace(rank))
+        Path(task.folder, f"launcher-{rank}").write_text(f"{os.getpid()}\n")
+        return by_partreduce_run(task, kind, *same, "--node-rank", str(rank))
+
+    interface = {} if network is None else {"GLOO_SOCKET_IFNAME": "eth0"}
+    return _first_failure([_fork(lambda rank=rank: node(rank), interface) for rank in range(NODES)])  # type: ignore[misc]
+
+
+def by_torchrun() -> int:
+    """torchrun's own agent and store; its workers are forked, which saves their imports."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=WORKERS, run_id=f"faults-{os.getpid()}", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1, start_method="fork",
+    )  # fmt: skip
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        elastic_launch(config, torchrun_worker)()
+    except ChildFailedError as error:
+        print(error, flush=True)
+        return 1
+    return 0
+
+
+def torchrun_worker() -> None:
+    """One worker of the agent; ends as a script would."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)  # the agent's own handlers are not a worker's
+    code = 0
+    try:
+        work()
+    except PartreduceError as error:
+        sys.last_value = error
+        code = error.exit_code
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # noqa: BLE001 - shown as Python would
+        sys.last_value = error
+        code = 1
+        traceback.print_exc()
+    if code:  # the agent waits for what a forked worker returns when all is well
+        atexit._run_exitfuncs()  # noqa: SLF001 - a forked process skips them, an ordinary script does not
+        os._exit(code)
+
+
+def by_hand(port: int) -> int:
+    """Workers as a user's own script would start them; rank 0 hosts the store."""
+    variables = {
+        "WORLD_SIZE": str(WORKERS), "LOCAL_WORLD_SIZE": str(WORKERS), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    ranks = [{**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(WORKERS)]
+    return _first_failure([_fork(torchrun_worker, own) for own in ranks])
+
+
+def _first_failure(pids: list[int]) -> int:
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _fork(action: Callable[[], int | None], variables: dict[str, str]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        become(action, None, variables)
+    return pid
+
+
+def enter(namespace: str) -> None:
+    """Move this process into a network namespace."""
+    descriptor = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, NETNS) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), namespace)
+    os.close(descriptor)
 
 
 def _to_the_end(running: Running) -> Iterator[None]:
@@ -236,17 +341,8 @@ def _judge(running: Running) -> Iterator[None]:
     outcome = running.outcome
     if not outcome.fired:
         return
-    verdicts.judge_ends(running)
-    verdicts.judge_attempts(running)
-    verdicts.judge_crashes(running)
-    verdicts.judge_values(running)
-    if running.task.checkpoints is not None:
-        outcome.violations += verdicts.judge_checkpoints(Path(running.task.checkpoints))
-    if running.must_save:
-        verdicts.judge_saved(running)
-    if (
-        running.cell.launcher not in injectors.OURS
-    ):  # which alone end what a killed worker has left; torchrun's agent kills all
+    verdicts.judge(running)
+    if running.cell.launcher not in OURS:  # which alone end what a killed worker has left; torchrun's agent kills all
         killed = range(WORKERS) if running.cell.launcher == "torchrun" else running.victims
         end([pid for rank in killed for pid in running.children_of(rank)])
     deadline = time.monotonic() + LINGER_SECONDS
@@ -270,4 +366,4 @@ def _keep(running: Running) -> None:
     for path in [running.folder / "output.txt", *running.folder.glob("worker-*.jsonl")]:
         if path.exists():
             shutil.copy(path, kept)
-    (kept / "outcome.json").write_text(json.dumps(json.loads(running.outcome.line()), indent=1))
+    (kept / "outcome.json").write_text(json.dumps(asdict(running.outcome), indent=1))

@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from benchmarks import kit
 from benchmarks.faults import verdicts
 from benchmarks.faults.campaign import combinations, import_once, run_cells, what_is_left_out
-from benchmarks.faults.cell import Cell, Outcome
-from benchmarks.faults.table import add_results, write_page
+from benchmarks.faults.injectors import FAULTS
+from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.running import Cell, Outcome
+
+RESULTS, PAGE = kit.RESULTS / "faults.json", kit.RESULTS / "faults.md"
+ENDED = ("finished", "named error", "ended")
 
 
 def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
@@ -36,6 +45,78 @@ def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
             if time.monotonic() > deadline:
                 return
             yield Cell(kind, fault, launcher, chance.randrange(10**6))
+
+
+def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
+    """Add a campaign's cells to those that are kept, counted by kind, fault and launcher; and write the page."""
+    content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"campaigns": [], "counts": {}}
+    outcomes = list(outcomes)
+    content["campaigns"].append({"seed": seed, "commit": kit.commit(), "faults": len(outcomes)})
+    for outcome in outcomes:
+        name = outcome.cell.name
+        new = {"number": 0, "ended": {}, "seconds": [], "violations": {}}
+        count = content["counts"].setdefault(name.rpartition("/")[0], new)
+        count["number"] += 1
+        count["ended"][outcome.ended] = count["ended"].get(outcome.ended, 0) + 1
+        count["seconds"] += [round(seconds, 2) for seconds in outcome.detection.values()]
+        if outcome.violations:
+            count["violations"][name] = "; ".join(outcome.violations)[:300]
+    RESULTS.write_text(kit.compact(content))
+    PAGE.write_text(page(content))
+
+
+def page(content: dict[str, Any]) -> str:
+    """The tables and the list of violations."""
+    counts = content["counts"]
+    bad = {name: text for count in counts.values() for name, text in count["violations"].items()}
+    campaigns = ", ".join(f"seed {c['seed']} at {c['commit']} ({c['faults']})" for c in content["campaigns"])
+    lines = [
+        "# Faults that were tried",
+        "",
+        "`python -m benchmarks.faults.run --write`; [what is done, and asked](../faults/README.md).",
+        "",
+        f"{_sum(counts.values())} faults fired, {len(bad)} cells with a violation. Campaigns: {campaigns}.",
+        "",
+        "## Fault by fault",
+        "",
+        "Seconds from the fault to a survivor's own report; none where the run continues, or its launcher ends it.",
+        "",
+        "| fault | launcher | number | finished | reported | ended by the launcher | violations | seconds p50 | p99 |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (fault, launcher), listed in _by(counts, 1, 2).items():
+        seconds = [value for count in listed for value in count["seconds"]]
+        percentiles = [f"{np.percentile(seconds, q):.2f}" for q in (50, 99)] if seconds else ["–", "–"]
+        ends = [_sum(listed, ended) for ended in ENDED]
+        row = [fault, launcher, _sum(listed), *ends, sum(len(count["violations"]) for count in listed), *percentiles]
+        lines.append(f"| {' | '.join(map(str, row))} |")
+    lines += ["", "## Kind by fault", "", "Number of faults; in brackets those with a violation.", ""]
+    grouped = _by(counts, 0, 1)
+    kinds = [kind for kind in KINDS if any(key[0] == kind for key in grouped)]
+    lines += ["| | " + " | ".join(kinds) + " |", "|---|" + "---:|" * len(kinds)]
+    for fault in (fault for fault in FAULTS if any(key[1] == fault for key in grouped)):
+        entries = []
+        for listed in (grouped.get((kind, fault), []) for kind in kinds):
+            wrong = sum(len(count["violations"]) for count in listed)
+            entries.append((str(_sum(listed)) + (f" ({wrong})" if wrong else "")) if listed else "")
+        lines.append(f"| {fault} | " + " | ".join(entries) + " |")
+    lines += ["", "## Violations", ""]
+    lines += [f"* `{name}`: {text}".replace("|", "\\|") for name, text in bad.items()] or ["None."]
+    return "\n".join(lines) + "\n"
+
+
+def _by(counts: dict[str, Any], *places: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """Counts by parts of their names, in the order of FAULTS and KINDS."""
+    order = [*KINDS, *FAULTS, "run", "nodes", "torchrun", "by hand"]
+    grouped: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for name, count in counts.items():
+        parts = name.split("/")
+        grouped[tuple(parts[place] for place in places)].append(count)
+    return dict(sorted(grouped.items(), key=lambda entry: [order.index(part) for part in entry[0]]))
+
+
+def _sum(listed: Iterable[dict[str, Any]], ended: str | None = None) -> int:
+    return sum(count["number"] if ended is None else count["ended"].get(ended, 0) for count in listed)
 
 
 def main() -> int:
@@ -78,7 +159,6 @@ def main() -> int:
     print(f"{len(fired)} faults ({len(outcomes) - len(fired)} cells in which none fired), {len(bad)} with a violation")
     if options.write:
         add_results(fired, seed)
-        write_page()
     return int(bool(bad))
 
 

@@ -1,24 +1,121 @@
-"""A cell while it runs: its processes, what its workers have written so far, and the waits that injectors share.
+"""A cell, one fault on one run: what is asked for, its processes while it runs, and what its workers have written.
 
 Everything here is polled and nothing blocks, so that one thread can watch several cells.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from benchmarks.faults.cell import Cell, Outcome, Record, Task, records_after
 from benchmarks.faults.kinds import WORKERS
 from benchmarks.faults.processes import belonging, children_of, command_of, delays_of, look_at, runs
+from benchmarks.kit import new_lines
 from benchmarks.lab.network import Network
 
 START_SECONDS = 40.0
 """How long a run may take to begin on a busy machine, before the cell is given up as not fired."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is asked for; the seed settles victim, instant and size."""
+
+    kind: str
+    fault: str
+    launcher: str
+    """`run`, the same on two `nodes`, `torchrun` by its agent, or `by hand` with rank 0 as the store's host."""
+    seed: int
+    timeout: float = 3.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}/{self.fault}/{self.launcher}/{self.seed}"
+
+    @classmethod
+    def of_name(cls, name: str) -> Cell:
+        kind, fault, launcher, seed = name.split("/")
+        return cls(kind, fault, launcher, int(seed))
+
+    @property
+    def random(self) -> Random:
+        return Random(zlib.crc32(self.name.encode()))
+
+
+@dataclass
+class Outcome:
+    """How a cell went; `violations` is empty where everything is as it must be."""
+
+    cell: Cell
+    fired: bool = False
+    note: str = ""
+    """What was done to whom and when, or why nothing could be."""
+    ended: str = ""
+    """`finished`, `named error`, or what went wrong."""
+    detection: dict[int, float] = field(default_factory=dict)
+    """Seconds from the fault to each survivor's own report."""
+    over: float = 0.0
+    """Seconds from the fault to the end of the whole run, its launcher included."""
+    violations: list[str] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
+    """What survivors said."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every worker of a cell reads before it begins."""
+
+    folder: str
+    schedule: str
+    timeout: float
+    steps: int
+    columns: int
+    meets: bool = False
+    """Whether workers wait for one another before they finish."""
+    trace: str | None = None
+    checkpoints: str | None = None
+    raising: int | None = None
+    """The worker whose user code raises, and in which step."""
+    raising_step: int = 0
+    children: int = 0
+    """How many processes each worker forks, as a data loader would."""
+    restarts: int = 0
+    """How often a failed worker, or all, are restarted."""
+    saves: bool = False
+    """Whether workers save when they are asked to end, which takes them a moment."""
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Task:
+        return cls(**json.loads(path.read_text()))
+
+
+@dataclass
+class Record:
+    """One line that a worker wrote: what happened, when, and what its parameters were."""
+
+    what: str
+    time: float
+    step: int
+    """Where a worker `begins`, the attempt of all workers in which it does."""
+    rows: list[list[float]]
+    """Smallest and largest value of each row."""
+    more: Any = None
+
+
+def records_after(folder: Path, rank: int, place: int = 0) -> tuple[list[Record], int]:
+    """What a worker has written from a byte of its file on, and where that ends."""
+    lines, place = new_lines(folder / f"worker-{rank}.jsonl", place)
+    return [Record(*line) for line in lines], place
 
 
 @dataclass
@@ -38,7 +135,6 @@ class Running:
     """A regular expression that finds the culprit's name in what survivors say; empty where nobody has to name it."""
     victims: set[int] = field(default_factory=set)
     must_finish: bool = False
-    must_save: bool = False
     lasts: float = 0.0
     """For how many seconds the fault itself holds up a run that is to continue."""
     overdue: float = 0.0

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.faults import views
-from benchmarks.faults.cell import Record
 from benchmarks.faults.injectors import OURS, STORE
 from benchmarks.faults.kinds import KINDS, WORKERS, Kind
-from benchmarks.faults.running import Running
-from benchmarks.faults.views import TOLERANCE, same, values_of
+from benchmarks.faults.running import Record, Running
+from benchmarks.faults.views import TOLERANCE, Records, Values, same, values_of
 
 SLACK_SECONDS = 5.0
 """A fault is reported within the timeout and this."""
@@ -27,15 +26,8 @@ LACK = r"worker \d waited in step \d+ for (an update of|a token to enter|the ack
 SOMEBODY = r"\b(worker|rank) \d|store|generator"
 ENDS = ("finished", "failed", "raised")
 KILLS = (
-    "kill worker",
-    "kill parent of children",
-    "pause for three",
-    "kill two",
-    "kill and join",
-    "kill joiner",
-    "kill while one joins",
-    "kill node",
-    "cut link",
+    *("kill worker", "kill parent of children", "kill two", "kill and join", "kill joiner", "kill while one joins"),
+    *("kill node", "pause for three", "cut link"),
 )
 """Faults after which the survivors finish where the run continues."""
 
@@ -43,6 +35,18 @@ KILLS = (
 def end_of(records: list[Record]) -> Record | None:
     """How a worker ended by itself, None if it did not."""
     return records[-1] if records and records[-1].what in ENDS else None
+
+
+def judge(running: Running) -> None:
+    """All verdicts but what is left behind."""
+    judge_ends(running)
+    judge_attempts(running)
+    judge_crashes(running)
+    judge_values(running)
+    if running.task.checkpoints is not None:
+        running.outcome.violations += judge_checkpoints(Path(running.task.checkpoints))
+    if running.task.saves:
+        judge_saved(running)
 
 
 def judge_ends(running: Running) -> None:
@@ -183,9 +187,9 @@ def judge_values(running: Running) -> None:
         running.outcome.note += f"; {joined} joined"
 
 
-def _attempts(records: dict[int, list[Record]]) -> list[dict[int, list[Record]]]:
+def _attempts(records: Records) -> list[Records]:
     """What workers wrote in each attempt, in which nothing is left of the one before but what they saved."""
-    parted: dict[int, dict[int, list[Record]]] = {}
+    parted: dict[int, Records] = {}
     for rank, listed in records.items():
         attempt = 0
         for record in listed:
@@ -208,71 +212,70 @@ def _torn(rank: int, records: list[Record]) -> list[str]:
     return problems[:2]
 
 
-def _by_reference(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
-    last = max((record.step for listed in records.values() for record in listed), default=0)
-    states = kind.states(last + 1 + kind.lag)
-    means = states.mean(axis=1)
-    problems = []
-    for rank, listed in records.items():
-        own = np.eye(WORKERS)[rank]
-        for record in listed:
-            before, after, s = states[record.step][rank], states[record.step + 1][rank], record.step
-            may = {
-                "enters": [before],
-                "leaves": [after],
-                "finishes": [before],
-                "finished": [means[s + kind.lag]],  # what is late is applied at the end
-            }.get(record.what, [before, after, means[s]] + ([] if kind.gradients else [before + own]))
-            if not any(same(values_of(record), allowed) for allowed in may):
-                problems.append(f"worker {rank} {record.what} step {s} with {values_of(record)}, not {may}")
-    return problems
-
-
-def _by_hull(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa: ARG001 - the face of all laws
-    steps = np.array([max((r.step for r in records[w]), default=0) + 1 for w in range(WORKERS)])
-    return [
-        f"worker {rank} {record.what} step {record.step} with {values_of(record)}, and steps were {steps}"
-        for rank, listed in records.items()
-        for record in listed
-        if np.any(values_of(record) < -TOLERANCE) or np.any(values_of(record) > steps + TOLERANCE)
-    ]
-
-
-def _by_counts(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
-    """Asynchronous server: whole pushes, each once, one's own all there."""
-    problems = _by_hull(kind, records)
+def _each(records: Records) -> Iterator[tuple[int, Record, Values, str]]:
+    """Everybody's records with what they hold, in numbers and in words."""
     for rank, listed in records.items():
         for record in listed:
             values = values_of(record)
-            whole = np.all(np.abs(values - np.round(values)) <= TOLERANCE)
-            own = {"enters": [0], "leaves": [1]}.get(record.what, [0, 1])
-            if record.what != "finished" and (not whole or round(values[rank]) - record.step not in own):
-                problems.append(f"worker {rank} {record.what} step {record.step} with {values}")
+            yield rank, record, values, f"worker {rank} {record.what} step {record.step} with {values}"
+
+
+def _by_reference(kind: Kind, records: Records) -> list[str]:
+    last = max((record.step for listed in records.values() for record in listed), default=0)
+    states, problems = kind.states(last + 1 + kind.lag), []
+    means = states.mean(axis=1)
+    for rank, record, values, said in _each(records):
+        before, after, s = states[record.step][rank], states[record.step + 1][rank], record.step
+        may = {
+            "enters": [before],
+            "leaves": [after],
+            "finishes": [before],
+            "finished": [means[s + kind.lag]],  # what is late is applied at the end
+        }.get(record.what, [before, after, means[s]] + ([] if kind.gradients else [before + np.eye(WORKERS)[rank]]))
+        if not any(same(values, allowed) for allowed in may):
+            problems.append(f"{said}, not {may}")
     return problems
 
 
-def _by_sums(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa: ARG001 - the face of all laws
+def _by_hull(_: Kind, records: Records) -> list[str]:
+    steps = np.array([max((r.step for r in records[w]), default=0) + 1 for w in range(WORKERS)])
+    return [
+        f"{said}, and steps were {steps}"
+        for _, _, values, said in _each(records)
+        if np.any(values < -TOLERANCE) or np.any(values > steps + TOLERANCE)
+    ]
+
+
+def _by_counts(kind: Kind, records: Records) -> list[str]:
+    """Asynchronous server: whole pushes, each once, one's own all there."""
+    problems = _by_hull(kind, records)
+    for rank, record, values, said in _each(records):
+        whole = np.all(np.abs(values - np.round(values)) <= TOLERANCE)
+        own = {"enters": [0], "leaves": [1]}.get(record.what, [0, 1])
+        if record.what != "finished" and (not whole or round(values[rank]) - record.step not in own):
+            problems.append(said)
+    return problems
+
+
+def _by_sums(_: Kind, records: Records) -> list[str]:
     """Quorum: whole gradients, divided by all; equal models at equal steps; in the end every gradient, once."""
-    problems = []
-    known: dict[int, npt.NDArray[np.float64]] = {}
+    problems, known = [], dict[int, Values]()
     calls = {rank: sum(record.what == "enters" for record in listed) for rank, listed in records.items()}
-    for rank, listed in records.items():
-        for record in listed:
-            values, place = values_of(record), f"worker {rank} {record.what} step {record.step}"
-            if np.any(np.abs(values * WORKERS - np.round(values * WORKERS)) > TOLERANCE):
-                problems.append(f"{place} with {values}, which are not whole gradients")
-            if record.what == "enters" and not same(values, known.setdefault(record.step, values)):
-                problems.append(f"{place} with {values}, and another with {known[record.step]}")
-            if record.what == "finished" and not same(values, np.array([calls[w] for w in range(WORKERS)]) / WORKERS):
-                problems.append(f"{place} with {values}, and workers made {calls} gradients")
+    for _, record, values, said in _each(records):
+        if np.any(np.abs(values * WORKERS - np.round(values * WORKERS)) > TOLERANCE):
+            problems.append(f"{said}, which are not whole gradients")
+        if record.what == "enters" and not same(values, known.setdefault(record.step, values)):
+            problems.append(f"{said}, and another with {known[record.step]}")
+        if record.what == "finished" and not same(values, np.array([calls[w] for w in range(WORKERS)]) / WORKERS):
+            problems.append(f"{said}, and workers made {calls} gradients")
     return problems
 
 
-def _by_groups(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
+def _by_groups(kind: Kind, records: Records) -> list[str]:
     """Generated: after a granted group a member holds the mean of what its members brought, or what it had."""
     problems = _by_hull(kind, records)
-    brought: dict[tuple[int, int], npt.NDArray[np.float64]] = {}
-    groups: list[tuple[int, Record, npt.NDArray[np.float64]]] = []
+    brought: dict[tuple[int, int], Values] = {}
+    groups: list[tuple[int, Record, Values]] = []
     for rank, listed in records.items():
         entered = None
         for record in listed:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.faults.cell import Record
 from benchmarks.faults.kinds import WORKERS, Kind
+from benchmarks.faults.running import Record
 from partreduce.topo.strategies.axes import Codec
 
 Values = npt.NDArray[np.float64]
+Records = dict[int, list[Record]]
 Views = list[tuple[int, tuple[int, ...]]]
 TOLERANCE = 2e-3
 """Of a value; a member too many or too few changes it by at least a sixteenth."""
@@ -32,7 +33,7 @@ def values_of(record: Record) -> Values:
     return np.array([low for low, _ in record.rows[:WORKERS]])
 
 
-def views_of(records: dict[int, list[Record]]) -> tuple[Views, list[str]]:
+def views_of(records: Records) -> tuple[Views, list[str]]:
     """The views, as whoever knows most of them has them, and where others have different ones."""
     known = [
         (rank, record.step, [(int(after), tuple(members)) for after, members in record.more])
@@ -137,7 +138,7 @@ def _share(kind: Kind, members: int) -> float:
     return float(((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32))
 
 
-def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
+def judge(kind: Kind, records: Records) -> list[str]:
     """Everybody's records are those of a replay of the views that everybody knows."""
     views, problems = views_of(records)
     processes = [(rank, part) for rank, listed in records.items() for part in _processes(listed)]

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.cell import Task, records_of
 from benchmarks.faults.kinds import rows_of
 from benchmarks.faults.processes import runs
+from benchmarks.faults.running import Task, records_after
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -129,7 +129,7 @@ def _save(task: Task, rank: int) -> None:
 def _meet(folder: Path, rank: int, size: int) -> None:
     """Wait for slower workers, as an evaluation of the user's would: `finish` itself waits for one timeout only."""
     (folder / f"done-{rank}").touch()
-    began = [next(r for r in reversed(records_of(folder, other)) if r.what == "begins") for other in range(size)]
+    began = [next(r for r in reversed(records_after(folder, other)[0]) if r.what == "begins") for other in range(size)]
     deadline = time.monotonic() + MEET_SECONDS
     for other in range(size):
         while not (folder / f"done-{other}").exists() and time.monotonic() < deadline:

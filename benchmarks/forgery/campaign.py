@@ -35,10 +35,8 @@ def refusal(raw: Document, certificate: Document) -> str | None:
     """What the checker says against it, None if it accepts. The schedule is consumed."""
     try:
         schedule = checker.read_schedule(raw)
-    except checker.Refusal as error:
-        return str(error.args[0])
     except Exception as error:  # noqa: BLE001 - what the program reports as unreadable
-        return f"unreadable: {type(error).__name__}: {error}"
+        return _words(error)
     return objection(schedule, certificate)
 
 
@@ -47,11 +45,14 @@ def objection(schedule: checker.schedule.Schedule, certificate: Document) -> str
     try:
         for _ in checker.check(certificate, schedule):
             pass
-    except checker.Refusal as error:
-        return str(error.args[0])
-    except Exception as error:  # noqa: BLE001 - what the program reports as unreadable
-        return f"unreadable: {type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001 - as above
+        return _words(error)
     return None
+
+
+def _words(error: Exception) -> str:
+    is_refusal = isinstance(error, checker.Refusal)
+    return str(error.args[0]) if is_refusal else f"unreadable: {type(error).__name__}: {error}"
 
 
 def kind_of(entry: Document) -> str:

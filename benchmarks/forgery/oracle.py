@@ -1,23 +1,31 @@
 """Whether what a certificate's entry says is true: dense floats and simulations, straight from the document.
 
-Shares nothing with prover or checker.
+Shares nothing with prover or checker. Workers that keep a gap run Hop's rules, over counts of entered, sent and reduced
+steps, with one worker held back; sets of workers that can continue by themselves are found by trying all. Of failures
+every single one is tried, by dropping the failed; they are equivalent if exchanges of workers, tried one after the
+other, lead from one to the other.
 """
 
 from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from functools import cached_property
+from itertools import combinations, product
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery import kept_gaps, losses, payloads, quorums, runs, tables
-from benchmarks.forgery.dense import dense, steady_distance
+from benchmarks.forgery import payloads, quorums, runs, tables
+from benchmarks.forgery.dense import averaging, dense, steady_distance, weighted_edges, workers_of_nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from benchmarks.forgery.dense import Document, Groups, Matrix
 
-JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | losses.JUDGES
+Loss = frozenset[int]
 OF_EVENTS = ("deadlock-free", "queues", "gap", "gap-of-pairs", "skip", "memory")
 """What is said of who waits for whom where workers keep a gap."""
 
@@ -39,8 +47,8 @@ class Truth:
         self.is_delayed = self.listed is not None and any(
             len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in self.listed
         )
-        self.quorum, gap = quorums.quorum_of(raw), kept_gaps.gap_of(raw)
-        self.rules = None if gap is None else kept_gaps.Rules(raw, gap, len(self.matrices[0]))
+        self.quorum, gap = quorums.quorum_of(raw), gap_of(raw)
+        self.rules = None if gap is None else Rules(raw, gap, len(self.matrices[0]))
 
     def says(self, entry: Document) -> bool:
         """Whether an entry is true of it."""
@@ -49,8 +57,8 @@ class Truth:
             return False
         if self.quorum is not None:
             return quorums.is_true(entry, self.quorum, n)
-        if rules is not None and (name in OF_EVENTS or kept_gaps.is_lossy(rules.gap)):
-            return kept_gaps.is_true(entry, self.raw, rules)
+        if rules is not None and (name in OF_EVENTS or is_lossy(rules.gap)):
+            return is_true_of_gap(entry, self.raw, rules)
         if runs.outer_of(self.raw).get("own") and name in OF_MATRICES:
             return False
         judge = JUDGES.get(name, _of_matrices)
@@ -91,3 +99,292 @@ def _answers(n: int, listed: Groups) -> str:
         }
         lines += [home.get(worker, "-") for worker in range(n)]
     return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
+
+
+def gap_of(raw: Document) -> dict[str, Any] | None:
+    """The members of a gap with their defaults, None where there is none."""
+    sync = raw["strategy"].get("sync")
+    if not isinstance(sync, dict) or "iteration_gap" not in sync:
+        return None
+    setting = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None, "weights": "graph"}
+    return setting | {"update_order": "adapt_then_combine"} | sync["iteration_gap"]
+
+
+def is_lossy(gap: dict[str, Any]) -> bool:
+    """Whether a reduce may take something else than the updates of its step of all in-neighbors."""
+    return bool(gap["staleness"] or gap["skip"] or _any(gap["backup"]))
+
+
+def _any(backup: object) -> bool:
+    return any(backup) if isinstance(backup, list) else bool(backup)
+
+
+class Rules:
+    """A graph and a setting."""
+
+    def __init__(self, raw: Document, gap: dict[str, Any], n: int) -> None:
+        self.gap, self.n = gap, n
+        self.edges: list[tuple[int, int]] = sorted((s, t) for s, t in map(tuple, raw["strategy"]["rounds"][0]["edges"]))
+        self.into = [[s for s, t in self.edges if t == v] for v in range(n)]
+        self.out = [[t for s, t in self.edges if s == v] for v in range(n)]
+        backup = gap["backup"]
+        self.backup = backup if isinstance(backup, list) else [backup] * n
+        self.cap = 4 * n * (gap["staleness"] + (gap["max_ig"] or 0) + 2)
+
+    @cached_property
+    def columns(self) -> list[list[int | None]]:
+        """How far everybody gets while a worker is held, by that worker."""
+        return [self.ahead_of(held) for held in range(self.n)]
+
+    def ahead_of(self, held: int | None) -> list[int | None]:
+        """How far everybody gets while one worker stays in step 0, None for without end."""
+        n, gap = self.n, self.gap
+        entered, sent, reduced = [0] * n, [0] * n, [0] * n
+        moved = True
+        while moved:
+            moved = False
+            for v in range(n):
+                if sent[v] == entered[v] and (not gap["notify_ack"] or all(reduced[w] >= sent[v] for w in self.out[v])):
+                    sent[v] += 1
+                    moved = True
+                there = sum(sent[u] - 1 >= reduced[v] - gap["staleness"] for u in self.into[v])
+                if reduced[v] < sent[v] and there >= len(self.into[v]) - self.backup[v]:
+                    reduced[v] += 1
+                    moved = True
+                tokens = gap["max_ig"] is None or all(entered[w] + gap["max_ig"] > entered[v] for w in self.out[v])
+                if v != held and entered[v] < reduced[v] and tokens and entered[v] < self.cap:
+                    entered[v] += 1
+                    moved = True
+        return [None if count >= self.cap else count for count in entered]
+
+
+def is_true_of_gap(entry: Document, raw: Document, rules: Rules) -> bool:
+    """Whether what an entry says of workers that keep a gap is true; numbers may be larger than they need."""
+    gap, n = rules.gap, rules.n
+    if entry["claim"] == "deadlock-free":
+        return rules.ahead_of(None) == [None] * n
+    if entry["claim"] == "consensus":
+        return agrees(raw, gap, rules)
+    columns = rules.columns
+    true = [(columns[t][s], columns[s][t]) for s, t in rules.edges]
+    late = int(gap["update_order"] == "dpsgd")
+    ahead = [_bound(pair[0]) for pair in true]
+    match entry["claim"]:
+        case "queues":
+            tokens = _tokens(gap, true)
+            return entry["update"] == [None if a is None else a + 1 for a, _ in true] and (
+                entry.get("token", []) == [-1 if token is None else token for token in tokens]
+                if gap["max_ig"] is not None
+                else "token" not in entry
+            )
+        case "gap":
+            return _says(entry["bound"], [bound for pair in true for bound in pair])
+        case "gap-of-pairs":
+            return _says(entry["bound"], [columns[entry["from"]][entry["to"]]])
+        case "skip":
+            return all(map(int.__ge__, entry["longest"], _skips(gap, rules, columns)))
+        case "staleness":
+            newest = max(ahead, default=0) if gap["staleness"] else 0
+            return entry["steps"] >= gap["staleness"] + late and entry["ahead"] >= newest
+        case "memory":
+            places = [0] * n
+            for (_, t), most in zip(rules.edges, ahead, strict=True):
+                places[t] += 1 if gap["staleness"] else most + 1
+            near = [len({*rules.into[v], *rules.out[v]}) for v in range(n)]
+            return entry["places"] >= max(places) and entry["connections"] >= max(near)
+    return False
+
+
+def _bound(bound: int | None) -> float:
+    return float("inf") if bound is None else bound
+
+
+def _says(claimed: int, true: list[int | None]) -> bool:
+    """A bound is not too small, and where none is said to be there is none."""
+    return None in true if claimed == -1 else claimed >= max(map(_bound, true), default=0)
+
+
+def _tokens(gap: dict[str, Any], true: list[tuple[int | None, int | None]]) -> list[int | None]:
+    return [None if back is None else back + (gap["max_ig"] or 0) for _, back in true]
+
+
+def _skips(gap: dict[str, Any], rules: Rules, columns: list[list[int | None]]) -> list[int]:
+    """The longest skip of everybody: held back, who could go how far when all others have come to rest."""
+    longest = []
+    for v in range(rules.n):
+        most = gap["skip"]["limit"] if rules.out[v] else 0
+        for by in range(most, 0, -1):
+            behind = all(_bound(columns[v][w]) >= max(by, gap["skip"].get("behind", 2)) for w in rules.out[v])
+            there = sum(_bound(columns[v][u]) >= by - 1 - gap["staleness"] for u in rules.into[v])
+            if behind and there >= len(rules.into[v]) - rules.backup[v]:
+                break
+        else:
+            by = 0
+        longest.append(by if by >= gap["skip"].get("trigger", 2) else 0)
+    return longest
+
+
+def agrees(raw: Document, gap: dict[str, Any], rules: Rules) -> bool:
+    """Whether no two disjoint sets of workers can go on by themselves, every set tried, and weights are positive."""
+    into: list[set[int]] = [set() for _ in range(rules.n)]
+    own = [Fraction(1)] * rules.n
+    for source, target, weight in weighted_edges(raw["strategy"]["rounds"][0]):
+        counted = weight if gap["weights"] == "graph" else Fraction(1, rules.n)
+        if counted < 0:
+            return False
+        own[target] -= counted
+        if counted:
+            into[target].add(source)
+    if min(own) <= 0:
+        return False
+    closed = [
+        set(members)
+        for size in range(1, rules.n)
+        for members in combinations(range(rules.n), size)
+        if all(len(into[v].difference(members)) <= rules.backup[v] for v in members)
+    ]
+    return all(one & other for one in closed for other in closed)
+
+
+def exchanges(raw: Document, listed: Groups) -> list[list[int]]:
+    """Permutations of workers that keep groups, of which all others that are used are products."""
+    nodes, strategy = workers_of_nodes(raw), raw["strategy"]
+    n = sum(map(len, nodes))
+    found, own = [], list(range(n))
+    home = [{w: number for number, (group, _) in enumerate(phase) for w in group} for phase in listed or []]
+    keys = [tuple(at.get(w, -1) for at in home) for w in range(n)]
+    for one, other in combinations(range(n), 2):
+        is_near = any(one in node and other in node for node in nodes)
+        if is_near and keys[one] == keys[other]:
+            swap = list(own)
+            swap[one], swap[other] = other, one
+            found.append(swap)
+    radices = strategy.get("node_radices", [])
+    size = len(nodes[0])
+    if radices:
+        digits = list(product(*map(range, radices)))
+        for d, radix in enumerate(radices):
+            for a, b in combinations(range(radix), 2):
+                moved = [tuple({a: b, b: a}.get(v, v) if e == d else v for e, v in enumerate(x)) for x in digits]
+                found.append([digits.index(moved[w // size]) * size + w % size for w in range(n)])
+    return found
+
+
+def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
+    """All failures that exchanges make of one."""
+    reached, new = {loss}, [loss]
+    while new:
+        one = new.pop()
+        for swap in swaps:
+            other = frozenset(swap[w] for w in one)
+            if other not in reached:
+                reached.add(other)
+                new.append(other)
+    return reached
+
+
+def covered(raw: Document) -> Iterator[tuple[int, ...]]:
+    """The failures that the plan covers, in the order of answers."""
+    listed, failures = workers_of_nodes(raw), raw["failure_plan"]["failures"]
+    n = sum(map(len, listed))
+    for count in range(1, failures + 1):
+        yield from combinations(range(n), count)
+    for node in listed:
+        if len(node) > failures and n - len(node) >= 2:
+            yield tuple(sorted(node))
+
+
+def on_nodes(raw: Document, count: int) -> Document:
+    """The same rule on fewer nodes: each prime factor goes to the digit that is furthest below its old radix."""
+    strategy, size = raw["strategy"], len(workers_of_nodes(raw)[0])
+    old, new, rest = strategy["node_radices"], [1] * len(strategy["node_radices"]), count
+    if count == prod(old):
+        return raw
+    factors = []
+    for p in range(2, count + 1):
+        while rest % p == 0:
+            factors.append(p)
+            rest //= p
+    for p in sorted(factors, reverse=True):
+        new[max(range(len(old)), key=lambda d: (Fraction(old[d], new[d]), -d))] *= p
+    left = [d for d, radix in enumerate(new) if radix > 1]
+    phases = [
+        [{**block, "across": [left.index(d) for d in block["across"] if d in left]} for block in phase]
+        for phase in strategy["phases"]
+    ]
+    smaller = strategy | {"node_radices": [new[d] for d in left], "phases": phases}
+    return {"cluster": {"num_nodes": count, "workers_per_node": size}, "strategy": smaller}
+
+
+def groups_after(raw: Document, failed: Loss, listed: Groups) -> list[list[tuple[list[int], float]]]:
+    """The groups of each phase that survivors run."""
+    nodes, of = workers_of_nodes(raw), raw["failure_plan"]["rule"]
+    n = sum(map(len, nodes))
+    left = [w for w in range(n) if w not in failed]
+    if of == "all_reduce":
+        return [[(list(range(len(left))), 1.0)]]
+    places = left
+    if of == "reapply_rule":
+        some = [node for node in nodes if not failed.issuperset(node)]
+        listed = dense(on_nodes(raw, len(some)))[0]
+        places = [at for at, w in enumerate(w for node in some for w in node) if w not in failed]
+    kept = [[([places.index(w) for w in g if w in places], t) for g, t in phase] for phase in listed or []]
+    return [[(group, t) for group, t in phase if len(group) > 1] for phase in kept]
+
+
+def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:
+    """Each covered loss has the groups that are stated, and is one of the classes: by name, or by what it leaves."""
+    if "failure_plan" not in raw or entry["failures"] != raw["failure_plan"]["failures"]:
+        return False
+    n, text, norms = len(matrices[0]), hashlib.sha256(), dict[tuple[int, ...], float]()
+    for failed in covered(raw):
+        m, period = n - len(failed), np.eye(n - len(failed))
+        for phase in groups_after(raw, frozenset(failed), listed):
+            period = averaging(m, phase) @ period
+            home = {w: f"{min(g)} {Fraction(t).limit_denominator(10**6)}\n" for g, t in phase for w in g}
+            text.update("".join(home.get(w, "-\n") for w in range(m)).encode())
+        center, off = np.eye(m) - 1 / m, period - 1 / m
+        if np.abs(np.linalg.eigvals(center @ period @ center)).max() > 1 - 1e-9:
+            return False
+        norms[failed] = float(np.linalg.norm(off, 2) ** 2)
+    bounds = {tuple(one["failed"]): float(Fraction(one["squared"])) for one in entry["classes"]}
+    if any(failed not in norms or norms[failed] > bound + 1e-9 for failed, bound in bounds.items()):
+        return False
+    if raw["failure_plan"]["rule"] == "keep_groups":
+        swaps = exchanges(raw, listed)
+        covers = set().union(*(orbit(frozenset(failed), swaps) for failed in bounds))
+        if not covers.issuperset(map(frozenset, norms)):
+            return False
+    elif raw["failure_plan"]["rule"] == "all_reduce":
+        if bounds:
+            return False
+    elif not all(any(norm <= bound + 1e-9 for bound in bounds.values()) for norm in norms.values()):
+        return False
+    return not entry["answers"] or entry["answers"] == text.hexdigest()
+
+
+def _moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:  # noqa: ARG001
+    """By moving random models, and those that move the mean most."""
+    n = len(matrices[0])
+    if "failure_plan" not in raw or entry["failed"] != sorted({len(failed) for failed in covered(raw)}):
+        return False
+
+    def ways(models: Any, k: int) -> Any:  # noqa: ANN401 - arrays
+        spread = ((models - models.mean()) ** 2).mean()
+        return [
+            (np.delete(models, failed).mean() - models.mean()) ** 2 / spread for failed in combinations(range(n), k)
+        ]
+
+    models = np.random.default_rng(1).standard_normal(n)
+    for k, usual, at_most in zip(entry["failed"], entry["usual"], entry["at_most"], strict=True):
+        apart = (np.arange(n) < k).astype(float)
+        said = np.mean(ways(models, k)), max(ways(apart, k))
+        if not np.allclose([float(Fraction(usual)), float(Fraction(at_most))], said):
+            return False
+    joins = [(np.append(models, x).mean() - models.mean()) ** 2 / models.var() for x in models]
+    most = np.append(np.eye(n)[0], 1.0).mean() - 1 / n
+    said = np.mean(joins), most**2 / np.eye(n)[0].var()
+    return bool(np.allclose([float(Fraction(entry["joined"])), float(Fraction(entry["joined_at_most"]))], said))
+
+
+JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | {"survives": _survives, "mean-moved": _moved}

@@ -30,27 +30,18 @@ TOPS = {"int8": 127, "int4": 7}
 
 def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
     """Who waits for whom."""
-    return tuple(tuple(map(frozenset, waits)) for waits in _partners(raw, listed, n))
-
-
-def _partners(raw: dict[str, Any], listed: Groups, n: int) -> list[list[set[int]]]:
     result = []
-    if listed is None:
-        for graph in raw["strategy"]["rounds"]:
-            waits: list[set[int]] = [set() for _ in range(n)]
-            for source, target, weight in weighted_edges(graph):
-                if weight:
-                    waits[target].add(source)
-            result.append(waits)
-        return result
-    for phase in listed:
-        waits = [set() for _ in range(n)]
-        for members, relaxation in phase:
-            if relaxation:
-                for worker in members:
+    for phase in raw["strategy"]["rounds"] if listed is None else listed:
+        waits: list[set[int]] = [set() for _ in range(n)]
+        if listed is None:
+            for source, target, weight in weighted_edges(phase):
+                waits[target] |= {source} if weight else set()
+        else:
+            for members, relaxation in phase:
+                for worker in members if relaxation else ():
                     waits[worker] = set(members) - {worker}
-        result.append(waits)
-    return result
+        result.append(tuple(map(frozenset, waits)))
+    return tuple(result)
 
 
 def held_back(waits: Waits, held: int, at: int, cap: int, delay: int = 0) -> list[int]:

@@ -1,18 +1,19 @@
-"""Schedules that show every kind of claim, small enough for dense arithmetic."""
+"""Schedules that show every kind of claim (schedules.json), and random ones, small enough for dense arithmetic."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import schedule_of
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.phase import Group, Phase
+from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
@@ -36,11 +37,9 @@ from partreduce.topo.strategies.axes import (
     Pipeline,
     Transport,
 )
-from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
-from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
+from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.strategies.payload import (
     ROW_CODECS,
-    Gradient,
     OuterParams,
     OuterStep,
     Payload,
@@ -69,160 +68,17 @@ def graph(n: int, *rounds: list[tuple[int, int, Fraction]]) -> Schedule:
     return Schedule("g", Cluster.regular(n, 1), NeighborAveraging(rounds=tuple(Round.from_edges(n, r) for r in rounds)))
 
 
-def kept(n: int, edges: list[tuple[int, int, Fraction]], gap: IterationGap) -> Schedule:
-    return Schedule("k", Cluster.regular(n, 1), NeighborAveraging(rounds=(Round.from_edges(n, edges),), sync=gap))
-
-
 def by_quorum(n: int, quorum: PartialAllReduce) -> Schedule:
     return Schedule("q", Cluster.regular(n, 1), AllReduce(sync=quorum))
-
-
-def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
-    return Group(pair, 2 * a)
 
 
 def shift(n: int, weight: Fraction, step: int = 1) -> list[tuple[int, int, Fraction]]:
     return [(i, (i + step) % n, weight) for i in range(n)]
 
 
-SQUARE = [(i, j, Fraction(1, 3)) for i, j in ((0, 1), (1, 2), (2, 3), (3, 0)) for i, j in ((i, j), (j, i))]
-CIRCLE = [(i, (i + d) % 5, Fraction(1, 3)) for i in range(5) for d in (1, 4)]
-ALL_OF_5 = [(i, j, Fraction(1, 5)) for i in range(5) for j in range(5) if i != j]
-TABLES = Payload(
-    tables=(
-        TablePlacement(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7, codec=Codec.BFLOAT16),
-        TablePlacement(
-            parameter="tags", rows=8, columns=1, way=Placement.GATHER, gradient=Gradient.SPARSE, codec=Codec.INT8
-        ),
-        TablePlacement(parameter="names", rows=17, columns=2),
-        TablePlacement(parameter="places", rows=5, columns=2, way=Placement.DENSE),
-    )
-)
-SCHEDULES = {
-    "rule": build("prague-figure-10", Cluster.regular(4, 2)),
-    "rule-exact": rule((2, 3), 2, (Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0, 1)))),
-    "rule-relaxed": rule(
-        (2,), 2, (Block((0, 1), (), Fraction(4, 3)),), (Block((0,), (0,), Fraction(1, 2)), Block((1,), (0,)))
-    ),
-    "explicit": explicit(6, [[0, 1], [2, 3, 4]], [[1, 2], [4, 5]], [[0, 5]], prologue=2),
-    "explicit-exact": explicit(6, [[0, 5]], [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]]),
-    "relaxed-exact": explicit(
-        6,
-        [[0, 1], [2, 3], [4, 5]],
-        [half(0, 2, a=Fraction(2, 3)), half(1, 4, a=Fraction(2, 3)), half(3, 5, a=Fraction(2, 3))],
-        [[0, 1], [2, 3], [4, 5]],
-    ),
-    "negative": explicit(3, [Group((0, 1, 2), Fraction(7, 4))]),
-    "swaps": explicit(4, [[0, 1], [2, 3]], [Group((1, 2), Fraction(2))], [[0, 1], [2, 3]]),
-    "pairs-of-7": explicit(7, [[0, 1], [2, 3], [4, 5]], [[1, 2], [3, 4], [5, 6]], [[0, 6]]),
-    "allreduce": Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(steps_per_round=(1, 2, 1, 1, 3))),
-    "pipeline": Schedule(
-        "p",
-        Cluster.regular(3, 2),
-        AllReduce(
-            sync=Pipeline(width=3, warm_up=4, drain=DrainPolicy.DROP),
-            transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, error_feedback=True,
-                gradient_buckets=GradientBuckets.PER_LAYER),
-        ),
-    ),
-    "quorum": by_quorum(5, PartialAllReduce(quorum=3, staleness=6, grace=100)),
-    "quorum-call": by_quorum(4, PartialAllReduce(quorum=QuorumStart.MAJORITY, count=LateGradientPolicy.CALL, seed=2)),
-    "quorum-latest": by_quorum(3, PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST,
-        synchronize_every=5)),
-    "quorum-unequal": by_quorum(4, PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST)),
-    "coded-rule": Schedule(
-        "c",
-        Cluster.regular(2, 2),
-        StaticGroups(
-            phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),), (Block((0,), (0,)),))),
-            transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.FLOAT16,
-                where=CodecScope.ACROSS_NODES),
-        ),
-    ),
-    "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, transport=Transport(codec=Codec.INT8, block=8)),
-    "outer": Schedule("o", Cluster.regular(2, 2), AllReduce(payload=Payload(outer=OuterStep(lr=0.7)))),
-    "outer-nested": Schedule(
-        "o",
-        Cluster.regular(2, 2),
-        StaticGroups(
-            phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),))),
-            steps_per_round=(3, 3, 2, 3),
-            payload=Payload(outer=OuterStep(lr="7/10", momentum="9/10", nesterov=True)),
-        ),
-    ),
-    "streaming": Schedule(
-        "s",
-        Cluster.regular(2, 2),
-        AllReduce(steps_per_round=11, sync=DelayedMerge(steps=1, alpha="2/3"),
-            payload=Payload(outer=OuterStep(lr=0.7), fragments=4)),
-    ),
-    "merged": Schedule("m", Cluster.regular(3, 1), AllReduce(steps_per_round=4, sync=DelayedMerge(steps=3))),
-    "outer-own": explicit(
-        6,
-        [[0, 1], [2, 3, 4]],
-        [[1, 2], [4, 5]],
-        [[0, 5]],
-        prologue=1,
-        payload=Payload(outer=OuterStep(lr=0.7, momentum=0.5, nesterov=True, outer_params="per_worker")),
-    ),
-    "outer-own-rule": Schedule(
-        "o",
-        Cluster.regular(6, 2),
-        StaticGroups(
-            phases=RulePhases((2, 3), ((Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0,))))),
-            steps_per_round=2,
-            payload=Payload(outer=OuterStep(lr="9/10", momentum="3/10", outer_params="per_worker")),
-        ),
-    ),
-    "tables": Schedule("t", Cluster.irregular([[0, 2, 3], [1, 5], [4]]), AllReduce(payload=TABLES)),
-    "tables-apart": Schedule(
-        "t",
-        Cluster.regular(3, 2),
-        StaticGroups(
-            phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))),
-            steps_per_round=2,
-            payload=replace(TABLES, local_aggregation=False),
-        ),
-    ),
-    "gap-tokens": kept(5, CIRCLE, IterationGap(max_ig=2, update_order=UpdateOrder.DPSGD)),
-    "gap-stale": kept(5, CIRCLE, IterationGap(max_ig=3, staleness=1, skip=SkipPolicy(limit=4),
-        weights=EdgeWeighting.ITERATION)),
-    "gap-backup": kept(5, CIRCLE, IterationGap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=SkipPolicy(limit=2))),
-    "gap-robust": kept(5, ALL_OF_5, IterationGap(max_ig=2, backup=2)),
-    "gap-searched": kept(5, ALL_OF_5, IterationGap(max_ig=2, backup=(1, 3, 0, 2, 2))),
-    "gap-one-way": kept(4, [*shift(3, Fraction(1, 3)), (2, 3, Fraction(1, 2))], IterationGap(max_ig=1)),
-    "graph": graph(4, SQUARE),
-    "graph-lazy-shift": graph(5, shift(5, Fraction(1, 3)), shift(5, Fraction(1, 4), 2)),
-    "graph-de-bruijn": graph(
-        4, [(i, (2 * i + a) % 4, Fraction(1, 2)) for i in range(4) for a in (0, 1) if (2 * i + a) % 4 != i]
-    ),
-}  # fmt: skip
-
-
-def surviving(schedule: Schedule, rule: SurvivorRule, failures: int = 1) -> Schedule:
-    """The same schedule with a failure plan."""
-    return replace(schedule, failure_plan=FailurePlan(rule, failures))
-
-
-SCHEDULES |= {
-    "survives": surviving(
-        explicit(6, [[0, 1, 2], [3, 4, 5]], [[0, 3], [2, 5]], [[1, 4], [0, 5]], [[2, 4], [1, 3]]),
-        SurvivorRule.KEEP_GROUPS,
-    ),
-    "survives-rule": surviving(
-        rule((3,), 2, (Block((0, 1)),), (Block((0, 1), (0,), Fraction(3, 4)),)), SurvivorRule.KEEP_GROUPS, 2
-    ),
-    "survives-digits": surviving(
-        rule((2, 2), 2, (Block((0, 1), (0,)),), (Block((0, 1), (1,)),), (Block((0,), (1,)), Block((1,), (0, 1)))),
-        SurvivorRule.KEEP_GROUPS,
-    ),
-    "survives-reapplied": surviving(
-        rule((2, 2), 2, (Block((0, 1), (0,)),), (Block((0, 1), (1,), Fraction(3, 4)),)), SurvivorRule.REAPPLY_RULE, 3
-    ),
-    "survives-allreduce": surviving(
-        Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(steps_per_round=2)), SurvivorRule.ALL_REDUCE
-    ),
-}
+LISTED = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+SCHEDULES = {name: schedule_of(raw) for name, raw in LISTED.items()}
+TABLES: Payload = SCHEDULES["tables"].strategy.payload
 
 
 def wide(n: int = 48 + 2) -> Schedule:
@@ -241,20 +97,15 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
     n, tables = schedule.num_workers, []
     for name in draw.sample(["words", "tags", "names", "places"], draw.randrange(1, 4)):
         way, rows = draw.choice(list(Placement)), draw.randrange(1, 40)
-        hosts = tuple(draw.sample(range(n), draw.randrange(n + 1))) if way is Placement.SHARDED else ()
-        least = len(hosts) or n
-        parts = (
-            draw.randrange(least, rows + 1)
-            if way is Placement.SHARDED and least <= rows and draw.random() < 0.5
-            else None
-        )
-        columns = draw.randrange(1, 5)
-        codec = Codec.NONE if way is Placement.DENSE else draw.choice(ROW_CODECS)
-        tables.append(
-            TablePlacement(
-                parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec
-            )
-        )
+        members: dict[str, Any] = {"parameter": name, "rows": rows, "way": way}
+        if way is Placement.SHARDED:
+            members["hosts"] = tuple(draw.sample(range(n), draw.randrange(n + 1)))
+            least = len(members["hosts"]) or n
+            if least <= rows and draw.random() < 0.5:
+                members["partitions"] = draw.randrange(least, rows + 1)
+        members["columns"] = draw.randrange(1, 5)
+        members["codec"] = Codec.NONE if way is Placement.DENSE else draw.choice(ROW_CODECS)
+        tables.append(TablePlacement(**members))
     return _changed(schedule, payload=Payload(tables=tuple(tables), local_aggregation=draw.random() < 0.7))
 
 
@@ -272,20 +123,12 @@ TIMES = (SYNCHRONOUS, DelayedAveraging())
 def random_transport(draw: random.Random) -> Transport:
     """An algorithm and a codec, with what goes with them."""
     algorithm, codec = draw.choice((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)), draw.choice(list(Codec))
-    where = (
-        draw.choice(list(CodecScope))
-        if algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
-        else CodecScope.ALL
-    )
-    if not codec.has_blocks:
-        return Transport(algorithm=algorithm, codec=codec, where=where)
-    return Transport(
-        algorithm=algorithm,
-        codec=codec,
-        where=where,
-        block=draw.choice((1, 4, 256)),
-        error_feedback=draw.random() < 0.5,
-    )
+    has_scopes = algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
+    where = draw.choice(list(CodecScope)) if has_scopes else CodecScope.ALL
+    of_blocks: dict[str, Any] = {}
+    if codec.has_blocks:
+        of_blocks = {"block": draw.choice((1, 4, 256)), "error_feedback": draw.random() < 0.5}
+    return Transport(algorithm=algorithm, codec=codec, where=where, **of_blocks)
 
 
 def random_allreduce(draw: random.Random) -> Schedule:
@@ -312,10 +155,8 @@ def random_allreduce(draw: random.Random) -> Schedule:
 def in_turns(draw: random.Random, cluster: Cluster) -> Schedule:
     """Fragments by number or by name that take turns, each merged late by fewer steps than a round has."""
     members = _turns(draw)
-    merge = DelayedMerge(
-        steps=draw.randrange(members["steps_per_round"]),
-        alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9)),
-    )
+    steps = draw.randrange(members["steps_per_round"])
+    merge = DelayedMerge(steps=steps, alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9)))
     if merge.steps or merge.alpha:
         return Schedule("t", cluster, AllReduce(sync=merge, **members))
     return Schedule("t", cluster, AllReduce(**_paced(draw, members, cluster.num_workers)))
@@ -337,9 +178,10 @@ def _paced(draw: random.Random, members: dict[str, Any], n: int) -> dict[str, An
 
 def _turns(draw: random.Random) -> dict[str, Any]:
     parts, apart = draw.randrange(1, 5), draw.randrange(1, 5)
+    steps = draw.randrange(parts * apart, parts * (apart + 1))
     names = tuple((f"{part}.*",) for part in range(parts))
     return {
-        "steps_per_round": draw.randrange(parts * apart, parts * (apart + 1)),
+        "steps_per_round": steps,
         "payload": Payload(fragments=names if parts > 1 and draw.random() < 0.3 else parts),
     }
 
@@ -354,10 +196,8 @@ def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
     if draw.random() < 0.7:
         return schedule
     momentum = draw.choice((Fraction(0), Fraction(9, 10)))
-    nesterov, outer_params = momentum > 0 and draw.random() < 0.5, draw.choice(list(OuterParams))
-    outer = OuterStep(
-        lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, nesterov=nesterov, outer_params=outer_params
-    )
+    members = {"nesterov": momentum > 0 and draw.random() < 0.5, "outer_params": draw.choice(list(OuterParams))}
+    outer = OuterStep(lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, **members)
     return _changed(schedule, payload=replace(schedule.strategy.payload, outer=outer))
 
 
@@ -378,40 +218,43 @@ def random_schedule(draw: random.Random) -> Schedule:
     sync = draw.choice(TIMES)
     if kind == 3:
         return random_allreduce(draw)
-    if kind == 0:
-        n = draw.randrange(2, 8)
-        phases = []
-        for _ in range(period):
-            ranks = draw.sample(range(n), n)
-            cuts = sorted(draw.sample(range(n + 1), min(draw.randrange(1, 4), n + 1)))
-            groups = [ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
-            phases.append([group for group in groups if len(group) > 1])
-        steps_per_round = tuple(draw.randrange(1, 4) for _ in range(n))
-        if draw.random() < 0.5:
-            phases[draw.randrange(period)] = [ranks]
-        made = explicit(n, *phases, steps_per_round=steps_per_round, sync=sync, prologue=draw.randrange(2))
-        return with_codec(draw, with_turns(draw, made))
-    if kind == 1:
-        radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
-        phases = []
-        for _ in range(period):
-            blocks = random_blocks(draw, radices, size)
-            if draw.random() < 0.2:
-                blocks = [Block(tuple(range(size)), tuple(range(len(radices))))]
-            phases.append(tuple(blocks))
-        made = rule(radices, size, *phases)
-        strategy = StaticGroups(phases=made.strategy.phases, sync=sync, steps_per_round=draw.randrange(1, 3))
-        return with_codec(draw, with_turns(draw, Schedule("r", made.cluster, strategy)))
-    n = draw.randrange(2, 7)
-    rounds = []
+    if kind == 2:
+        return _random_graph(draw, sync)
+    made = _random_groups(draw, period, sync) if kind == 0 else _random_rule(draw, period, sync)
+    return with_codec(draw, with_turns(draw, made))
+
+
+def _random_groups(draw: random.Random, period: int, sync: Any) -> Schedule:  # noqa: ANN401 - one of TIMES
+    n, phases = draw.randrange(2, 8), []
+    for _ in range(period):
+        ranks = draw.sample(range(n), n)
+        cuts = sorted(draw.sample(range(n + 1), min(draw.randrange(1, 4), n + 1)))
+        groups = [ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+        phases.append([group for group in groups if len(group) > 1])
+    steps_per_round = tuple(draw.randrange(1, 4) for _ in range(n))
+    if draw.random() < 0.5:
+        phases[draw.randrange(period)] = [ranks]
+    return explicit(n, *phases, steps_per_round=steps_per_round, sync=sync, prologue=draw.randrange(2))
+
+
+def _random_rule(draw: random.Random, period: int, sync: Any) -> Schedule:  # noqa: ANN401 - as above
+    radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
+    phases = []
+    for _ in range(period):
+        blocks = random_blocks(draw, radices, size)
+        if draw.random() < 0.2:
+            blocks = [Block(tuple(range(size)), tuple(range(len(radices))))]
+        phases.append(tuple(blocks))
+    made = rule(radices, size, *phases)
+    return replace(made, strategy=replace(made.strategy, sync=sync, steps_per_round=draw.randrange(1, 3)))
+
+
+def _random_graph(draw: random.Random, sync: Any) -> Schedule:  # noqa: ANN401 - as above
+    n, rounds = draw.randrange(2, 7), []
     for _ in range(draw.randrange(1, 4)):
         pairs = draw.sample([(i, j) for i in range(n) for j in range(n) if i != j], draw.randrange(n * (n - 1) + 1))
         if draw.random() < 0.5:
             pairs = list({*pairs, *((i, (i + 1) % n) for i in range(n))})
         rounds.append([(i, j, Fraction(1, draw.randrange(n, 2 * n))) for i, j in pairs])
     made = graph(n, *rounds)
-    return Schedule(
-        "g",
-        made.cluster,
-        NeighborAveraging(rounds=made.strategy.rounds, sync=sync, steps_per_round=draw.randrange(1, 4)),
-    )
+    return replace(made, strategy=replace(made.strategy, sync=sync, steps_per_round=draw.randrange(1, 4)))

@@ -8,18 +8,15 @@ says so and ends with 0;
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 import traceback
 from typing import Any
 
 from benchmarks.gpu.stages import PRETENDED, STAGES, Skip, missing_modules, results_folder
-from benchmarks.kit import ROOT
+from benchmarks.kit import ROOT, run_bounded
 
 MARK = "RESULT "
 
@@ -61,27 +58,14 @@ def _ended_stage(name: str) -> dict[str, Any]:
     # The pretended device and the simulated ranks are the tests' own.
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     file = results_folder() / f"{name.replace(' ', '-')}.txt"
-    with file.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu", "--stage", name],
-            cwd=ROOT,
-            env=os.environ | environment | {"PYTHONPATH": path},
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # what a stage has started ends with it
-        )
-        try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            return {"outcome": "failed", "details": f"did not end within {limit:g} s; {file.name}"}
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    environment = os.environ | environment | {"PYTHONPATH": path}
+    code = run_bounded([sys.executable, "-m", "benchmarks.gpu", "--stage", name], file, limit, environment)
+    if code is None:
+        return {"outcome": "failed", "details": f"did not end within {limit:g} s; {file.name}"}
     text = file.read_text()
     lines = [line for line in text.splitlines() if line.startswith(MARK)]
     if not lines:
-        return {"outcome": "failed", "details": f"ended with {process.returncode}: {text[-1500:]}"}
+        return {"outcome": "failed", "details": f"ended with {code}: {text[-1500:]}"}
     result: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
     return result
 

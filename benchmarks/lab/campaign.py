@@ -1,4 +1,9 @@
-"""Campaigns: the cells of experiments in the lab, interleaved, within the time; what they left are plain values."""
+"""Campaigns: the cells of experiments in the lab, interleaved, within the time; what they left are plain values.
+
+A contestant trains at its best rate of one grid. `rates.json` has the steps that it took to a loss by rate, under its
+name and the hash of its schedule, since a name does not say what the planner recommends today. What is not there is
+rehearsed first: over fast links, and without sleeping.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +18,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks import kit
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
-from benchmarks.lab.crew import Lab, LabError, standing
-from benchmarks.lab.measure import Measured, read_cell
+from benchmarks.lab.crew import FAST, Lab, LabError, standing
 from benchmarks.lab.plan import Planner, Point, predicted
-from benchmarks.lab.rehearse import best_rate, can_be_rehearsed, known_rates, rates_key, rehearse
-from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS, Job, Setting
+from benchmarks.lab.results import Measured, read_cell
+from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED, TARGETS, Job, Lengths, Setting
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
@@ -37,6 +43,32 @@ A cell that ends before its loss and its limit is run again with twice the steps
 SPARE_FREE = 2.6
 """The same where nobody waits: the workers' steps differ there, and the run ends by those of all together."""
 SIMULATED = ("static", "allreduce", "neighbor")
+REHEARSAL_LIMIT = 90.0
+RATES = Path(__file__).with_name("rates.json")
+ByRate = dict[str, float | None]
+
+
+def rates_key(contestant: Contestant, schedule: Schedule) -> str:
+    """Under what the steps of a contestant are kept."""
+    return f"{contestant.name} {schedule_sha256(Schedule(contestant.name, schedule.cluster, schedule.strategy))[:12]}"
+
+
+def known_rates(case: str) -> dict[str, ByRate]:
+    """What was rehearsed of a case (setting.case_of), by `rates_key`."""
+    found: dict[str, ByRate] = json.loads(RATES.read_text()).get(case, {}) if RATES.exists() else {}
+    return found
+
+
+def keep_rates(case: str, key: str, by_rate: ByRate) -> None:
+    content = json.loads(RATES.read_text()) if RATES.exists() else {}
+    content.setdefault(case, {})[key] = by_rate
+    RATES.write_text(kit.compact(content))
+
+
+def best_rate(by_rate: ByRate) -> float | None:
+    """The rate with the fewest steps, None if none reached the target."""
+    reached = {float(rate): steps for rate, steps in by_rate.items() if steps is not None}
+    return min(reached, key=lambda rate: (reached[rate], rate)) if reached else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,17 +209,16 @@ class Campaign:
     def _cell(self, contestant: Contestant, repetition: int) -> None:
         """Run a contestant until its loss or the limit in seconds, which is the same for all."""
         begun, load, target = time.monotonic(), os.getloadavg()[0], self.target
-        steps = self._steps(contestant)
+        steps, limit = self._steps(contestant), self.experiment.limit * (2 if contestant.once else 1)
+        fields = {"seed": repetition, "learning_rate": self._rate(contestant), "limit": limit}
+        schedule = self.schedules.get(contestant.name)
         try:
-            measured = self._train(contestant, repetition, steps)
+            measured = self._train(contestant, schedule, steps=steps, **fields)
             while not (self.experiment.steps or measured.reached(target) or measured.ended == "time"):
                 steps *= 2
-                measured = self._train(contestant, repetition, steps)
+                measured = self._train(contestant, schedule, steps=steps, **fields)
         except (RuntimeError, OSError, LabError) as error:
-            self.notes.append(f"{self.setting.name}, {contestant.name}, repetition {repetition}: failed: {error}")
-            _say(f"{self.setting.name:22} {contestant.name:30} failed: {str(error)[:150]}")
-            if isinstance(error, LabError):
-                self.lab.crew.restart()
+            self._failed(f"{self.setting.name}, {contestant.name}, repetition {repetition}", error)
             return
         finally:
             self._took[contestant.name] = time.monotonic() - begun
@@ -200,19 +231,16 @@ class Campaign:
             f"{time.monotonic() - begun:.1f} s"
         )
 
-    def _train(self, contestant: Contestant, repetition: int, steps: int) -> Measured:
+    def _failed(self, what: str, error: Exception) -> None:
+        self.notes.append(f"{what}: failed: {error}")
+        _say(f"{what}: failed: {str(error)[:150]}")
+        if isinstance(error, LabError):
+            self.lab.crew.restart()
+
+    def _train(self, contestant: Contestant, schedule: Schedule | None, **fields: Any) -> Measured:  # noqa: ANN401 - fields of Job
         """One run of so many steps, or until the limit."""
-        job = self._job(
-            contestant.name,
-            contestant.how,
-            free_running=contestant.free_running,
-            seed=repetition,
-            steps=steps,
-            learning_rate=self._rate(contestant),
-            options=contestant.options,
-            limit=self.experiment.limit * (2 if contestant.once else 1),
-        )
-        schedule = self.schedules.get(contestant.name)
+        more = {"free_running": contestant.free_running, "options": contestant.options, **fields}
+        job = self._job(contestant.name, contestant.how, **more)
         if schedule is not None:
             job = replace(job, schedule=str(job.path / "schedule.json"))
             write_schedule(job.path / "schedule.json", schedule)
@@ -235,16 +263,32 @@ class Campaign:
         """Whose steps and rate are this contestant's, with the schedule; None for what has none to rehearse."""
         source = self._everybody.get(contestant.rehearsed_as, contestant)
         schedule = source.make(self.cluster, self.setting) if source.make else None
-        return (source, schedule) if schedule is not None and can_be_rehearsed(schedule) else None
+        return (source, schedule) if schedule is not None and not schedule.strategy.sync.protocol else None
 
     def _rehearse(self, contestant: Contestant) -> None:
         """Find the contestant's best rate where no rehearsal of its schedule is known."""
         found = self._rehearsal(contestant)
-        if self.experiment.rate is None and found and not self._by_rate(contestant):
-            source, schedule = found
-            self._rehearsed[rates_key(*found)] = rehearse(
-                source, schedule, task=self.setting.task, cluster=self.cluster
-            )
+        if self.experiment.rate is not None or found is None or self._by_rate(contestant):
+            return
+        (target, most), by_rate, begun = REHEARSED[self.setting.task], ByRate(), time.monotonic()
+        self.lab.shape(FAST)
+        for rate in GRID[found[0].grid]:
+            fields = {**Lengths(compute=0.0).lengths(), "learning_rate": rate, "limit": REHEARSAL_LIMIT}
+            try:
+                for steps in (most // 2, most):
+                    reached = self._train(*found, steps=steps, **fields).reached(target)
+                    by_rate[f"{rate:g}"] = None if reached is None else round(reached[0], 2)
+                    if reached is not None:
+                        break
+            except (RuntimeError, OSError, LabError) as error:
+                self._failed(f"the rehearsal of {found[0].name} at {rate:g}", error)
+                return
+            if best_rate(by_rate) not in (None, rate):
+                break  # a still smaller rate is slower yet
+        _say(f"rehearsed {self.setting.task} {found[0].name:32} {by_rate}  {time.monotonic() - begun:.0f} s")
+        key = rates_key(*found)
+        self._rehearsed[key] = by_rate
+        keep_rates(self.setting.case_of(self.cluster.num_workers), key, by_rate)
 
     def _by_rate(self, contestant: Contestant) -> dict[str, float | None]:
         """Steps to the target in the rehearsal, by rate."""

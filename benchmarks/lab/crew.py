@@ -1,4 +1,8 @@
-"""The lab's standing processes, a forker on every node and the store's host beside the bridge, and what ends them."""
+"""The lab's standing processes, and what starts and ends them.
+
+A process on every node imports torch once and forks the node's workers for every cell; it never opens gloo itself, so
+that forking from it stays safe. One beside the bridge hosts the stores, a fresh one for each cell.
+"""
 
 from __future__ import annotations
 
@@ -15,40 +19,38 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from benchmarks.kit import ROOT, command, commit
+from benchmarks import kit
 from benchmarks.lab.network import Network, why_not
 from benchmarks.lab.setting import Job
-from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS, Board
+from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS, Board, use_environment
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS, RUN_SECRET
 
-START_LIMIT = 120.0
+FAST, START_LIMIT = "1gbit", 120.0
 
 
 class LabError(Exception):
     """The lab's own machinery failed; the message says where."""
 
 
-class _Helper:
-    """One process that answers a line with a line."""
+class NoLabError(Exception):
+    """This machine cannot hold the lab; the message says why."""
+
+
+class _Process:
+    """Answers a line with a line."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self.log = log
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=variables,
-                cwd=ROOT,
-                start_new_session=True,
-            )
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables,
+                cwd=kit.ROOT, start_new_session=True,
+            )  # fmt: skip
 
     def send(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -91,33 +93,33 @@ class _Helper:
 
 
 class Crew:
-    """The processes on a network; leaving the context ends them."""
+    """The processes on a network, until `close`."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network, self.folder = network, folder
-        self._forkers: list[_Helper] = []
-        self._store: _Helper | None = None
+        self._nodes: list[_Process] = []
+        self._store: _Process | None = None
 
-    def __enter__(self) -> Self:
-        network, python = self.network, [sys.executable, "-m", "benchmarks.lab.forker"]
-        try:
-            inside = ["ip", "netns", "exec", network.switch]
-            self._store = _Helper([*inside, *python, "store", network.switch_address], self.folder / "store.log")
-            for node in range(network.num_nodes):
-                command = [*network.prefix_command(node), *python, str(node)]
-                self._forkers.append(_Helper(command, self.folder / f"forker-{node}.log"))
-            end = time.monotonic() + START_LIMIT
-            for helper in [self._store, *self._forkers]:
-                helper.answer(end)
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def start(self) -> None:
+        network, python = self.network, [sys.executable, "-m", "benchmarks.lab.crew"]
+        inside = ["ip", "netns", "exec", network.switch]
+        self._store = _Process([*inside, *python, "store", network.switch_address], self.folder / "store.log")
+        for node in range(network.num_nodes):
+            command = [*network.prefix_command(node), *python, str(node)]
+            self._nodes.append(_Process(command, self.folder / f"node-{node}.log"))
+        end = time.monotonic() + START_LIMIT
+        for process in [self._store, *self._nodes]:
+            process.answer(end)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def restart(self) -> None:
+        """End all processes and start fresh ones, after one of them failed."""
         self.close()
+        self.start()
+
+    def close(self) -> None:
+        for process in [*self._nodes, *([self._store] if self._store else [])]:
+            process.close()
+        self._nodes, self._store = [], None
 
     def run(self, job: Job) -> list[int]:
         """Run one cell on all nodes; the exit code of each node's workers. Bounded by the job's limits."""
@@ -131,10 +133,10 @@ class Crew:
             # of one run on several nodes need the same.
             known = {RUN_SECRET: secrets.token_hex(32), **environment}
             ready = replace(job, port=port, address=self.network.switch_address, environment=known)
-            for forker in self._forkers:
-                forker.send(ready.to_line())
+            for node in self._nodes:
+                node.send(ready.to_line())
             end = time.monotonic() + START_SECONDS + job.limit + 2 * SPARE_SECONDS
-            return [int(forker.answer(end).split()[1]) for forker in self._forkers]
+            return [int(node.answer(end).split()[1]) for node in self._nodes]
 
     @contextlib.contextmanager
     def _generator(self, job: Job) -> Iterator[dict[str, str]]:
@@ -146,7 +148,7 @@ class Crew:
         command = ["ip", "netns", "exec", self.network.switch, sys.executable, "-P", "-m", "partreduce", "generator"]
         command += [job.schedule, "--keys", str(keys), "--worker-keys", str(workers), "--address-file", str(address)]
         command += ["--address", f"tcp://{self.network.switch_address}:*", "--log", str(job.path / "generator-log")]
-        process = _Helper(command, job.path / "generator.log")
+        process = _Process(command, job.path / "generator.log")
         try:
             end = time.monotonic() + START_LIMIT
             while not address.exists():
@@ -156,23 +158,6 @@ class Crew:
             yield {GENERATOR: address.read_text().strip(), GENERATOR_KEYS: workers.read_text()}
         finally:
             process.close()
-
-    def restart(self) -> None:
-        """End all processes and start fresh ones, after one of them failed."""
-        self.close()
-        self.__enter__()
-
-    def close(self) -> None:
-        for helper in [*self._forkers, *([self._store] if self._store else [])]:
-            helper.close()
-        self._forkers, self._store = [], None
-
-
-FAST = "1gbit"
-
-
-class NoLabError(Exception):
-    """This machine cannot hold the lab; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +187,8 @@ def standing(num_nodes: int) -> Iterator[Lab]:
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     scratch = Path(tempfile.mkdtemp(prefix="partreduce-lab-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     try:
-        with Network(num_nodes, FAST) as network, Crew(network, scratch) as crew:
+        with Network(num_nodes, FAST) as network, contextlib.closing(Crew(network, scratch)) as crew:
+            crew.start()
             yield Lab(network, crew, scratch)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -214,8 +200,71 @@ def provenance(module: str) -> dict[str, object]:
     import torch
 
     return {
-        "commit": commit(),
+        "commit": kit.commit(),
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": f"{os.cpu_count()} cores, Linux {os.uname().release}, torch {torch.__version__}, gloo",
-        "command": command(module),
+        "command": kit.command(module),
     }
+
+
+def serve_workers(node: int) -> None:
+    """Fork workers until standard input ends: a job per line, answered by `done CODE`."""
+    import torch._dynamo
+    import torch.distributed.algorithms.model_averaging.averagers  # noqa: F401 - once, before the forks
+
+    import partreduce.runtime
+
+    kit.import_all(partreduce.runtime)
+    from benchmarks.lab.tasks import read_data
+    from benchmarks.lab.worker import work
+    from partreduce.runtime.launcher.launch import launch
+
+    samples: dict[str, object] = {}
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job = Job.of_line(line)
+        if job.how == "profile":  # before any data are written
+            target = partial(profile, job, node)
+        else:
+            if job.data_file not in samples:
+                samples[job.data_file] = read_data(job.data_file)
+            target = partial(work, job, node, samples[job.data_file])
+        with (job.path / f"node-{node}.log").open("w") as log:
+            code = launch(target, num_workers=job.workers_of_nodes[node], threads=1, output=log)
+        print(f"done {code}", flush=True)
+
+
+def serve_stores(address: str) -> None:
+    """Open a fresh store for every line and say its port; the one before it is closed."""
+    from partreduce.runtime.transport.torch_api import TCPStore
+
+    print("ready", flush=True)
+    store = None
+    for _ in sys.stdin:
+        store = None
+        store = TCPStore(address, 0, None, True, wait_for_workers=False)
+        print(f"port {store.port}", flush=True)
+    del store
+
+
+def profile(job: Job, node: int) -> None:
+    """Profile the run's links with all its workers; rank 0 leaves a cluster file and the errors of its check."""
+    from partreduce.runtime.profile import profile as measure
+    from partreduce.topo.cluster import Cluster
+    from partreduce.topo.document.cluster import write_cluster
+
+    kit.end_after(job.limit + 60)
+    rank = use_environment(job, node)
+    cluster = Cluster.regular(job.num_nodes, job.workers_per_node)
+    found = measure(cluster, model_bytes=int(job.options["model_bytes"]), repetitions=3, num_checks=6, timeout=60.0)
+    if rank == 0:
+        write_cluster(job.path / "cluster.json", found.cluster)
+        errors = {"checks": list(found.check_errors), "fitted": list(found.fit_errors)}
+        (job.path / "errors.json").write_text(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "store":
+        serve_stores(sys.argv[2])
+    else:
+        serve_workers(int(sys.argv[1]))

@@ -1,22 +1,32 @@
-"""What the planner recommends for a setting, and what the simulator predicts, from a profile of the lab's own links.
+"""What the planner recommends for a setting, and what the simulator predicts of it.
 
-It plans for hierarchical group operations, and the lab runs its recommendations that way. It is told the optimizer,
-as a user tells it.
+The planner sees a profile of the lab's own links. It plans for hierarchical group operations, and the lab runs its
+recommendations that way. It knows the optimizer, as a user states it. `step_ms` is what physics allows: the same
+schedule and the same lengths of steps where links and cores cost nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import median
 from typing import Any
 
-from benchmarks.lab.setting import BACKWARD, MODEL_BYTES, SEGMENTS, Setting
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.lab.contestants import SERVER, named
+from benchmarks.lab.setting import BACKWARD, MODEL_BYTES, SEGMENTS, Job, Setting, StepLengths
+from benchmarks.lab.tasks import Batches, samples_of
 from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.topo.timing.compute import ComputeTimes
 
 CLOSE = 0.15
 
@@ -81,11 +91,6 @@ def predicted(points: list[Point], profiles: dict[str, Hardware]) -> dict[str, A
 PLAN_SECONDS = 20.0
 
 
-def optimizer_of(setting: Setting) -> Optimizer:
-    """By whose prices the planner counts."""
-    return Optimizer.MOMENTUM if setting.momentum else Optimizer.SGD
-
-
 class Planner:
     """Plans once per setting; `profiles` maps a rate to the cluster that was profiled at it."""
 
@@ -95,14 +100,13 @@ class Planner:
         self.words: dict[str, str] = {}
 
     def __call__(self, cluster: Cluster, setting: Setting) -> Schedule:
-        return self._recommend(cluster, setting)
+        return self._recommend(cluster, setting, setting.name)
 
     def coded(self, cluster: Cluster, setting: Setting) -> Schedule:
         """The same rule's recommendation where codecs are allowed."""
-        return self._recommend(cluster, setting, ", codec", codec=None)
+        return self._recommend(cluster, setting, f"{setting.name}, codec", codec=None)
 
-    def _recommend(self, cluster: Cluster, setting: Setting, words: str = "", **options: Any) -> Schedule:  # noqa: ANN401 - fields of Job
-        key = setting.name + words
+    def _recommend(self, cluster: Cluster, setting: Setting, key: str, **options: Any) -> Schedule:  # noqa: ANN401 - fields of PlanRequest
         if key not in self._recommendations:
             self._recommendations[key] = self._plan(cluster, setting, key, options)
         return self._recommendations[key]
@@ -127,7 +131,7 @@ class Planner:
             disturbance=setting.disturbance,
             time_limit=PLAN_SECONDS,
             algorithm=AllReduceAlgorithm.HIERARCHICAL,
-            optimizer=optimizer_of(setting),
+            optimizer=Optimizer.MOMENTUM if setting.momentum else Optimizer.SGD,
             **options,
         )
         found = plan(job)
@@ -137,3 +141,71 @@ class Planner:
             "All-Reduce's steps predicted"
         )
         return chosen.schedule
+
+
+FREE = Link(0.0, 1e-15)
+"""A link that takes no time worth a name."""
+
+
+def step_ms(
+    name: str, setting: Setting, shape: tuple[int, int], steps: int, runs: int, *, after: int = 0
+) -> float | None:
+    """Milliseconds per step as the lab counts them, the mean of its repetitions; None where the engine cannot say.
+
+    Where sums do not wait for all, a step is a gradient. The first steps, up to `after`, are left out.
+    """
+    found = [of_run(name, setting, shape, steps, repetition, after) for repetition in range(runs)]
+    known = [ms for ms in found if ms is not None]
+    return sum(known) / len(known) if known else None
+
+
+@cache
+def of_run(  # noqa: PLR0917 - one call each, and a cache's
+    name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int, after: int
+) -> float | None:
+    """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""
+    make = named("flat ring" if name == SERVER else name, lambda *_: None).make
+    schedule = make(Cluster.regular(*shape), setting) if make is not None else None
+    if schedule is None or schedule.strategy.kind == "dynamic_groups":
+        return None
+    by_quorum = isinstance(schedule.strategy.sync, PartialAllReduce)
+    trace = step_seconds(setting, shape, 6 * steps if by_quorum else steps, repetition)
+    try:
+        if by_quorum:
+            return 1e3 * _seconds_of(schedule, trace, steps) / steps
+        timeline = simulate(
+            schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=steps, model_bytes=1
+        )
+    except PartreduceError:
+        return None
+    begun = timeline.finish[after - 1] if after else 0.0  # (num_workers,)
+    return 1e3 * schedule.num_workers / float(((steps - after) / (timeline.finish[-1] - begun)).sum())
+
+
+def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> npt.NDArray[np.float64]:
+    """How long the lab's workers compute, shape (steps, workers), with the batches that they draw."""
+    count = shape[0] * shape[1]
+    lengths = [StepLengths(setting, count, rank, repetition) for rank in range(count)]
+    seconds = np.array([[worker(step) for worker in lengths] for step in range(steps)])
+    if setting.task != "docstrings":
+        return seconds
+    size = {"num_nodes": shape[0], "workers_per_node": shape[1]}
+    job = Job(task=setting.task, batch=setting.batch, seed=repetition, **size)
+    batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
+    return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
+
+
+def _seconds_of(schedule: Schedule, trace: npt.NDArray[np.float64], steps: int) -> float:
+    """When so many gradients of every worker, on average, are in sums."""
+    wanted, num_rounds = steps * schedule.num_workers, steps
+    while True:
+        timeline = simulate(
+            schedule, Hardware(nic=FREE), compute=ComputeTimes(trace=trace), num_rounds=num_rounds, model_bytes=1
+        )
+        assert timeline.observed is not None
+        record = timeline.observed.quorum
+        assert record is not None
+        there = np.cumsum(record.gradients.sum(axis=1))  # gradients in the sums so far
+        if there[-1] >= wanted:
+            return float(record.summed[1, np.searchsorted(there, wanted)])
+        num_rounds *= 2

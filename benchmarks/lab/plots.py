@@ -5,8 +5,7 @@ from __future__ import annotations
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from partreduce.report.axes import logarithmic
-from partreduce.report.palette import COMPUTE, DASHES, INK, OKABE_ITO
+from partreduce.report.palette import COMPUTE, DASHES, INK, OKABE_ITO, logarithmic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,12 +62,8 @@ def name_ends(
 ) -> None:
     """The name of each line beside the axes, at the height of its end or as near as the others' names leave it.
 
-    A dot marks the end, so that the thin line to the name is not taken for more of the curve.
-
-    Args:
-        axis: with its final scales and limits.
-        ends: name, x, y and color of each line.
-        line: height of a line of text, as a share of the axis.
+    `ends` are name, x, y and color of each line, `line` the height of a line of text, as a share of the axis, which has
+    its final scales and limits. A dot marks the end, so that the thin line to the name is not taken for more of it.
     """
     axis.get_xlim(), axis.get_ylim()  # settles the limits, on which the transformation depends
     to_axes = axis.transData + axis.transAxes.inverted()

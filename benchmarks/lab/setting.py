@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
+from benchmarks import kit
 from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
 
 
@@ -91,43 +92,17 @@ GRID = {"workers": (0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
 """Learning rates that contestants are rehearsed at, the largest first; the server applies all workers' steps to one
 model, hence its own."""
 
-TARGETS = {
-    "digits": 0.1,
-    "ten layers": 0.1,
-    "text": 2.6,
-    "svm": 0.3,
-    "images": 0.1,
-    "hyperplane": 0.02,
-    "docstrings": 0.6,
-}
+TABLE = kit.read_toml(Path(__file__).with_name("settings.toml"))
+TARGETS: dict[str, float] = {name: task["target"] for name, task in TABLE["tasks"].items()}
 """Training loss of the mean model that each task is to reach in the lab."""
-
-REHEARSED_TARGETS = {"digits": 0.2, "ten layers": 0.2, "text": 2.8, "svm": 0.4}
-"""What the rehearsal counts the steps to: enough to choose rates by, and sooner reached."""
-
-MODEL_BYTES = {
-    "digits": 2_192_296,
-    "ten layers": 2_182_184,
-    "text": 2_065_440,
-    "svm": 524_292,
-    "images": 76_840,
-    "hyperplane": 2_052,
-    "docstrings": 572_304,
-}
-SEGMENTS = {
-    "digits": (0, 0, 0, 2_192_296, 0),
-    "ten layers": (0, 273_448, *(6 * (263_168,)), 0, 329_728, 0),
-    "text": (0, 0, 2_065_440, 0),
-    "svm": (524_292, 0, 0),
-    "images": (76_840, 0, 0),
-    "hyperplane": (2_052, 0, 0),
-    "docstrings": (572_304, 0, 0),
-}
+REHEARSED = {name: tuple(task["rehearsed"]) for name, task in TABLE["tasks"].items() if "rehearsed" in task}
+"""The loss to which the rehearsal counts steps (enough to choose rates by, and sooner reached), and the most steps."""
+SEGMENTS: dict[str, tuple[int, ...]] = {name: tuple(task["segments"]) for name, task in TABLE["tasks"].items()}
 """Bytes that are sent when a layer's gradient is there, from the last layer to the first, and at the end of the step.
 
 Layers below 128 KiB share a segment (`runtime.averaging.bucketed_gradients`), and digits and text have only one layer
 above that: everything is sent when backward reaches the first layer. The tag follows at the end."""
-
+MODEL_BYTES = {name: sum(segments) for name, segments in SEGMENTS.items()}
 BACKWARD = 2 / 3
 """Share of backward in a step. The lab's gates hold a layer back before its gradient is made, not behind."""
 
@@ -181,36 +156,19 @@ def case_of(task: str, num_workers: int) -> str:
     return task + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
 
 
-SLOW_RANK = 6
-RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "250mbit": 0.32, "1gbit": 0.08}
-"""Links, and the seconds that a step computes over them. 40 Mbit/s and 0.16 s are 80 Mbit/s and 0.08 s at half speed,
-250 Mbit/s and 0.32 s are 1 Gbit/s and 0.08 s at a quarter: what workers take of the cores that they share then weighs
-half as much, and a quarter."""
-
-
 def settings(num_workers: int) -> dict[str, Setting]:
-    """All named settings.
-
-    `delayed` holds up one worker, drawn again in every step, by five steps' time; `shifting` everybody by up to that.
-    """
-    slow = SLOW_RANK % num_workers
+    """All named settings: every link of the table with every disturbance, and others."""
     made = []
-    for rate, compute in RATES.items():
-        common: dict[str, Any] = {"rate": rate, "compute": compute}
-        made += [
-            Setting(name=f"{rate} homogeneous", **common),
-            Setting(name=f"{rate} slow x2", slow=((slow, 2.0),), **common),
-            Setting(name=f"{rate} slow x5", slow=((slow, 5.0),), **common),
-            Setting(name=f"{rate} slow +2", slow=((slow, 3.0),), **common),
-            Setting(name=f"{rate} slow +5", slow=((slow, 6.0),), **common),
-            Setting(name=f"{rate} random x6", random_factor=6.0, random_chance=1 / num_workers, **common),
-            Setting(name=f"{rate} delayed", delayed=(1, 5 * compute), **common),
-            Setting(name=f"{rate} shifting", skew=(0.0, 5 * compute), **common),
-        ]
-    made += [
-        Setting(name="200mbit text", task="text", steps=96),
-        Setting(name="1gbit docstrings", rate="1gbit", task="docstrings", compute=0.1),
-    ]
+    for rate, compute in TABLE["rates"].items():
+        made.append(Setting(name=f"{rate} homogeneous", rate=rate, compute=compute))
+        for name, factor in TABLE["slow"].items():
+            slow = ((TABLE["slow_rank"] % num_workers, factor),)
+            made.append(Setting(name=f"{rate} slow {name}", rate=rate, compute=compute, slow=slow))
+        at_random: dict[str, Any] = {"random_factor": 6.0, "random_chance": 1 / num_workers}
+        made.append(Setting(name=f"{rate} random x6", rate=rate, compute=compute, **at_random))
+        made.append(Setting(name=f"{rate} delayed", rate=rate, compute=compute, delayed=(1, 5 * compute)))
+        made.append(Setting(name=f"{rate} shifting", rate=rate, compute=compute, skew=(0.0, 5 * compute)))
+    made += [Setting(name=name, **fields) for name, fields in TABLE["others"].items()]
     return {setting.name: setting for setting in made}
 
 

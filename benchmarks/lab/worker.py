@@ -69,12 +69,6 @@ class Board:
         self._cells[-1] = 1
 
 
-def joined(job: Job) -> Any:  # noqa: ANN401 - a process group
-    """Join the run as a user of torch does; this worker's node's group."""
-    _join(job)
-    return _group_of_node(job)
-
-
 def _join(job: Job) -> None:
     dist.init_process_group("gloo", timeout=_patience(job))
 

@@ -4,7 +4,7 @@
     python -m benchmarks.mutants --planted
 
 mutmut changes one place of a function at a time, in a copy of the repository, and judges each mutant in a fork by those
-tests of `targets.py` that come to its function. A line per file at the end: mutants judged, killed, survivors that
+tests of `targets.toml` that come to its function. A line per file at the end: mutants judged, killed, survivors that
 `accepted.toml` gives a reason for, and survivors that nobody has named; the score is killed / (judged − equivalent),
 with Wilson's 95 % interval when it is of a sample. Exit code 1 if a survivor has no name. What mutmut has judged stands
 in build/mutants/ until the file or its tests change.
@@ -22,18 +22,29 @@ import tomllib
 from functools import cache
 from pathlib import Path
 
-from benchmarks.kit import ROOT, parser
-from benchmarks.mutants.targets import ISOLATED, TARGETS
+from benchmarks.kit import ROOT, parser, read_toml
 
 BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 PLANTED = Path(__file__).with_name("planted.toml")
+ISOLATED = "not program"
+"""Which tests are run: what starts the checker as a program, without site-packages, cannot import mutmut."""
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "--tb=no")
 
 
-def tests_of(file: str) -> list[str]:
-    """The tests that judge a file, quick ones first."""
-    return list(dict.fromkeys(test for stage in TARGETS[file] for test in stage))
+def targets() -> dict[str, list[str]]:
+    """By file the tests that judge it."""
+    found = {}
+    for row in read_toml(Path(__file__).with_name("targets.toml"))["targets"]:
+        for pattern in row["files"]:
+            paths = [path for path in sorted(ROOT.glob(pattern)) if path.stem not in ("__main__", "program")]
+            if not paths:
+                sys.exit(f"targets.toml: there is no {pattern}")
+            found |= {str(path.relative_to(ROOT)): [f"tests/{test}" for test in row["tests"]] for path in paths}
+    return found
+
+
+TARGETS = targets()
 
 
 def copied(name: str, settings: str = "") -> Path:
@@ -64,7 +75,7 @@ def mutmut(copy: Path, *words: str) -> str:
 def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[str, str], Path]:
     """The verdict of every mutant that was judged, and the copy in which it was."""
     tops = sorted({path.split("/")[0] for path in tracked() if path != "pyproject.toml"})
-    settings = {"source_paths": [file], "pytest_add_cli_args_test_selection": tests_of(file), "also_copy": tops}
+    settings = {"source_paths": [file], "pytest_add_cli_args_test_selection": TARGETS[file], "also_copy": tops}
     settings["pytest_add_cli_args"] = ["-k", ISOLATED]
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     copy = copied(file.replace("/", "."), f"\n[tool.mutmut]\n{text}")
@@ -134,7 +145,7 @@ def planted() -> bool:
             if source.count(bug["was"]) != 1:
                 sys.exit(f"{file}: {bug['was']!r} stands there {source.count(bug['was'])} times, not once")
             (copy / file).write_text(source.replace(bug["was"], bug["now"]), encoding="utf-8")
-            command = [sys.executable, "-m", "pytest", *OPTIONS, "-rfE", *tests_of(file)]
+            command = [sys.executable, "-m", "pytest", *OPTIONS, "-rfE", *TARGETS[file]]
             done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
             said = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
             dead &= done.returncode == 1

@@ -56,8 +56,11 @@ def main() -> int:
 
 
 def _one(paper: Paper, chosen: argparse.Namespace) -> None:
-    from benchmarks.papers.cells import NoLabError
+    from benchmarks.lab.crew import NoLabError
 
+    if paper.answered_at:
+        print(f"papers: {paper.title}: answered once; its scripts are at commit {paper.answered_at}")
+        return
     experiments = paper.load()
     try:
         found = experiments.stored(chosen.only) if chosen.stored else experiments.run(chosen.minutes, chosen.only)

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from benchmarks.lab.contestants import SERVER, STANDARD, hop_name
+from benchmarks.lab.plan import step_ms
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
-from benchmarks.papers.cells import Cells, LabPaper, step_ms
-from benchmarks.papers.rows import Curve, Row, compared, each, ms, ratio, steps
+from benchmarks.papers.cells import Cells, LabPaper
+from benchmarks.papers.rows import FIGURES, Curve, Row, compared, each, ms, ratio, steps
 
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
@@ -43,14 +44,7 @@ LATE = STEPS // 3
 TASKS = ("svm", "digits")
 
 SKIPS = ("backup 1, skip 2", "backup 1, skip 10")
-SKIP_BOTH = "backup 1, s 5, skip 10"
-AIMS_16 = {"backup 1": 1.29, "s 5": 1.41, "backup 1, s 5": 1.51, SKIP_BOTH: 1.80}
-"""Simulated without communication before anything ran; the least over the three graphs."""
-AIMS_18 = {STANDARD: 3.93, SKIPS[0]: 1.94, SKIPS[1]: 1.0}
-PAPER_16 = {"backup 1": 1.81}
-PAPER_18 = {STANDARD: 3.9, SKIPS[1]: 1.1}
-PAPER_19 = dict.fromkeys(SKIPS, 2.0)
-PRINTED_GAPS = {"a": 0.6667, "b": 0.2682, "c": 0.2688}
+TOLD: dict[str, dict[str, float]] = FIGURES["hop"]
 
 Block = dict[str, "Contestant"]
 
@@ -86,7 +80,9 @@ def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
         yield from _random_rows(task, graph, random)
     yield from _slowed(F18, task, SLOW, slow, alike)
     standard = hop_name(SPARSE, STANDARD)
-    yield from compared(F19, slow, standard, setting=_words(task), paper=lambda name: PAPER_19.get(gap_of(name)))
+    yield from compared(
+        F19, slow, standard, setting=_words(task), paper=lambda name: TOLD["printed_19"].get(gap_of(name))
+    )
     for kind, figure in ((RANDOM, F17), (SLOW, F19)):
         yield from compared(figure, blocks.get(f"{task}, {kind}{BEST}", {}), standard, setting=_words(f"{task}{BEST}"))
     yield from compared(F20, thin, standard, setting=_words(setting_of(task, THIN).name))
@@ -109,8 +105,8 @@ def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
         setting=called,
         only=ours,
         predicted=predicted,
-        paper=lambda name: PAPER_16.get(gap_of(name)),
-        aim=lambda name: AIMS_16.get(gap_of(name)),
+        paper=lambda name: TOLD["printed_16"].get(gap_of(name)),
+        aim=lambda name: TOLD["aims_16"].get(gap_of(name)),
     )
     usual = steps(block[standard]) if standard in block else []
     for name in ours:
@@ -155,7 +151,9 @@ def _late_ms(row: Contestant) -> list[float]:
 
 def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> Iterator[Row]:
     """A contestant's steps over those of the standard setting of its graph (or its own) where all are alike."""
-    papers, aims, of, after = ({}, {}, ms, 0) if figure is F12 else (PAPER_18, AIMS_18, _late_ms, LATE)
+    papers, aims, of, after = (
+        ({}, {}, ms, 0) if figure is F12 else (TOLD["printed_18"], TOLD["aims_18"], _late_ms, LATE)
+    )
     for name, row in block.items():
         gap = gap_of(name)
         graph = name.removeprefix("Hop ").partition(", ")[0]
@@ -180,7 +178,7 @@ def _gap_rows() -> Iterator[Row]:
     from partreduce.topo.graphs.weights import weigh
     from partreduce.topo.metrics import hop_gap
 
-    for name, printed in PRINTED_GAPS.items():
+    for name, printed in TOLD["printed_gaps"].items():
         gap = hop_gap(weigh(hop_figure_21(name)))
         fields: dict[str, Any] = {"figure": F21, "setting": f"graph {name}", "unit": "share", "paper": printed}
         yield Row(measured=gap, low=gap, high=gap, runs=1, **fields)

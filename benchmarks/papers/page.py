@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill
@@ -12,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import kit
 from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
 from benchmarks.papers.rows import RESULTS, read
-from partreduce.report.axes import logarithmic, quiet
-from partreduce.report.palette import OKABE_ITO, PALE
+from partreduce.report.palette import OKABE_ITO, PALE, logarithmic, quiet
 
 if TYPE_CHECKING:
     from benchmarks.papers.cells import LabPaper
@@ -22,9 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """`module` holds its experiments as `PAPER`; `headlines` are (figure, setting) of rows that the page shows.
+    """`headlines` are (figure, setting) of rows that the page shows.
 
     `regime` says where it was measured here, `why` what made our figures differ, `picture` what is shown of them.
+    Where the scripts have gone, `answered_at` names the commit that still has them.
     """
 
     name: str
@@ -32,12 +31,13 @@ class Paper:
     claim: str
     regime: str
     why: str
-    module: str
     headlines: tuple[tuple[str, str], ...]
     picture: str | None = None
+    answered_at: str = ""
 
     def load(self) -> LabPaper:
-        paper: LabPaper = import_module(self.module).PAPER
+        """Its experiments."""
+        paper: LabPaper = import_module(f"benchmarks.papers.{self.name.replace('-', '_')}").PAPER
         return paper
 
 
@@ -46,7 +46,7 @@ def _of(fields: dict[str, Any]) -> Paper:
     return Paper(**fields, headlines=headlines)
 
 
-PAPERS = tuple(map(_of, tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))["paper"]))
+PAPERS = tuple(map(_of, kit.read_toml(Path(__file__).with_name("papers.toml"))["paper"]))
 
 
 PAGE = RESULTS / "README.md"
@@ -221,27 +221,21 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     if left_out:
         missing = fill(f"not drawn, but in the table: {', '.join(left_out)}", 64)
         axes[0].set_title(missing, fontsize=9, color=PALE, loc="left")
-    labels = _labels(plot)
-    for axis, label in zip(axes, labels.over, strict=True):
-        drawn = [replace(curve, at=curve.steps) for curve in shown] if by_steps and axis is axes[1] else shown
-        for curve, (color, dash) in zip(drawn, LINES, strict=False):
-            axis.plot(curve.at, curve.losses, dash, color=color, linewidth=2)
-        quiet(axis, across=label if by_steps else labels.over[0], up=labels.what)
-        if by_steps or axis is axes[0]:
-            if labels.scale == "log":
-                logarithmic(axis, "y", [loss for curve in drawn for loss in curve.losses])
-            if labels.along == "log":
-                logarithmic(axis, "x", [at for curve in drawn for at in curve.at])
+    what, over, scales = _labels(plot)
+    for axis, label in zip(axes, over if by_steps else over[:1] * 2, strict=True):
+        is_below = axis is axes[1]
+        drawn = [(curve.steps if by_steps and is_below else curve.at, curve) for curve in shown]
+        ends = [(_contestant(curve), at[-1], curve.losses[-1]) for at, curve in drawn]
+        for (at, curve), (color, dash) in zip(drawn, LINES, strict=False):
+            axis.plot(at, curve.losses, dash, color=color, linewidth=2)
+        quiet(axis, across=label, up=what)
+        if is_below and not by_steps:
+            _show_the_end(axis, shown)
         else:
-            _show_the_end(axis, drawn)
-        name_ends(
-            axis,
-            [
-                (_contestant(curve), curve.at[-1], curve.losses[-1], color)
-                for curve, (color, _) in zip(drawn, LINES, strict=False)
-            ],
-            line=0.062,
-        )
+            for which in scales:
+                of = [value for at, curve in drawn for value in (at if which == "x" else curve.losses)]
+                logarithmic(axis, which, of)
+        name_ends(axis, [(*end, color) for end, (color, _) in zip(ends, LINES, strict=False)], line=0.062)
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 
@@ -255,26 +249,17 @@ def _shown(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
     return middle[:MOST_LINES], [*runs][MOST_LINES:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Labels:
-    """What a plot's axes say: upwards, and along both panels."""
-
-    what: str = "training loss of the mean model"
-    over: tuple[str, str] = ("steps", "steps")
-    scale: str = "log"
-    along: str = "linear"
-
-
-def _labels(plot: str) -> _Labels:
+def _labels(plot: str) -> tuple[str, tuple[str, ...], str]:
+    """What a plot's axes say, upwards and along both panels, and which of them are logarithmic."""
+    if "over skew" in plot:  # Figure 9 of eager-SGD's paper, whose script has gone
+        over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
+        return "times as fast", over, "yx"
     over = ("seconds", "gradients" if "gradients" in plot else "steps") if "seconds" in plot else ("steps", "steps")
     if "accuracy" in plot:
-        return _Labels(what="accuracy on held-out samples", over=over, scale="linear")
-    if "over skew" in plot:
-        over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
-        return _Labels(what="times as fast", over=over, along="log")
-    if "held out" in plot:
-        return _Labels(what="loss of samples held out", over=over, scale="linear")
-    return _Labels(over=over)
+        return "accuracy on held-out samples", over, ""
+    return (
+        ("loss of samples held out", over, "") if "held out" in plot else ("training loss of the mean model", over, "y")
+    )
 
 
 def _show_the_end(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib has no stubs

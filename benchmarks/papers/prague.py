@@ -6,14 +6,12 @@ The paper's links are fast beside its computing, and a slow worker takes 2 or 5 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.results import baseline
 from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import RESULTS, Row, compared, each, ms, steps
+from benchmarks.papers.rows import FIGURES, Row, compared, each, ms, steps
 
 Block = dict[str, Contestant]
 Rows = Iterator[Row]
@@ -21,27 +19,9 @@ Rows = Iterator[Row]
 RULE = "generator, smart, paper's rule"
 IMPROVED = "generator, node-then-all 24"
 RECOMMENDED = "planner's recommendation"
-FLAT, OVERLAPPED = "flat ring", "hierarchical, overlapped"
-PUBLISHED, RANDOM = "generator, smart, as published", "generator, random, as published"
-WORDS = {
-    "Figure 10": "Figure 10's static schedule",
-    RULE: "smart generator, the paper's rule",
-    IMPROVED: "generator, node-then-all",
-    RECOMMENDED: "planner's recommendation",
-}
-OWN_WORDS = {
-    **WORDS,
-    FLAT: "flat All-Reduce",
-    "hierarchical": "hierarchical All-Reduce",
-    OVERLAPPED: "hierarchical All-Reduce, overlapped",
-    PUBLISHED: "smart generator, as published",
-    RANDOM: "random generator, as published",
-    "generator, smart, defer": "smart generator, defer",
-    "D-PSGD ring": "D-PSGD",
-    "server, synchronous": "synchronous server",
-    "server, asynchronous": "asynchronous server",
-}
-"""As published no bound on known groups makes draws depend on the past."""
+FLAT, OVERLAPPED, PUBLISHED = "flat ring", "hierarchical, overlapped", "generator, smart, as published"
+WORDS: dict[str, str] = FIGURES["prague"]["words"]
+OWN_WORDS = {**WORDS, **FIGURES["prague"]["own_words"]}
 
 EQUAL, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker 5× slower"
 SLOW_2 = "Over All-Reduce, one worker 2× slower"
@@ -50,13 +30,7 @@ PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
 OWN = {"homogeneous": "all workers alike", "slow +2": "one worker +2 steps", "slow +5": "one worker +5 steps"}
 OWN_LINKS = {"1gbit": "1 Gbit/s", "250mbit": "1 Gbit/s at quarter speed"}
 """The paper's own regime: 1 Gbit/s and 80 ms of computing, and the same with all of it four times slower."""
-PRINTED = {
-    ("homogeneous", "Figure 10"): 1.17,
-    ("homogeneous", PUBLISHED): 1.2,
-    ("slow +2", "Figure 10"): 1.49,
-    ("slow +2", PUBLISHED): 2.55,
-    ("slow +5", PUBLISHED): 4.4,
-}
+PRINTED: dict[str, dict[str, float]] = FIGURES["prague"]["printed"]
 OVER_FLAT = "Figures 18 to 20: speed to the loss, flat All-Reduce = 1"
 OVER_HIDDEN = "Speed to the loss, overlapped hierarchical All-Reduce = 1"
 PER_STEP, STEPS, MS = "Speed per step, flat All-Reduce = 1", "Steps to the loss", "Milliseconds per step"
@@ -92,7 +66,7 @@ def _own_rows(kind: str, where: str, block: Block) -> Rows:
         return f"{where}: {OWN_WORDS.get(name, name)}"
 
     def paper(name: str) -> float | None:
-        return PRINTED.get((kind, name))
+        return PRINTED[kind].get(name)
 
     yield from compared(OVER_FLAT, block, FLAT, setting=setting, paper=paper)
     yield from compared(OVER_HIDDEN, block, OVERLAPPED, setting=setting)
@@ -106,11 +80,4 @@ def _best(block: Block) -> str:
     return found.contestant if found is not None else ""
 
 
-def _stored(folder: Path = RESULTS.parent) -> Cells:
-    """Cells of runs of `make lab` that are kept."""
-    contents = [json.loads((folder / f"lab-{name}.json").read_text()) for name in STORED]
-    note = "from the cells of " + ", ".join(f"[lab-{n}](../lab-{n}.md)" for n in STORED)
-    return Cells(contents, notes=(note,))
-
-
-PAPER = LabPaper(name="prague", rows=rows, bars=(OVER_FLAT,), predicts=True, kept=_stored)
+PAPER = LabPaper(name="prague", rows=rows, bars=(OVER_FLAT,), predicts=True, labs=STORED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ from benchmarks import kit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from benchmarks.lab.results import Row as Contestant
 
 RESULTS = kit.RESULTS / "papers"
+FIGURES = kit.read_toml(Path(__file__).with_name("figures.toml"))
+"""By paper what its rows are called and compared with."""
 UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
 
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from partreduce import Objective
 from partreduce.planner.axes import within_gap
-from partreduce.planner.measuring import measure
+from partreduce.planner.measuring import measure, traveling
 from partreduce.planner.plan import plan
-from partreduce.planner.travel import traveling
 from partreduce.topo.errors import InfeasibleError, InputError, PartreduceError, UndecidedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -167,14 +166,10 @@ class Outcome:
 def run(
     job: PlanRequest, *, exhaust: bool = False, again: bool = False, settings: bool = False, overrun: float = OVERRUN
 ) -> Outcome:
-    """Plan a job and check the answer.
+    """Plan a job and check the answer, which may take `overrun` seconds beyond its limit.
 
-    Args:
-        job: what is planned.
-        exhaust: compare with all short schedules.
-        again: compare with a second run.
-        settings: compare with every algorithm, codec, delay and steps per round of what was measured.
-        overrun: seconds that a plan may take beyond its time limit.
+    `exhaust` compares with all short schedules, `again` with a second run, `settings` with every algorithm, codec,
+    delay and steps per round of what was measured.
     """
     begun, worked = time.monotonic(), time.process_time()
     planned: Plan | None = None

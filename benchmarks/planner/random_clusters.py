@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.kit import command, machine, parser, table, write
 from benchmarks.planner.random_checks import run
 from partreduce import Data, Limits, Objective, PlanRequest
-from partreduce.planner.delay import Delay
+from partreduce.planner.job import Delay
 from partreduce.planner.plan import load_searchers
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch

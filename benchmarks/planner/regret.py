@@ -38,14 +38,13 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parameters_to_vector
 
 from benchmarks import kit
-from benchmarks.lab.rehearse import by_schedule, by_turns, steps_to
 from benchmarks.lab.tasks import Samples, evaluated, samples_of
+from benchmarks.planner.training import by_schedule, by_turns, steps_to
 from partreduce import PlanRequest
 from partreduce.planner.calibration import trained_sha256
-from partreduce.planner.gain import gain, is_outer, simplest
 from partreduce.planner.job import EFFORTS, Data
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.recommend import allowed_options, gain, is_outer, recommend, simplest
 from partreduce.planner.steps_model import TASKS, Optimizer
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
@@ -258,7 +257,9 @@ def draw(seed: int, number: int) -> tuple[PlanRequest, str]:
 
 def able(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
     """What is trained here: no protocols, but outer steps."""
-    return [one for one in permitted(options, job) if np.isfinite(one.time) and (one.facts is None or is_outer(one))]
+    return [
+        one for one in allowed_options(options, job) if np.isfinite(one.time) and (one.facts is None or is_outer(one))
+    ]
 
 
 def label(option: CandidateSchedule) -> str:

@@ -23,7 +23,6 @@ HIDDEN = ("generator", "schema", "help")
 MODULES = {"import": "import_"}
 """Verbs that are words of the language have another file name."""
 
-
 EXIT_CODES = {
     0: "ok",
     1: "refuted",
@@ -40,7 +39,6 @@ EXIT_CODES = {
     130: "interrupted",
 }
 """Every exit code of partreduce itself, in the words of the help; docs/command-line.md explains them."""
-
 
 EXAMPLES = {
     "design": (

@@ -69,7 +69,6 @@ def _train(plan: "Plan", output: Path, candidates: list[Candidate], *, quiet: bo
     if quiet:
         stages.train(plan, output, lambda *_: None)
         return
-
     columns = (TextColumn("  {task.description:<14}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
     with Progress(*columns, TimeElapsedColumn(), console=console()) as progress:
         tasks = {c.key: progress.add_task(c.label, total=plan.steps * plan.turns, start=False) for c in candidates}
@@ -89,10 +88,7 @@ def _log_end(candidates: list[Candidate], measured: list[Result], page: Path) ->
     for row in table_rows(candidates, measured):
         results.add(*row)
     out.print(results)
-    out.print(
-        f"Seconds: all turns on this machine, with its other work; the last column is {THIN_WORDS}.",
-        style="dim",
-    )
+    out.print(f"Seconds: all turns on this machine, with its other work; the last column is {THIN_WORDS}.", style="dim")
     for line in conclusion(measured, TARGET):
         out.print(line)
     out.print(f"\n[bold]Report[/]: {page}   [bold]traces[/]: {page.parent / 'runs'}")

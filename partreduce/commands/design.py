@@ -13,8 +13,7 @@ from rich.markup import escape
 from partreduce.commands import cluster_options, options
 from partreduce.commands.options import in_model, in_output, panel
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
-from partreduce.planner.delay import Delay
-from partreduce.planner.job import Data, PlanRequest, effort_of
+from partreduce.planner.job import Data, Delay, PlanRequest, effort_of
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.tables import read_model
 from partreduce.report.table import Column, Table
@@ -153,17 +152,14 @@ def command(
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if build is not None:
-        reason = (
-            "cannot be combined with --build: a catalogue schedule is built, not searched for; leave one of them out"
-        )
-        options.check_unused(context, others - set(BUILDING), reason)
+        reason = "a catalogue schedule is built, not searched for; leave one of them out"
+        options.check_unused(context, others - set(BUILDING), f"cannot be combined with --build: {reason}")
         claim_stdout(output, as_json=as_json)
         _write(_built(cluster, build, tolerate_failures), output, as_json=as_json)
         return
     if model is not None and tolerate_failures:
-        raise typer.BadParameter(
-            "is for whole models, and --model has tables; leave one out", param_hint="--tolerate-failures"
-        )
+        problem = "is for whole models, and --model has tables; leave one out"
+        raise typer.BadParameter(problem, param_hint="--tolerate-failures")
     if model is not None and model_bytes is not None:
         raise typer.BadParameter("is what --model reads; leave one of them out", param_hint="--model-bytes")
 
@@ -294,11 +290,9 @@ def entry_of(build: str) -> tuple[str, list[str]]:
 def _list(cluster: str | None, name: str | None, *, as_json: bool) -> None:
     """List the schedules that can be built by name, or explain one; on a cluster, say which exist there."""
     place = None if cluster is None else load_cluster(cluster)
-    chosen = (
-        [options.quantity("--build", registry.entry, name)]
-        if name is not None
-        else [registry.entry(each) for each in registry.names()]
-    )
+    chosen = list(map(registry.entry, registry.names()))
+    if name is not None:
+        chosen = [options.quantity("--build", registry.entry, name)]
     if as_json:
         documents = [_document(entry, place) for entry in chosen]
         emit_json(documents[0] if name is not None else {"entries": documents})

@@ -19,10 +19,9 @@ from partreduce.planner.plan import Plan, plan
 from partreduce.planner.tables import Hybrid, ModelFacts, plan_hybrid
 from partreduce.report.front import draw_front
 from partreduce.report.picture import check, save
-from partreduce.report.reasons import explained
+from partreduce.report.reasons import add_reasons
 from partreduce.report.recommendation import WIDTH, recommendation
-from partreduce.report.table import Column, Table
-from partreduce.report.terminal import switch_levels
+from partreduce.report.table import Column, Table, switch_levels
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.describe import describe
 from partreduce.topo.document.writer import check_without_place, write_schedule
@@ -57,7 +56,7 @@ def search(
         with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
             job = job if hybrid is None else hybrid.job
-            planned = explained(plan(job, progress=say) if hybrid is None else hybrid.planned, job)
+            planned = add_reasons(plan(job, progress=say) if hybrid is None else hybrid.planned, job)
             hybrid = None if hybrid is None else replace(hybrid, planned=planned)
     except (InfeasibleError, UndecidedError) as error:
         if as_json:

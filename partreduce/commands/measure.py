@@ -11,9 +11,9 @@ import typer
 
 from partreduce.commands import cluster_options, options
 from partreduce.console import claim_stdout, console, emit_json, number, seconds
-from partreduce.planner.calibration import calibrated, steps_model
+from partreduce.planner.calibration import calibrate, steps_model
 from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.run_off import RunOff
+from partreduce.planner.plan import RunOff
 from partreduce.planner.steps_model import FITTED
 from partreduce.report.table import Column, Table
 from partreduce.runtime.environment import LOCAL_RANK, RANK
@@ -258,7 +258,7 @@ def _run_on_workers(
     if rank:
         return None
     if run_off is None:
-        return calibrated(curves, data=data, steps=steps)
+        return calibrate(curves, data=data, steps=steps)
     if say is not None:
         first, last = (planned.recommendation.name for planned in (run_off.plans[0], run_off.plans[-1]))
         say(f"by the probes {first} would be recommended, after the run-off {last if last != first else 'it still is'}")

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
-from partreduce.commands.options import Json
+from partreduce.commands.options import Json, panel
 from partreduce.console import console, emit_json, number, seconds, size
 from partreduce.report.table import Column, table
 from partreduce.report.traces import read_run, verdict
+
+own = panel()
 
 
 def command(
@@ -20,9 +22,7 @@ def command(
         ),
     ],
     *,
-    loss: Annotated[
-        float | None, typer.Option(help="Compare seconds to this loss; by default the least that all reached.")
-    ] = None,
+    loss: Annotated[float | None, own("Compare seconds to this loss; by default the least that all reached.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare traced runs: seconds per step, waiting, bytes, consensus distance, seconds to a loss."""

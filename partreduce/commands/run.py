@@ -41,7 +41,6 @@ NODES_PAUSE = 2.0
 MAX_PROVED_WORKERS = 64
 """More than this run on no single machine for long; up to here a proof takes well under a second."""
 
-
 _in_workers, _in_faults, _in_nodes = map(options.panel, ("Workers", "Fault tolerance", "Multi-node"))
 
 
@@ -67,26 +66,23 @@ def command(
         int | None,
         _in_faults(
             "Continue with the other workers after up to this many have failed (default: what --schedule plans for, "
-            "all but one where groups are handed out on request, else 0).",
-            min=0,
+            "all but one where groups are handed out on request, else 0).", min=0,
         ),
     ] = None,
     max_restarts: Annotated[
         int,
         _in_faults(
             "How often, in all, workers are started again: a failed one joins the others; where they cannot continue, "
-            "all restart from their last checkpoint.",
-            min=0,
+            "all restart from their last checkpoint.", min=0,
         ),
     ] = 0,
     nnodes: Annotated[int, _in_nodes("On so many machines this command is run.", min=1)] = 1,
     node_rank: Annotated[
-        int | None,
-        _in_nodes("Which of them this one is, from 0 (default: what SLURM or Kubernetes says).", min=0),
+        int | None, _in_nodes("Which of them this one is, from 0 (default: what SLURM or Kubernetes says).", min=0)
     ] = None,
     rdzv_endpoint: Annotated[str, _in_nodes("Where all nodes reach node 0.", metavar="HOST[:PORT]")] = "",
     rdzv_id: Annotated[str, _in_nodes("The run's name; nodes of another one are turned away.")] = "",
-) -> int:
+) -> int:  # fmt: skip
     """Run a script in several processes; exits with the code of the worker that failed first."""
     if str(script).startswith("-"):
         raise typer.BadParameter(f"{script} is no option of run", param_hint="SCRIPT")
@@ -102,10 +98,8 @@ def command(
             simulate_nodes = loaded.cluster.num_nodes
         _warn_if_refuted(schedule, loaded)
     if simulate_nodes > 1 and nnodes > 1:
-        raise typer.BadParameter(
-            "simulates machines, and --nnodes means real ones; leave one of them out",
-            param_hint="--simulate-nodes",
-        )
+        problem = "simulates machines, and --nnodes means real ones; leave one of them out"
+        raise typer.BadParameter(problem, param_hint="--simulate-nodes")
     rank = _node_rank(node_rank, nnodes)
     if nnodes > 1 and not rdzv_endpoint:
         raise typer.BadParameter("is needed with --nnodes: where all nodes reach node 0", param_hint="--rdzv-endpoint")

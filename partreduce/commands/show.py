@@ -10,11 +10,9 @@ import typer
 from partreduce.commands.options import Json, panel, quantity
 from partreduce.console import console, emit_json, write_text
 from partreduce.report import page
-from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import grid_of
-from partreduce.report.picture import draw_schedule, save
-from partreduce.report.table import Column, Table
-from partreduce.report.terminal import terminal_tables
+from partreduce.report.picture import draw_rounds, draw_schedule, save
+from partreduce.report.table import Column, Table, terminal_tables
 from partreduce.topo.describe import describe
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.schedule import Schedule

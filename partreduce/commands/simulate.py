@@ -11,7 +11,7 @@ from partreduce.commands import cluster_options, options
 from partreduce.commands.simulate_several import simulate_several
 from partreduce.commands.verify import print_sent
 from partreduce.console import console, emit_json, seconds, size, write_text
-from partreduce.report.picture import save, titled
+from partreduce.report.picture import format_title, save
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
 from partreduce.schedulers.simulator.simulate import simulate
@@ -101,7 +101,7 @@ def command(
     if output is not None and output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, loaded.cluster))
     elif output is not None:
-        title, worker_steps = titled(loaded.name, describe(loaded), 10), loaded.worker_steps().tolist()
+        title, worker_steps = format_title(loaded.name, describe(loaded), 10), loaded.worker_steps().tolist()
         save(draw_timeline(timeline, title, worker_steps=worker_steps), output)
     if as_json:
         emit_json(facts | workers_of(timeline))
@@ -340,7 +340,6 @@ def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
 def _print_quorum(found: dict[str, Any]) -> None:
     """Calls are gradients where these are averaged, and progress where parameters are."""
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
-
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "
         f"{found['mean_active']:.3g} workers active in a round; gradients are {found['mean_age']:.2g} rounds late, at "

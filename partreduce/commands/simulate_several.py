@@ -11,9 +11,8 @@ from partreduce.console import claim_stdout, console, emit_json, number, seconds
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.predict import predict
 from partreduce.report.picture import check, save
-from partreduce.report.side_by_side import draw_side_by_side
-from partreduce.report.table import Column, table
-from partreduce.report.terminal import switch_levels
+from partreduce.report.table import Column, switch_levels, table
+from partreduce.report.timeline import draw_side_by_side
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.describe import describe
 from partreduce.topo.document.schedule import load_schedule

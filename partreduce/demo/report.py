@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from partreduce.demo.stages import SCRIPT, TARGET, THIN_WORDS, Candidate, Result, conclusion, span
 from partreduce.report import page
-from partreduce.report.axes import logarithmic, quiet
 from partreduce.report.grid import Grid, grid_of
-from partreduce.report.palette import EDGE, GRAY, INK, PALE, style
+from partreduce.report.palette import EDGE, GRAY, INK, PALE, logarithmic, quiet, style
 from partreduce.report.picture import draw_schedule, legend_below, new_figure
 from partreduce.report.traces import operations
 from partreduce.topo.metrics import metrics

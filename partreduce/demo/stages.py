@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.api import design
-from partreduce.report.traces import bytes_across, operations, trained
+from partreduce.report.traces import bytes_across, is_training, operations
 from partreduce.runtime.launcher.signals import format_end
 from partreduce.topo.document.writer import write_file, write_schedule
 from partreduce.topo.errors import FileError, UnavailableError
@@ -77,7 +77,7 @@ def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
             key: np.array([[p[key] for p in curve] for curve in curves]) for key in ("seconds", "loss_sum", "right")
         }
         node_of = schedule.cluster.node_of().tolist()
-        across = sum(bytes_across(event, node_of) for event in operations(folder) if trained(event))
+        across = sum(bytes_across(event, node_of) for event in operations(folder) if is_training(event))
     except (OSError, ValueError, KeyError) as error:
         raise FileError(f"{folder}: the results of the run cannot be read ({error})") from None
     return Result(

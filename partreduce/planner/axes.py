@@ -1,46 +1,49 @@
 """Choose the axes that every candidate has: transport of its sums, delay, and k, the steps per round.
 
-The transport changes no metric (`planner.travel`), so it is chosen without a search.
-
-Delay and k change metrics and seconds. The metrics of all settings follow from those at k = 1
-(`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and codec. The best k is exact at
-fixed speeds: settings are tried in the order of a lower bound on the objective, until the bound exceeds the best value.
-Where step times vary, the settings that are good at mean speeds are sampled (`planner.options`). All-Reduce's gradients
-at k = 1 may also arrive late, on all workers, which changes no metric and costs extra steps; or be sent layer by layer.
-Where workers take different numbers of steps, delay and k are kept, since the metrics of other settings do not follow.
+Transport changes no metric, so it is chosen by cost alone (`measuring.transports_of`). The metrics of all delays and k
+follow from those at k = 1 (`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and
+codec. The best k is exact at fixed speeds: settings are tried in the order of a lower bound on the objective, until the
+bound exceeds the best value. Where step times vary, the settings that are good at mean speeds are sampled
+(`planner.options`). All-Reduce's gradients at k = 1 may also arrive late, on all workers, which changes no metric and
+costs extra steps; or be sent layer by layer. Where workers take different numbers of steps, delay and k are kept, since
+the metrics of other settings do not follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.delay import Delay
-from partreduce.planner.job import PlanRequest
+from partreduce.planner.job import Delay, PlanRequest
 from partreduce.planner.measuring import (
+    CostedTransport,
     Label,
     ScheduleMetrics,
     Seconds,
-    Sent,
-    assembled,
+    Traffic,
+    assemble,
+    coded_words,
+    cost_of,
     metrics_of,
+    paying,
+    predict_steps,
     pushed_by,
     seconds_of,
+    transports_of,
+    traveling,
+    with_timing,
 )
-from partreduce.planner.option import CandidateSchedule, added_by_delay, known
-from partreduce.planner.preference import Costs, preference
+from partreduce.planner.option import CandidateSchedule, Costs, added_by_delay, known, preference
 from partreduce.planner.steps_model import StepsModel
-from partreduce.planner.travel import CostedTransport, coded_words, cost_of, paying, timed, transports_of, traveling
 from partreduce.schedulers.synthesis.problem import Limits, Objective
 from partreduce.topo.metrics.evaluate import retime
-from partreduce.topo.metrics.late_distance import RetimedMetrics
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets, Transport
-from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import TimedPeriod
 
 ALWAYS, MOST = 24, 48
@@ -49,10 +52,7 @@ to decides."""
 
 
 class Setting(NamedTuple):
-    """Delay, steps per round, and whether gradients are sent in one piece or layer by layer.
-
-    Where workers take different numbers of steps, `steps_per_round` is 1: the schedule's own numbers are kept.
-    """
+    """Delay, steps per round (1 keeps unequal numbers), and whether gradients are sent in one piece or by layers."""
 
     sync: Delay
     steps_per_round: int
@@ -61,77 +61,61 @@ class Setting(NamedTuple):
     def of(self, schedule: Schedule) -> Schedule:
         """Return a synchronous schedule of one step per round, or of unequal steps, in this setting."""
         own = schedule.strategy.steps_per_round
-        return timed(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
+        return with_timing(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
 
     @property
     def is_late(self) -> bool:
         return self.sync is not Delay.SYNCHRONOUS
 
+    @property
+    def is_layered(self) -> bool:
+        return self.gradient_buckets is GradientBuckets.PER_LAYER
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
 class Timings:
     """The stages of a synchronous schedule with one algorithm and codec; results are cached."""
 
-    schedule: Schedule
-    job: PlanRequest
-    costed: CostedTransport
-    times: ComputeTimes
-    period: TimedPeriod
-    _seconds: dict[Setting, Seconds] = field(default_factory=dict)
-    _first: dict[Delay, float] = field(default_factory=dict)
-    _own: list[npt.NDArray[np.float64]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> Timings:
-        """Cost the stages of a synchronous schedule."""
-        runs, times = traveling(schedule, costed.transport), job.compute_times()
-        period = TimedPeriod.of(runs, job.hardware, times, algorithm=costed.transport.algorithm).merged()
-        return cls(schedule=schedule, job=job, costed=costed, times=times, period=period)
+    def __init__(self, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> None:
+        self.schedule, self.job, self.costed, self.times = schedule, job, costed, job.compute_times()
+        self.is_equal = isinstance(schedule.strategy.steps_per_round, int)
+        runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
+        self.period = TimedPeriod.of(runs, job.hardware, self.times, algorithm=algorithm).merged()
+        self.seconds, self.least_step = cache(self._seconds), cache(self._least_step)
+        self._first = cache(self._first_round)
 
     def transport(self, setting: Setting) -> Transport:
-        """Return the transport of a setting."""
         return replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
 
-    def sent(self, setting: Setting) -> Sent:
+    def sent(self, setting: Setting) -> Traffic:
         """Return the traffic of a step in a setting."""
-        cost = self.costed.cost
-        if setting.gradient_buckets is GradientBuckets.PER_LAYER:
-            cost = cost_of(self.schedule, self.job, self.transport(setting))
-        return Sent(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
+        is_usual = not setting.is_layered
+        cost = self.costed.cost if is_usual else cost_of(self.schedule, self.job, self.transport(setting))
+        return Traffic(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
 
-    def seconds(self, setting: Setting) -> Seconds:
-        if setting not in self._seconds:
-            self._seconds[setting] = self._timed(setting)
-        return self._seconds[setting]
-
-    def _timed(self, setting: Setting) -> Seconds:
-        times, steps_per_round = self.times, setting.steps_per_round
-        if setting.gradient_buckets is GradientBuckets.PER_LAYER:
+    def _seconds(self, setting: Setting) -> Seconds:
+        base, count = self.times.base, setting.steps_per_round
+        if setting.is_layered:
             runs = traveling(setting.of(self.schedule), self.transport(setting))
             return seconds_of(runs, self.job, self.costed.transport.algorithm)
         if not self.is_equal:
-            return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, times.base)
+            return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, base)
         if not setting.is_late and self.period.steps.max() == self.period.steps.min():
             # All workers compute equally long, so every path through a period gains equally from a longer round.
-            return Seconds(
-                (self.first(setting.sync) + (steps_per_round - 1) * times.base) / steps_per_round, times.base
-            )
-        if steps_per_round == 1:
-            return Seconds(self.first(setting.sync), times.base)
-        return Seconds(self.period.cycle(steps_per_round=steps_per_round, sync=setting.sync.sync).per_step, times.base)
+            return Seconds((self._first(setting.sync) + (count - 1) * base) / count, base)
+        if count == 1:
+            return Seconds(self._first(setting.sync), base)
+        return Seconds(self.period.cycle(steps_per_round=count, sync=setting.sync.sync).per_step, base)
 
-    @property
-    def is_equal(self) -> bool:
-        """Return whether all workers take the same number of steps per round."""
-        return isinstance(self.schedule.strategy.steps_per_round, int)
-
-    def first(self, sync: Delay) -> float:
+    def _first_round(self, sync: Delay) -> float:
         """Return the seconds of a round of one step at fixed speeds."""
-        if sync not in self._first:
-            self._first[sync] = self.period.cycle(steps_per_round=1, sync=sync.sync).per_round
-        return self._first[sync]
+        return self.period.cycle(steps_per_round=1, sync=sync.sync).per_round
 
-    def least_step(self, setting: Setting) -> float:
+    @cached_property
+    def _own(self) -> npt.NDArray[np.float64]:
+        """Return the seconds that a worker's own communication takes (stages, workers)."""
+        return np.array([stage.after() for stage in self.period.stages])
+
+    def _least_step(self, setting: Setting) -> float:
         """Return a lower bound on the step time at fixed speeds: every worker computes and communicates.
 
         A longer round lengthens every cycle of workers that wait for one another by at least the computing time of its
@@ -139,47 +123,32 @@ class Timings:
         """
         if not self.is_equal:
             return self.seconds(setting).step
-        steps, steps_per_round = self.period.steps, setting.steps_per_round
+        steps, count, first = self.period.steps, setting.steps_per_round, self._first(setting.sync)
         if setting.sync is Delay.PIPELINE:
-            return max(float(steps.max()), self.first(setting.sync) / steps_per_round)
-        if not self._own:
-            self._own.append(np.array([stage.after() for stage in self.period.stages]))  # (stages, workers)
-        own, computing = self._own[0], steps * steps_per_round
+            return max(float(steps.max()), first / count)
         if setting.is_late:
-            round_ = np.maximum(own, computing).mean(axis=0).max()
-            return max(float(round_), self.first(setting.sync)) / steps_per_round
-        added = (steps_per_round - 1) * float(steps.min())
-        return max(float((own.mean(axis=0) + computing).max()), self.first(setting.sync) + added) / steps_per_round
+            return max(float(np.maximum(self._own, steps * count).mean(axis=0).max()), first) / count
+        added = (count - 1) * float(steps.min())
+        return max(float((self._own.mean(axis=0) + steps * count).max()), first + added) / count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """A synchronous schedule of one step per round, or of unequal steps, and the data shared by all its settings.
+    """A synchronous schedule of one step per round, or of unequal steps, with the data shared by all its settings.
 
-    `timings` holds one entry for each algorithm and codec of its sums, the finest codec first. `metrics` holds those
-    for every number of steps per round, where all workers take the same number.
+    Its own delay and equal steps per round are ignored. `timings` holds one entry for each algorithm and codec of its
+    sums, the finest codec first; `metrics` those of every number of steps per round, None where numbers are unequal.
+
+    Raises:
+        PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
     """
 
-    schedule: Schedule
-    job: PlanRequest
-    timings: tuple[Timings, ...]
-    metrics: RetimedMetrics | None
-    usual: StepsModel
-    _chosen: dict[Setting, Timings] = field(default_factory=dict)
-    _metrics: dict[tuple[Delay, int], ScheduleMetrics] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, schedule: Schedule, job: PlanRequest) -> Axes:
-        """Cost and measure the schedule; its delay and equal steps per round are ignored.
-
-        Raises:
-            PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
-        """
-        is_equal = isinstance(schedule.strategy.steps_per_round, int)
-        base = timed(schedule, SYNCHRONOUS, 1 if is_equal else schedule.strategy.steps_per_round)
-        timings = tuple(Timings.of(base, job, costed) for costed in transports_of(base, job))
-        metrics = retime(base, job.push) if is_equal else None
-        return cls(schedule=base, job=job, timings=timings, metrics=metrics, usual=job.steps_model)
+    def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
+        own = schedule.strategy.steps_per_round
+        self.schedule = with_timing(schedule, SYNCHRONOUS, 1 if isinstance(own, int) else own)
+        self.job, self.usual = job, job.steps_model
+        self.timings = tuple(Timings(self.schedule, job, one) for one in transports_of(self.schedule, job))
+        self.metrics = retime(self.schedule, job.push) if isinstance(own, int) else None
+        self.timing, self._at = cache(self._timing), cache(self._metrics_at)
 
     def options(
         self, label: Label, rounds: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
@@ -192,37 +161,21 @@ class Axes:
         if not allowed:
             return []
         most = self.most()
-        always = [
-            Setting(allowed[0], steps_per_round) for steps_per_round in self._lengths(allowed[0], (1, *rounds), most)
-        ]
+        always = [Setting(allowed[0], count) for count in _lengths(allowed[0], (1, *rounds), most)]
         always += [Setting(late, 1) for late in allowed if most]
         if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers and most:
             always.append(Setting(Delay.SYNCHRONOUS, 1, GradientBuckets.PER_LAYER))
         kept = {setting: self.timing(setting) for setting in always}
         for late in allowed:
-            settings = [Setting(late, steps) for steps in self._lengths(late, range(1, most + 1), most)]
-            borne = [setting for setting in settings if not self._may_fail(setting)]
+            settings = [Setting(late, count) for count in _lengths(late, range(1, most + 1), most)]
+            safe = [setting for setting in settings if not self._may_fail(setting)]
             for model in self._models():
-                best = self.best(settings, model)
-                if best is not None:
+                if (best := self.best(settings, model)) is not None:
                     kept.setdefault(*best)
-                if best is not None and best[0] not in borne and (safe := self.best(borne, model)) is not None:
-                    kept.setdefault(*safe)
-        ordered = sorted(
-            kept,
-            key=lambda one: (
-                allowed.index(one.sync),
-                one.steps_per_round,
-                one.gradient_buckets is GradientBuckets.PER_LAYER,
-            ),
-        )
+                    if best[0] not in safe and (second := self.best(safe, model)) is not None:
+                        kept.setdefault(*second)
+        ordered = sorted(kept, key=lambda one: (allowed.index(one.sync), one.steps_per_round, one.is_layered))
         return [self.option(setting, label, kept[setting]) for i, setting in enumerate(ordered) if not i or go_on()]
-
-    @staticmethod
-    def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
-        """Return the allowed steps per round; gradients are averaged in every step."""
-        most = min(most, 1) if late is Delay.PIPELINE else most
-        return [steps for steps in rounds if steps <= most]
 
     def most(self) -> int:
         """Return the most steps per round to consider: `ALWAYS`, or the steps model's range, within `max_gap`."""
@@ -248,15 +201,13 @@ class Axes:
         found = [(setting, one) for one in self.timings if (setting := self._best(settings, one, model)) is not None]
         if not found:
             return None
-        beside = settings[0].is_late
-        return found[paying([self.reached(*one, model) for one in found], self.job, beside=beside)]
+        return found[paying([self.reached(*one, model) for one in found], self.job, overlaps=settings[0].is_late)]
 
     def _best(self, settings: Sequence[Setting], timing: Timings, model: StepsModel) -> Setting | None:
         goal, limits = self.job.objective, self.job.limits
         bounds = [(self.costs(setting, timing, timing.least_step(setting), model), setting) for setting in settings]
-        ordered = sorted((preference(costs, goal), setting) for costs, setting in bounds if costs.keep(limits))
         chosen: tuple[tuple[float, ...], Setting] | None = None
-        for least, setting in ordered:
+        for least, setting in sorted((preference(costs, goal), one) for costs, one in bounds if costs.keep(limits)):
             if chosen is not None and least >= chosen[0]:
                 break
             reached = preference(self.reached(setting, timing, model), goal)
@@ -264,14 +215,12 @@ class Axes:
                 chosen = reached, setting
         return None if chosen is None else chosen[1]
 
-    def timing(self, setting: Setting) -> Timings:
+    def _timing(self, setting: Setting) -> Timings:
         """Return the timings of the finest codec, unless a coarser one saves enough in this setting."""
-        if setting not in self._chosen:
-            known = (
-                [self.reached(setting, timing, self.usual) for timing in self.timings] if len(self.timings) > 1 else []
-            )
-            self._chosen[setting] = self.timings[paying(known, self.job, beside=setting.is_late) if known else 0]
-        return self._chosen[setting]
+        if len(self.timings) == 1:
+            return self.timings[0]
+        costs = [self.reached(setting, timing, self.usual) for timing in self.timings]
+        return self.timings[paying(costs, self.job, overlaps=setting.is_late)]
 
     def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
         """Return the costs of a setting, computing its step seconds from the timings."""
@@ -279,51 +228,32 @@ class Axes:
 
     def costs(self, setting: Setting, timing: Timings, step_seconds: float, model: StepsModel) -> Costs:
         """Return the costs of a setting for given seconds per step."""
-        metrics = self.at(setting)
-        noise, pushed = known(metrics.consensus_distance), pushed_by(metrics.drift, self.job)
+        metrics, gradients = self.at(setting), self._averages_gradients(setting)
         return Costs(
             communication=timing.sent(setting).seconds,
             step_seconds=step_seconds,
-            consensus_distance=noise,
+            consensus_distance=known(metrics.consensus_distance),
             drift=known(metrics.drift),
-            steps_ratio=model.steps_ratio(
-                noise,
-                pushed,
-                late=metrics.late_distance,
-                delayed=self._delayed(setting.sync),
-                gradients=self._averages_gradients(setting),
-            ),
+            steps_ratio=predict_steps(metrics, self.job, setting.sync.sync, gradients=gradients, model=model),
         )
-
-    def _delayed(self, sync: Delay) -> float:
-        """Return the price of late gradients."""
-        if sync is not Delay.PIPELINE:
-            return 0.0
-        return self.job.delayed(sync.sync)
 
     def _averages_gradients(self, setting: Setting) -> bool:
         """Return whether gradients are averaged: by All-Reduce in every step, unless its parameters are late."""
-        return (
-            self.schedule.strategy.averages_gradients
-            and setting.steps_per_round == 1
-            and setting.sync is not Delay.LATE
-        )
+        is_every_step = setting.steps_per_round == 1 and setting.sync is not Delay.LATE
+        return is_every_step and self.schedule.strategy.averages_gradients
 
     def at(self, setting: Setting) -> ScheduleMetrics:
         """Return the metrics of a setting; gradients equally late on all workers keep the models identical."""
-        place = setting.sync, setting.steps_per_round
-        if place not in self._metrics:
-            self._metrics[place] = self._metrics_at(setting)
-        return self._metrics[place]
+        return self._at(setting.sync, setting.steps_per_round)
 
-    def _metrics_at(self, setting: Setting) -> ScheduleMetrics:
+    def _metrics_at(self, sync: Delay, count: int) -> ScheduleMetrics:
         if self.metrics is None:
-            return metrics_of(setting.of(self.schedule), self.job)
-        late = setting.sync is Delay.LATE
-        spread = self.metrics.consensus_distance_at(setting.steps_per_round, late=late)
-        pushed = self.metrics.drift_at(setting.steps_per_round, late=late)
-        apart = self.metrics.late_distance_at(setting.steps_per_round) if late else 0.0
-        return ScheduleMetrics(spread, pushed, self.metrics.contraction, apart)
+            return metrics_of(Setting(sync, count).of(self.schedule), self.job)
+        late = sync is Delay.LATE
+        spread, pushed = (at(count, late=late) for at in (self.metrics.consensus_distance_at, self.metrics.drift_at))
+        return ScheduleMetrics(
+            spread, pushed, self.metrics.contraction, self.metrics.late_distance_at(count) if late else 0.0
+        )
 
     def _may_fail(self, setting: Setting) -> bool:
         """Return `CandidateSchedule.may_fail`: by its drift, or because no measured schedule averages as rarely."""
@@ -334,10 +264,8 @@ class Axes:
         metrics = self.at(setting)
         if not self.job.bears_drift(metrics.drift.value or 0.0):
             return True
-        distance = known(metrics.consensus_distance)
-        if setting.sync is Delay.LATE:
-            distance -= added_by_delay(setting.of(self.schedule))
-        return self.usual.lost.includes(distance, metrics.late_distance)
+        added = added_by_delay(setting.of(self.schedule)) if setting.sync is Delay.LATE else 0.0
+        return self.usual.lost.includes(known(metrics.consensus_distance) - added, metrics.late_distance)
 
     def extrapolates(self, setting: Setting) -> bool:
         """Return whether the metrics lie outside the range that the steps model was fitted to."""
@@ -347,29 +275,31 @@ class Axes:
     def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> CandidateSchedule:
         """Return the option of this setting with all its costs."""
         timing = timing or self.timing(setting)
-        schedule = setting.of(self.schedule)
+        schedule, transport, count = setting.of(self.schedule), timing.transport(setting), setting.steps_per_round
         words = [label.name]
-        if setting.steps_per_round > 1:
-            if schedule.strategy.averages_everyone:
-                schedule = replace(schedule, name=f"{schedule.name}(every={setting.steps_per_round})")
-                words = [f"{label.name}(every={setting.steps_per_round})"]
-            else:
-                words.append(f"every {setting.steps_per_round}")
-        if setting.is_late:
-            words.append(setting.sync.label)
-        transport = timing.transport(setting)
+        if count > 1 and schedule.strategy.averages_everyone:
+            schedule = replace(schedule, name=f"{schedule.name}(every={count})")
+            words = [f"{label.name}(every={count})"]
+        elif count > 1:
+            words.append(f"every {count}")
+        words += [setting.sync.label] * setting.is_late
         if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
             words.append(str(transport.algorithm))
-        words += coded_words(transport)
-        return assembled(
+        return assemble(
             traveling(schedule, transport),
             self.job,
-            replace(label, name=" ".join(words)),
+            replace(label, name=" ".join([*words, *coded_words(transport)])),
             algorithm=transport.algorithm,
             sent=timing.sent(setting),
             seconds=timing.seconds(setting),
             metrics=self.at(setting),
         )
+
+
+def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
+    """Return the allowed steps per round; gradients are averaged in every step."""
+    most = min(most, 1) if late is Delay.PIPELINE else most
+    return [steps for steps in rounds if steps <= most]
 
 
 def within_limits(schedule: Schedule, limits: Limits) -> bool:
@@ -396,8 +326,7 @@ def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
     crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]
     if not crossing:
         return 0
-    rounds_between = np.diff([*crossing, crossing[0] + schedule.period]).max()
-    return (limits.max_gap + 1) // int(rounds_between)
+    return (limits.max_gap + 1) // int(np.diff([*crossing, crossing[0] + schedule.period]).max())
 
 
 def _largest_group(schedule: Schedule) -> int:
@@ -412,6 +341,5 @@ def _crosses_nodes(schedule: Schedule, t: int) -> bool:
     if graphs := schedule.strategy.graphs:
         return bool((node_of[graphs[t].sources] != node_of[graphs[t].targets]).any())
     phase = schedule.phase(t)
-    # The node of every member, and the node of its group's first member.
-    first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)
+    first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)  # the first member of each member's group
     return bool((node_of[phase.members] != node_of[first]).any())

@@ -16,9 +16,10 @@ There are three steps, which docs/pilot.md describes:
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +37,10 @@ LEAST_STEPS_RATIO, MOST_STEPS_RATIO = 0.5, 20.0
 GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)
 """Stretch factors to try, each 0.9 % above the one before; a parabola interpolates the minimum."""
 
+Array = npt.NDArray[np.float64]
 
-def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
+
+def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
     """Return the pilot of these curves, compared with the curves of All-Reduce in every step.
 
     Runs of `finalists` (hashes by `trained_sha256`) count for the schedules themselves and for the prices.
@@ -58,25 +61,21 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Col
     for curve in curves:
         if not curve.is_reference:
             by_schedule.setdefault(trained_sha256(curve.schedule), []).append(curve)
-    stable: list[Probe] = []
-    unstable: list[Probe] = []
-    for sha256, runs in by_schedule.items():
-        found = _probe(runs, references, data)
-        found = replace(found, sha256=sha256 if sha256 in finalists else "")
-        (stable if found.steps_ratios else unstable).append(found)
-    probes = tuple(stable)
+    found = [
+        replace(_probe(runs, references, data), sha256=sha256 if sha256 in finalists else "")
+        for sha256, runs in by_schedule.items()
+    ]
+    probes = tuple(probe for probe in found if probe.steps_ratios)
+    unstable = tuple(probe for probe in found if not probe.steps_ratios)
+    has_delay = any(probe.late for probe in probes) or not unstable
     return Pilot(
         num_workers=curves[0].schedule.num_workers,
         data=data,  # type: ignore[arg-type]  # one of the three words
         steps=steps,
         seeds=tuple(references),
-        prices=fit_prices(
-            [probe for probe in probes if not probe.is_pipeline],
-            data=data,
-            bears_delay=any(probe.late for probe in probes) or not unstable,
-        ),
+        prices=fit_prices([one for one in probes if not one.is_pipeline], data=data, bears_delay=has_delay),
         probes=probes,
-        unstable=tuple(unstable),
+        unstable=unstable,
     )
 
 
@@ -85,15 +84,13 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
     schedule = runs[0].schedule
     steps_ratios: tuple[float, ...] = ()
     if len(runs) == len(references) and all(run.is_stable for run in runs):
-        steps_ratios = tuple(_rounded(steps_ratio_between(run.losses, references[run.seed].losses)) for run in runs)
-    if max(steps_ratios, default=0.0) > 0.99 * MOST_STEPS_RATIO:
-        steps_ratios = ()
+        steps_ratios = tuple(_six_digits(steps_ratio_between(run.losses, references[run.seed].losses)) for run in runs)
     return Probe(
         schedule=schedule.name,
-        consensus_distance=_rounded(float(consensus_distance(schedule))),
-        drift=_rounded(drift_that_counts(schedule, data)),
-        late=_rounded(late_distance(schedule)),
-        steps_ratios=steps_ratios,
+        consensus_distance=_six_digits(float(consensus_distance(schedule))),
+        drift=_six_digits(drift_that_counts(schedule, data)),
+        late=_six_digits(late_distance(schedule)),
+        steps_ratios=() if max(steps_ratios, default=0.0) > 0.99 * MOST_STEPS_RATIO else steps_ratios,
     )
 
 
@@ -108,16 +105,14 @@ def as_trained(schedule: Schedule, *, name: str) -> Schedule:
     return Schedule(name, schedule.cluster.shape(), plain)
 
 
-def _rounded(value: float) -> float:
+def _six_digits(value: float) -> float:
     """Round to six digits: more than any pilot resolves, and short in its file."""
     return float(f"{value:.6g}")
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
     """Return the drift that lengthens training on data placed like this; 0 for shuffled data."""
-    if data == "shuffled":
-        return 0.0
-    return float(drift(schedule, "node" if data == "per-node" else "worker"))
+    return 0.0 if data == "shuffled" else float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 
 def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> float:
@@ -130,12 +125,10 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
 
     both = np.array([losses, reference])  # (2, points)
     curve, known = np.log(both) if (both > 0).all() else both
-    falling = isotonic_regression(known, increasing=False).x
-    steps = np.arange(len(curve), dtype=float)
+    falling, steps = isotonic_regression(known, increasing=False).x, np.arange(len(curve), dtype=float)
     where = steps / GRID[:, None]  # (factors, points)
-    misses = (np.interp(where, steps, falling) - curve) ** 2
     inside = where <= steps[-1]
-    costs = (misses * inside).sum(axis=1) / inside.sum(axis=1)
+    costs = ((np.interp(where, steps, falling) - curve) ** 2 * inside).sum(axis=1) / inside.sum(axis=1)
     best = int(np.argmin(costs))
     if best in (0, len(GRID) - 1):
         return float(GRID[best])
@@ -155,31 +148,28 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
     """
     columns = _features(probes, data, bears_delay=bears_delay)
     features = np.array([*columns.values()]).T  # (probes, prices)
-    measured = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
     if np.linalg.matrix_rank(features) < features.shape[1]:
         raise InputError(
             "schedules: do not tell the prices apart; take some synchronous and some late ones, with different "
             "consensus distances"
         )
-    runs = _Runs.of(features, measured)
-    values = runs.prices()
-    low, high = runs.intervals()
+    runs = _Runs.of(features, np.array([probe.steps_ratios for probe in probes]))
     prices = {
-        name: Price(_rounded(value), _rounded(min(value, bottom)), _rounded(max(value, top)))
-        for name, value, bottom, top in zip(columns, values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
+        name: Price(_six_digits(value), _six_digits(min(value, bottom)), _six_digits(max(value, top)))
+        for name, value, bottom, top in zip(columns, runs.prices(), *np.maximum(runs.intervals(), 0), strict=True)
     }
     return Prices(
         consensus_distance=prices["consensus_distance"],
         late=prices.get("late") or Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks)),
         drift=prices.get("drift"),
-        error=_rounded(runs.error_left_out()),
+        error=_six_digits(runs.error_left_out()),
         averaging=prices.get("averaging"),
         later=prices.get("later"),
     )
 
 
 def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[str, list[float]]:
-    """Return the regressor of each price, per probe; the last two only where enough probes separate them."""
+    """Return the regressor of each price, per probe; the last two only where any probe could be left out."""
     columns = {"consensus_distance": [probe.consensus_distance for probe in probes]}
     if bears_delay:
         columns["late"] = [probe.late for probe in probes]
@@ -189,26 +179,21 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
     if bears_delay:
         wider["later"] = [long_delay(probe.late) for probe in probes]
     for name, column in wider.items():
-        if _are_told_apart_without_any(np.array([*columns.values(), column]).T):
+        features = np.array([*columns.values(), column]).T  # (probes, prices)
+        ranks = [np.linalg.matrix_rank(np.delete(features, index, axis=0)) for index in range(len(features))]
+        if min(ranks) == features.shape[1]:
             columns[name] = column
     return columns
 
 
-def _are_told_apart_without_any(features: npt.NDArray[np.float64]) -> bool:
-    """Return whether the prices stay identifiable if any one probe is left out; features (probes, prices)."""
-    ranks = [np.linalg.matrix_rank(np.delete(features, index, axis=0)) for index in range(len(features))]
-    return bool(min(ranks) == features.shape[1])
-
-
-@dataclass(frozen=True, slots=True)
-class _Runs:
+class _Runs(NamedTuple):
     """All-Reduce (first) and the probes: relative features (runs, prices), and relative excess over 1 (runs, seeds)."""
 
-    features: npt.NDArray[np.float64]
-    excess: npt.NDArray[np.float64]
+    features: Array
+    excess: Array
 
     @classmethod
-    def of(cls, features: npt.NDArray[np.float64], steps_ratios: npt.NDArray[np.float64]) -> _Runs:
+    def of(cls, features: Array, steps_ratios: Array) -> _Runs:
         weights = 1 / steps_ratios.mean(axis=1, keepdims=True)
         known = np.vstack([np.zeros((1, features.shape[1])), features * weights])
         return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
@@ -217,32 +202,28 @@ class _Runs:
         """Remove the common factor of the runs of a seed, which carries no information on prices."""
         return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
 
-    def without(self, index: int) -> _Runs:
-        return _Runs(np.delete(self.features, index, axis=0), np.delete(self.excess, index, axis=0))
-
-    def prices(self) -> npt.NDArray[np.float64]:
+    def prices(self) -> Array:
         """Return the nonnegative least-squares prices for the mean over seeds."""
         from scipy.optimize import nnls
 
         level = self.leveled()
         return np.asarray(nnls(level.features, level.excess.mean(axis=1))[0], dtype=float)
 
-    def intervals(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    def intervals(self) -> tuple[Array, Array]:
         """Return Student's t interval of each price over the estimates of single seeds; it may extend below 0."""
         from scipy.stats import t
 
         level = self.leveled()
         by_seed = np.linalg.lstsq(level.features, level.excess, rcond=None)[0]
-        seeds = by_seed.shape[1]
+        seeds, middle = by_seed.shape[1], by_seed.mean(axis=1)
         half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
-        middle = by_seed.mean(axis=1)
         return middle - half, middle + half
 
     def error_left_out(self) -> float:
         """Return the largest relative error on a left-out probe; 1 if the fit needs every probe."""
         errors = []
         for index in range(1, len(self.features)):
-            others = self.without(index)
+            others = _Runs(*(np.delete(rows, index, axis=0) for rows in self))
             if np.linalg.matrix_rank(others.features) < others.features.shape[1]:
                 return 1.0
             prices = others.prices()
@@ -257,14 +238,15 @@ def steps_model(pilot: Pilot) -> StepsModel:
 
     Beyond the largest metrics of the probes, a unit costs the upper end of the interval and at least the shipped price,
     so that a price of 0 is no reason to average almost never. If a synchronous probe was unstable, nothing beyond the
-    stable probes is recommended; if a late probe was, no late schedule is recommended unless the job asks for one.
+    stable probes is recommended; if a late probe was, no late schedule is recommended unless the job asks for one. A
+    pilot measures the delay of parameters; that of gradients may cost more, and costs at least the shipped price.
     """
     prices, nothing = pilot.prices, Price(0.0, 0.0, 0.0)
     averaging, later = prices.averaging or nothing, prices.later or nothing
-    is_borne = all(not probe.late for probe in pilot.unstable)
-    bears_pipelines = is_borne and not any(probe.is_pipeline for probe in pilot.unstable)
-    synchronous = [probe for probe in pilot.unstable if not probe.late and not probe.is_pipeline]
-    least_unstable = min((probe.consensus_distance for probe in synchronous), default=inf)
+    has_delay = all(not probe.late for probe in pilot.unstable)
+    has_pipelines = has_delay and not any(probe.is_pipeline for probe in pilot.unstable)
+    is_safe = not any(not probe.late and not probe.is_pipeline for probe in pilot.unstable)
+    error = _error(pilot)
     return replace(
         FITTED,
         a=prices.consensus_distance.value,
@@ -276,22 +258,20 @@ def steps_model(pilot: Pilot) -> StepsModel:
         tasks=tuple(
             TaskPrices(a=a, late=late, own=own, later=more)
             for a in {prices.consensus_distance.low, prices.consensus_distance.high}
-            for late in {prices.late.low, prices.late.high if is_borne else inf}
+            for late in {prices.late.low, prices.late.high if has_delay else inf}
             for own in {averaging.low, averaging.high}
             for more in {later.low, later.high}
         ),
-        errors=((pilot.data, _error(pilot)),),
+        errors=((pilot.data, error),),
         late_errors=(),
-        # A pilot measures the delay of parameters; that of gradients may cost more, and costs at least the shipped
-        # price.
         delay=max(prices.late.value, FITTED.delay),
         delay_noise=None,
-        delay_error=_error(pilot),
+        delay_error=error,
         lost=NEVER,
-        delay_more=max(prices.late.high - prices.late.value, FITTED.delay_more) if bears_pipelines else inf,
+        delay_more=max(prices.late.high - prices.late.value, FITTED.delay_more) if has_pipelines else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
-        a_beyond=max(prices.consensus_distance.high, FITTED.a) if least_unstable == inf else inf,
+        a_beyond=max(prices.consensus_distance.high, FITTED.a) if is_safe else inf,
         c_beyond=FITTED.c if prices.drift is None else max(prices.drift.high, FITTED.c),
         basis=f"schedules left out of the fit of your pilot ({pilot.num_workers} workers, {pilot.steps} steps)",
     )
@@ -300,15 +280,15 @@ def steps_model(pilot: Pilot) -> StepsModel:
 def _error(pilot: Pilot) -> float:
     """Return the left-out error, or the interval's uncertainty of a probe's steps ratio if that is larger."""
     prices = pilot.prices
-    widths = []
+    errors = [prices.error]
     for probe in pilot.probes:
-        halves = (prices.consensus_distance.high - prices.consensus_distance.low) / 2 * probe.consensus_distance
-        halves += (prices.late.high - prices.late.low) / 2 * probe.late
-        if prices.drift is not None:
-            halves += (prices.drift.high - prices.drift.low) / 2 * probe.drift**FITTED.p
-        if prices.averaging is not None:
-            halves += (prices.averaging.high - prices.averaging.low) / 2
-        if prices.later is not None:
-            halves += (prices.later.high - prices.later.low) / 2 * long_delay(probe.late)
-        widths.append(halves / probe.steps_ratio)
-    return max(prices.error, *widths)
+        terms = (
+            (prices.consensus_distance, probe.consensus_distance),
+            (prices.late, probe.late),
+            (prices.drift, probe.drift**FITTED.p),
+            (prices.averaging, 1.0),
+            (prices.later, long_delay(probe.late)),
+        )
+        widths = ((price.high - price.low) / 2 * amount for price, amount in terms if price is not None)
+        errors.append(sum(widths) / probe.steps_ratio)
+    return max(errors)

@@ -1,211 +1,66 @@
-"""List the candidates of a job: the catalogue's entries on all axes, and the strategies of each other kind.
+"""List the candidates of each kind of strategy besides the catalogue's, and the slowdowns that they answer.
 
 Outer steps (DiLoCo) suit links that are slower than computing; their price in steps comes from a measured setting
-(`planner.outer_prices`), and no other setting is proposed. Iteration gaps, quorums, groups on request, pairs and
-servers suit slow workers or slow steps; they are run in virtual time (`planner.trials`).
+(`steps_model.OUTER_SETTINGS`), and no other setting is proposed. Iteration gaps, quorums, groups on request, pairs and
+servers suit slow workers or slow steps; they are run in virtual time (`planner.trials`). Hop's paper has two kinds of
+heterogeneity (its sections 3.4 and 5), which need different settings: occasional long steps of any worker are absorbed
+by staleness or backup workers; a worker that is slow in every step skips steps, and its neighbors do not wait for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from math import ceil, gcd, inf
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.axes import Axes, within_limits
-from partreduce.planner.delay import Delay
-from partreduce.planner.front import PUBLISHED
-from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.measuring import Label, measure
+from partreduce.planner.axes import within_limits
+from partreduce.planner.job import Data, Delay, PlanRequest
+from partreduce.planner.measuring import MAX_GRAPH_WORKERS, measure, with_timing, work_of
 from partreduce.planner.option import CandidateSchedule, Facts
-from partreduce.planner.outer_prices import ERRORS, MEASURED, Measured
-from partreduce.planner.outer_prices import FRAGMENTS as MEASURED_FRAGMENTS
-from partreduce.planner.slowdown import Slowdown, weighs_quorums
-from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.travel import timed
+from partreduce.planner.steps_model import (
+    OUTER_ERRORS,
+    OUTER_FRAGMENTS,
+    OUTER_SETTINGS,
+    Optimizer,
+    OuterSetting,
+)
 from partreduce.planner.trials import ROUNDS, Candidate, memory_bytes
-from partreduce.planner.work import MAX_GRAPH_WORKERS, payer, work_of, work_of_setting
 from partreduce.schedulers import registry
-from partreduce.schedulers.entry import Entry
-from partreduce.schedulers.rules.algebra import all_digits, local_ranks, static
-from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
-from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
-from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.rule import Block
+from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, Codec, DelayedAveraging
-from partreduce.topo.strategies.base import Averaging, Strategy
+from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, Codec, DelayedAveraging, Sync
+from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
-from partreduce.topo.strategies.iteration_gap import UpdateOrder
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import RulePhases
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.quorum import balance, sample_seconds
 from partreduce.verify.facts import ScheduleFacts
 
-RESTS = "all-and-rests"
-"""Name of schedules that average over all workers with rounds without averages between."""
-
-FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
-"""Measured first: entries that are nearly always among the best, and those that users compare with."""
-
-RULES_FIRST = ("rule", "allreduce")
-"""Kinds whose metrics cost milliseconds at any size; they are also the strongest competitors."""
-
-NODE_ROUNDS = (1, 3, 7, 15, 23, 2, 5, 11, 19, 4, 9, 13, 17, 21, 6, 8, 10)
-"""Rounds inside nodes before one over all workers; a few widely spaced values first."""
-VARIANTS: dict[str, Sequence[dict[str, object]]] = {
-    "local-sgd": [],  # the same schedules as allreduce
-    "node-then-all": [{"node_rounds": rounds} for rounds in NODE_ROUNDS],
-    "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
-    "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
-}
-
-REST_ROUNDS = (*range(1, 8), 9, 11, 13, 15, 19, 23)
-"""Rounds without an average before one over all workers; a late average is delayed by one of these rounds only."""
-DENSITIES = tuple((m, n) for n in range(3, 13) for m in range(2, n) if gcd(m, n) == 1)
-"""Averages over all workers in m of n rounds, evenly spread, used where the objective is not time alone."""
-
-PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
-"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job."""
-
-
-def competitors(
-    job: PlanRequest,
-    *,
-    until: float = inf,
-    stop: float = inf,
-    clock: Clock | None = None,
-    left_out: Callable[[str], None] | None = None,
-    names: Sequence[str] | None = None,
-) -> list[CandidateSchedule]:
-    """Measure every catalogue entry that fits the cluster on all axes; entries that cannot run are left out.
-
-    Rules and All-Reduce are measured until the clock's position `stop` (All-Reduce in every step always), and other
-    entries, baselines first, until `until`; `left_out` is called with the name of each entry not reached in time. With
-    `names` only the entries of these names are measured.
-    """
-    clock = clock or Clock(seconds=MANY_SECONDS)
-
-    pay = payer(clock, stop)
-
-    def fits(schedule: Schedule) -> bool:
-        """Return whether there is time for a schedule; the first, All-Reduce in every step, is always measured."""
-        return pay(work_of(schedule, job)) or not options
-
-    options: list[CandidateSchedule] = []
-    for name, is_rule, schedules in _sources(job, names or registry.names()):
-        if options and clock.passed(stop if is_rule else until):
-            if left_out is not None:
-                left_out(name)
-            continue
-        for label, schedule in schedules:
-            if not fits(schedule):
-                if left_out is not None:
-                    left_out(label)
-                continue
-            plain = schedule.strategy.averages_everyone
-            # Where speeds differ, steps per round in proportion to speed are the strongest competitors, so they are
-            # first.
-            for paced in _paced(schedule, job):
-                if fits(paced):
-                    options += Axes.of(paced, job).options(Label(name=f"paced {label}"))
-            options += Axes.of(schedule, job).options(
-                Label(name=label), PLAIN_ROUNDS if plain else (), lambda: pay(work_of_setting(job))
-            )
-            if plain and not any(option.name == label for option in options):
-                options.append(measure(schedule, job, label=Label(name=label), algorithm=AllReduceAlgorithm.RING))
-    return options
-
-
-def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[tuple[str, Schedule]]]]:
-    """Yield in measuring order: a name, whether its metrics are cheap at any size, and its schedules."""
-    seen: set[object] = set()
-    kinds = {name: registry.entry(name).kind for name in names}
-    ordered = sorted(names, key=lambda one: (*(one != first for first in FIRST), one not in PUBLISHED))
-    for is_rule in (True, False):
-        for name in ordered:
-            if (kinds[name] in RULES_FIRST) is is_rule and _offered(entry := registry.entry(name), job):
-                yield name, is_rule, _schedules(entry, job, seen)
-        if is_rule and FIRST[-1] in names:
-            yield RESTS, True, _with_rests(job, seen)
-
-
-def _schedules(entry: Entry, job: PlanRequest, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
-    for parameters in VARIANTS.get(entry.name, [{}]):
-        try:
-            if entry.why_not(job.cluster, **parameters):
-                continue
-            schedule = entry.build(job.cluster, **parameters)
-        except PartreduceError:
-            continue  # an entry whose default parameters do not fit this cluster is no competitor
-        if schedule.strategy in seen or not within_limits(schedule, job.limits):
-            continue
-        seen.add(schedule.strategy)
-        yield schedule.name, schedule
-
-
-def _with_rests(job: PlanRequest, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
-    """Yield averages over all workers with rounds without averages between."""
-    cluster = job.cluster
-    ranks, radices = local_ranks(cluster), all_digits(cluster.num_nodes)
-    everyone = (Block(ranks, tuple(range(len(radices)))),)
-    rounds = [(f"rest_rounds={rests}", 1, rests + 1) for rests in REST_ROUNDS]
-    if job.is_limited:
-        rounds += [(f"averages={m}, rounds={n}", m, n) for m, n in DENSITIES]
-    for words, averages, period in rounds:
-        phases = tuple(everyone if t * averages % period < averages else () for t in range(period))
-        schedule = Schedule(f"{RESTS}({words})", cluster, static(cluster, RulePhases(radices, phases)))
-        if schedule.strategy not in seen and within_limits(schedule, job.limits):
-            seen.add(schedule.strategy)
-            yield schedule.name, schedule
-
-
-def _paced(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """Yield the schedule with steps per round in proportion to speed where speeds differ, so that no worker waits.
-
-    Where workers see different data their progress is normalized, so that the data of slow workers count equally.
-    """
-    strategy = schedule.strategy
-    if not schedule.is_phased or strategy.steps_per_round != 1 or strategy.is_delayed:
-        return
-    if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # metrics of unequal steps per round are dense
-        return
-    averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALIZED
-    for worker_steps in derived_worker_steps(job.cluster):
-        if len(set(worker_steps)) > 1:
-            unequal = replace(strategy, steps_per_round=worker_steps, averaging=averaging)
-            named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
-            yield timed(named, SYNCHRONOUS, worker_steps)
-
-
-def _offered(entry: Entry, job: PlanRequest) -> bool:
-    """Return whether an entry is offered; outer steps are not, since `KINDS` weighs them by their own prices."""
-    if entry.kind == "outer":
-        return False
-    return entry.kind in RULES_FIRST or job.cluster.num_workers <= MAX_GRAPH_WORKERS
-
-
+SLOW, SPIKE = 1.25, 1.2
+"""A worker is slow from this multiple of the median worker's compute time; a long step needs a setting from this
+multiple of the usual time."""
+SAMPLED_STEPS = 64
+MOST_BY_THE_WAY = 256
+"""Most workers for which quorums are weighed unless the job asks for them."""
+MOST_BEHIND, MOST_SKIPPED = 8, 32
+"""Largest staleness, and longest jump, to propose."""
 GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
-    ("ring", {}),
-    ("ring-based", {}),
-    ("double-ring", {}),
-    ("exponential", {}),
-    ("clustered", {}),
-    ("clustered", {"links": 2}),
-    ("clustered", {"across": "complete"}),
-)
+    ("ring", {}), ("ring-based", {}), ("double-ring", {}), ("exponential", {}), ("clustered", {}),
+    ("clustered", {"links": 2}), ("clustered", {"across": "complete"}),
+)  # fmt: skip
 """The graphs of Hop's evaluation, one of degree log n, and graphs that use the placement on nodes."""
 KEPT = 3
 """Graphs per update order, serial or parallel, that are run with all settings."""
@@ -217,27 +72,96 @@ LEAST_ROUNDS, MOST_ROUNDS, SLOW_STEPS = 120, 480, 12
 """Minimum and maximum rounds of a run under a quorum, and steps of its slowest worker."""
 MOST_LATE = 64
 """The longest queue that is proposed for a quorum."""
-ORDER_LABELS = {UpdateOrder.ADAPT_THEN_COMBINE: "serial", UpdateOrder.DPSGD: "parallel"}
-"""How candidate names write the update order."""
+ORDERS: dict[UpdateOrder, tuple[str, Sync]] = {
+    UpdateOrder.ADAPT_THEN_COMBINE: ("serial", SYNCHRONOUS),
+    UpdateOrder.DPSGD: ("parallel", DelayedAveraging()),
+}
+"""How candidate names write the update order, and what is as late without a gap."""
+
 Pay = Callable[[float], bool]
 
 
-class Kind(NamedTuple):
-    """A kind of strategy: its name in sentences, its share of the time, whether a job weighs it, and its candidates.
+class Setting(NamedTuple):
+    """An iteration gap and its name."""
 
-    A quick answer leaves out the kinds whose absence never cost a job anything.
+    words: str
+    gap: IterationGap
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """The permanently slow workers with their factors, and the ratio of a long step to a usual one.
+
+    A long step is one that each worker has about once in 4n steps; the ratio is 1 where all steps take equally long.
     """
 
-    name: str
-    share: float
-    weighs: Callable[[PlanRequest], bool]
-    candidates: Callable[[PlanRequest, Pay], Iterator[Candidate]]
-    is_quick: bool = True
+    slow: tuple[tuple[int, float], ...]
+    spike: float
 
+    @classmethod
+    def of(cls, job: PlanRequest) -> Slowdown:
+        """Measure a job's step times. Deterministic; 64 sampled steps of all workers where they vary."""
+        times, count = job.compute_times(), job.cluster.num_workers
+        if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than everything else
+            return cls((), 1.0)
+        fixed = times.fixed(count)  # (n,)
+        usual = float(np.sort(fixed)[(count - 1) // 2])  # with two workers the faster one
+        late = np.flatnonzero(fixed >= SLOW * usual).tolist() if usual > 0 else []
+        slow = tuple((worker, round(float(fixed[worker] / usual), 9)) for worker in late)
+        if times.is_fixed:
+            return cls(slow, 1.0)
+        even, rng = replace(times, slowdown=()), np.random.default_rng(job.seed)
+        sampled = np.concatenate([even.step_seconds(count, step, rng) for step in range(SAMPLED_STEPS)])
+        usual = float(np.median(sampled))
+        return cls(slow, round(float(np.quantile(sampled, 1 - 1 / (4 * count))) / usual, 9) if usual > 0 else 1.0)
 
-def is_open(job: PlanRequest) -> bool:
-    """Return whether a job leaves open which workers average together and when."""
-    return job.sync is None and not (job.gap or job.quorum or job.tables) and job.objective is Objective.BALANCED
+    @property
+    def slowest(self) -> tuple[int, float, str]:
+        """Return the slowest worker, its factor, and a phrase with the number of other slow workers, if any."""
+        worker, factor = max(self.slow, key=lambda one: one[1])
+        return worker, factor, f" (and {len(self.slow) - 1} more)" if len(self.slow) > 1 else ""
+
+    @property
+    def has_spikes(self) -> bool:
+        """Return whether some steps of any worker are long."""
+        return self.spike >= SPIKE
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether there is no slowdown that a gap could absorb."""
+        return not self.slow and not self.has_spikes
+
+    def settings(self, graph: Round, order: UpdateOrder) -> list[Setting]:
+        """Return settings for the slowdowns on this graph, the paper's where it has them, and the plain gap last.
+
+        Staleness s absorbs a step that takes s + 1 times as long. Neighbors of slow workers need one update fewer for
+        each of these, and tokens let them run ahead for the length of a slow step.
+        """
+        plain, found = Setting("standard", IterationGap(update_order=order)), list[Setting]()
+        behind = min(MOST_BEHIND, max(1, ceil(self.spike) - 1))
+        has_two = np.bincount(graph.targets, minlength=graph.num_workers).min() >= 2
+        if self.has_spikes and not self.slow:
+            found.append(Setting(f"staleness {behind}", IterationGap(staleness=behind, update_order=order)))
+            if has_two:
+                found.append(Setting("backup 1", IterationGap(max_ig=behind + 1, backup=1, update_order=order)))
+        if not self.slow:
+            return [*found, plain]
+        factor = min(MOST_SKIPPED, ceil(max(f for _, f in self.slow)))
+        is_slow = np.isin(graph.sources, [worker for worker, _ in self.slow])  # (edges,)
+        spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
+        skip = SkipPolicy(limit=max(2, factor))
+        # Long steps of other workers come on top of the slow ones, so neighbors need more tokens to continue.
+        most = factor * (2 if self.has_spikes else 1) + 1
+        only_slow = IterationGap(max_ig=most, backup=tuple(spare), skip=skip, update_order=order)
+        for_slow = f"skip {skip.limit}, backup for neighbors of slow workers"
+        if not self.has_spikes:
+            found.append(Setting(for_slow, only_slow))
+        elif has_two:
+            everywhere = tuple(max(1, number) for number in spare)
+            found.append(Setting(f"skip {skip.limit}, backup", replace(only_slow, backup=everywhere)))
+        behind = min(MOST_BEHIND, max(behind, factor))
+        found.append(Setting(f"{for_slow}, staleness {behind}", replace(only_slow, staleness=behind)))
+        return [*found, plain]
 
 
 def is_thin(job: PlanRequest) -> bool:
@@ -248,56 +172,56 @@ def is_thin(job: PlanRequest) -> bool:
 
 def why_no_outer_steps(job: PlanRequest) -> str:
     """Return, as a clause, why outer steps have no price here; empty if they have one or the job excludes them."""
-    if not is_open(job):
-        return "another kind is asked for"
-    if job.pilot is not None:
-        return "a pilot does not price them"
-    if job.data is not Data.SHUFFLED:
-        return "they were measured on shuffled data"
-    if job.optimizer not in MEASURED:
-        return f"they were measured under {', '.join(MEASURED)}, which --optimizer can say"
-    return ""
+    reasons = {
+        "another kind is asked for": not job.is_open,
+        "a pilot does not price them": job.pilot is not None,
+        "they were measured on shuffled data": job.data is not Data.SHUFFLED,
+        f"they were measured under {', '.join(OUTER_SETTINGS)}, which --optimizer can say": (
+            job.optimizer not in OUTER_SETTINGS
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _outer(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:  # noqa: ARG001 - the signature of all
-    for measured in MEASURED[Optimizer(job.optimizer or "")]:
-        name = "regions-diloco" if measured.in_nodes else "diloco"
-        outer: dict[str, object] = {
-            "every": measured.every, "lr": float(measured.outer.lr), "momentum": float(measured.outer.momentum),
+def _outer(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
+    for setting in OUTER_SETTINGS[Optimizer(job.optimizer or "")]:
+        parameters: dict[str, object] = {
+            "every": setting.every, "lr": float(setting.outer.lr), "momentum": float(setting.outer.momentum),
         }  # fmt: skip
-        late: dict[str, object] = {"late": measured.late, "alpha": float(measured.alpha)}
-        more: list[dict[str, object]] = [late | {"fragments": count} for count in FRAGMENTS] if measured.late else [{}]
-        for one in more:
+        late: dict[str, object] = {"late": setting.late, "alpha": float(setting.alpha)}
+        for more in [late | {"fragments": count} for count in FRAGMENTS] if setting.late else [{}]:
             with suppress(PartreduceError):  # a cluster that has no such
-                schedule = registry.build(name, job.cluster, **outer, **one)
+                name = "regions-diloco" if setting.in_nodes else "diloco"
+                schedule = registry.build(name, job.cluster, **parameters, **more)
                 if within_limits(schedule, job.limits):
-                    make, work = partial(_priced_outer, schedule, measured, job), work_of(schedule, job)
                     yield Candidate(
-                        "outer", schedule.name, schedule.name, schedule, job.algorithms[0], work=work, make=make
-                    )
+                        "outer", schedule.name, schedule.name, schedule, job.algorithms[0],
+                        seconds=work_of(schedule, job), make=partial(_price_outer, schedule, setting, job),
+                    )  # fmt: skip
 
 
-def _priced_outer(schedule: Schedule, measured: Measured, job: PlanRequest) -> CandidateSchedule:
+def _price_outer(schedule: Schedule, setting: OuterSetting, job: PlanRequest) -> CandidateSchedule:
     """Return an option with event-graph seconds, sampled where step times vary, and its measured price."""
-    optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job, label=Label(name=schedule.name))
+    optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job)
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
     basis = "9 of 10 measured outer steps on kinds of networks held out"
+    facts = Facts(
+        kind="outer",
+        words=schedule.name,
+        memory_bytes=arrays * (job.hardware.model_bytes or 0),
+        least_share=1.0,
+        gradients=float(schedule.num_workers),
+        peak=cost.peak_nic_bytes,
+        by_task=setting.by_task(optimizer),
+        rate=setting.share,
+    )
     return replace(
         option,
-        steps_ratio=measured.ratio,
-        model=replace(option.model, errors=((str(job.data), ERRORS[optimizer]),), late_errors=(), basis=basis),
-        extrapolated=option.schedule.strategy.payload.num_fragments > MEASURED_FRAGMENTS,
-        facts=Facts(
-            kind="outer",
-            words=schedule.name,
-            memory_bytes=arrays * (job.hardware.model_bytes or 0),
-            least_share=1.0,
-            gradients=float(schedule.num_workers),
-            peak=cost.peak_nic_bytes,
-            by_task=measured.by_task(optimizer),
-            rate=measured.share,
-        ),
+        steps_ratio=setting.ratio,
+        model=replace(option.model, errors=((str(job.data), OUTER_ERRORS[optimizer]),), late_errors=(), basis=basis),
+        extrapolated=option.schedule.strategy.payload.num_fragments > OUTER_FRAGMENTS,
+        facts=facts,
     )
 
 
@@ -318,7 +242,7 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
             with suppress(PartreduceError):  # a setting that does not fit the graph
                 strategy = replace(base.schedule.strategy, sync=gap)
                 schedule = replace(base.schedule, name=f"{base.schedule.name} gap: {words}", strategy=strategy)
-                name, held = f"{schedule.name}, {ORDER_LABELS[order]}", memory_bytes(strategy, job)
+                name, held = f"{schedule.name}, {ORDERS[order][0]}", memory_bytes(strategy, job)
                 one = Candidate("iteration_gap", name, words, schedule, AllReduceAlgorithm.RING, rounds=ROUNDS)
                 if job.max_queues is not None and held > job.max_queues:
                     too_large.append((held, one))
@@ -334,24 +258,20 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
 
 def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
     """Yield the graphs in both orders, with metrics and costs for equal and constant step times."""
-    even = calm(job)
+    hardware = replace(job.hardware, slowdown=(), jitter=0.0)
+    even = replace(
+        job, cluster=replace(job.cluster, hardware=hardware), disturbance=None, sync=Delay.SYNCHRONOUS,
+        codec=Codec.NONE, quorum=False, gap=False,
+    )  # fmt: skip
     for name, parameters in GRAPHS:
         with suppress(PartreduceError):  # a graph that does not fit this cluster, or whose metrics are out of reach
             entry = registry.entry(name)
             if entry.why_not(job.cluster, **parameters):
                 continue
             schedule = entry.build(job.cluster, **parameters)
-            if not within_limits(schedule, job.limits) or not pay(work_of(schedule, even, 2)):
-                continue
-            for order, sync in ((UpdateOrder.ADAPT_THEN_COMBINE, SYNCHRONOUS), (UpdateOrder.DPSGD, DelayedAveraging())):
-                yield measure(timed(schedule, sync, 1), even, algorithm=AllReduceAlgorithm.RING), order
-
-
-def calm(job: PlanRequest) -> PlanRequest:
-    """Return the same job with equal workers, synchronous rounds and no codec."""
-    cluster = replace(job.cluster, hardware=replace(job.hardware, slowdown=(), jitter=0.0))
-    plain = {"sync": Delay.SYNCHRONOUS, "codec": Codec.NONE, "quorum": False, "gap": False}
-    return replace(job, cluster=cluster, disturbance=None, **plain)  # type: ignore[arg-type]
+            if within_limits(schedule, job.limits) and pay(work_of(schedule, even, 2)):
+                for order, (_, sync) in ORDERS.items():
+                    yield measure(with_timing(schedule, sync, 1), even, algorithm=AllReduceAlgorithm.RING), order
 
 
 def all_reduce(job: PlanRequest) -> CandidateSchedule:
@@ -359,17 +279,23 @@ def all_reduce(job: PlanRequest) -> CandidateSchedule:
     return measure(registry.build("allreduce", job.cluster), replace(job, codec=Codec.NONE))
 
 
-def _quorums(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:  # noqa: ARG001 - the signature of all
+def _weighs_quorums(job: PlanRequest) -> bool:
+    """Return whether the job asks for quorums, or asks for no kind and step times differ."""
+    if job.quorum is not None:
+        return job.quorum
+    is_small = job.cluster.num_workers <= MOST_BY_THE_WAY
+    return is_small and job.is_open and not Slowdown.of(job).is_even
+
+
+def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
     base, count = all_reduce(job), job.cluster.num_workers
     if not within_limits(base.schedule, job.limits):
         return
     seconds = sample_seconds(job.compute_times(), count, seed=job.seed)
     for setting in quorum_settings(base, job, seconds):
         words = str(setting.quorum) if isinstance(setting.quorum, QuorumStart) else f"{setting.quorum} of {count}"
-        name, strategy = (
-            f"quorum: {words}, up to {setting.staleness} late",
-            replace(base.schedule.strategy, sync=setting),
-        )
+        name = f"quorum: {words}, up to {setting.staleness} late"
+        strategy = replace(base.schedule.strategy, sync=setting)
         schedule = replace(base.schedule, name=name, strategy=strategy, certificate=None)
         period = _round_seconds(base, setting, job, seconds)
         wanted = SLOW_STEPS * float(seconds.mean(axis=0).max()) / period if period else 0.0
@@ -388,18 +314,14 @@ def quorum_settings(
     count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
     longest = float(np.quantile(seconds, 1 - 1 / (4 * count)))  # each worker has one such step in 4n
-    found = []
+    most, found = float("inf") if job.max_queues is None else job.max_queues, []
     starts: list[QuorumStart | int] = [*dict.fromkeys(numbers), QuorumStart.MAJORITY, QuorumStart.SOLO]
+    strategy = base.schedule.strategy
     for start in starts:
         made = PartialAllReduce(quorum=start)
         period = _round_seconds(base, made, job, seconds)
         wanted = min(MOST_LATE, ceil(longest / period) + 1) if period else 1
-        while wanted > 1 and job.max_queues is not None:
-            if (
-                memory_bytes(replace(base.schedule.strategy, sync=replace(made, staleness=wanted)), job)
-                <= job.max_queues
-            ):
-                break
+        while wanted > 1 and memory_bytes(replace(strategy, sync=replace(made, staleness=wanted)), job) > most:
             wanted -= 1
         found.append(replace(made, staleness=max(1, wanted)))
     return found
@@ -414,7 +336,7 @@ def _round_seconds(
 
 
 def _weighs_on_request(job: PlanRequest) -> bool:
-    return is_open(job) and job.cluster.num_workers <= MOST_ON_REQUEST and not Slowdown.of(job).is_even
+    return job.is_open and job.cluster.num_workers <= MOST_ON_REQUEST and not Slowdown.of(job).is_even
 
 
 def _groups(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
@@ -443,13 +365,10 @@ def _servers(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
 
 
 def _on_request(
-    kind: str,
-    listed: Callable[[Cluster], Iterator[tuple[str, Strategy]]],
-    job: PlanRequest,
-    pay: Pay,  # noqa: ARG001
+    kind: str, strategies: Callable[[Cluster], Iterator[tuple[str, Strategy]]], job: PlanRequest, _pay: Pay
 ) -> Iterator[Candidate]:
     """Yield the strategies of a kind that suit the cluster and the limits."""
-    for name, strategy in listed(job.cluster):
+    for name, strategy in strategies(job.cluster):
         size = getattr(strategy, "group_size", 2)
         with suppress(PartreduceError):
             schedule = Schedule(name, job.cluster, strategy)
@@ -457,10 +376,23 @@ def _on_request(
                 yield Candidate(kind, name, name, schedule, strategy.transport.algorithm)
 
 
+class Kind(NamedTuple):
+    """A kind of strategy: its name in sentences, its share of the time, whether a job weighs it, and its candidates.
+
+    A quick answer leaves out the kinds whose absence never cost a job anything.
+    """
+
+    name: str
+    share: float
+    weighs: Callable[[PlanRequest], bool]
+    candidates: Callable[[PlanRequest, Pay], Iterator[Candidate]]
+    is_quick: bool = True
+
+
 KINDS: dict[str, Kind] = {
     "outer": Kind("outer steps", 0.1, lambda job: not why_no_outer_steps(job) and is_thin(job), _outer),
     "iteration_gap": Kind("neighbors that keep a gap", 0.15, _weighs_gaps, _gaps),
-    "partial": Kind("quorums", 0.15, weighs_quorums, _quorums),
+    "partial": Kind("quorums", 0.15, _weighs_quorums, _quorums),
     "dynamic_groups": Kind(
         "groups on request", 0.05, _weighs_on_request, partial(_on_request, "dynamic_groups", _groups), is_quick=False
     ),

@@ -19,7 +19,7 @@ from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError, ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_planned
-from partreduce.topo.hardware import Hardware, Switch
+from partreduce.topo.hardware import Switch
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import RulePhases, StaticGroups
 from partreduce.topo.survivors import after_failure, planned_failures
@@ -64,34 +64,34 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
         ScheduleError: such a schedule cannot have a plan.
     """
     check_planned(schedule.strategy)
-    bare = replace(schedule, failure_plan=None, certificate=None)
-    say(f"planning for the failure of up to {job.tolerate_failures} workers or one node")
-    has_groups = isinstance(bare.strategy, StaticGroups)
-    has_rule = has_groups and isinstance(getattr(bare.strategy, "phases", None), RulePhases)
+    count, sync = job.tolerate_failures, schedule.strategy.sync
+    say(f"planning for the failure of up to {count} workers or one node")
+    has_groups = isinstance(schedule.strategy, StaticGroups)
+    has_rule = has_groups and isinstance(getattr(schedule.strategy, "phases", None), RulePhases)
     possible = {SurvivorRule.KEEP_GROUPS: has_groups, SurvivorRule.REAPPLY_RULE: has_rule}
     rules = [rule for rule in SurvivorRule if possible.get(rule, True)]
-    plans = [replace(bare, failure_plan=FailurePlan(rule, job.tolerate_failures)) for rule in rules]
-    plans = [plan for plan in plans if prove_survives(plan).status is Status.PROVED]
-    times = [_time(plan, job) for plan in plans] if len(plans) > 1 else [0.0]
-    chosen = next(plan for plan, time in zip(plans, times, strict=True) if time <= FACTOR * min(times))
-    return Survival(chosen, _words(chosen))
+    plans = {rule: replace(schedule, failure_plan=FailurePlan(rule, count), certificate=None) for rule in rules}
+    plans = {rule: plan for rule, plan in plans.items() if prove_survives(plan).status is Status.PROVED}
+    times = {rule: _time(plan, rule, job) if len(plans) > 1 else 0.0 for rule, plan in plans.items()}
+    chosen = next(rule for rule, time in times.items() if time <= FACTOR * min(times.values()))
+    workers = f"up to {count} workers" if count > 1 else f"{count} worker"
+    runs = WORDS[chosen] if has_groups else "continue with All-Reduce" + " in a pipeline" * sync.delays_gradients
+    return Survival(plans[chosen], f"after the failure of {workers} or of one node survivors {runs}")
 
 
-def _time(planned: Schedule, job: PlanRequest) -> float:
+def _time(planned: Schedule, rule: SurvivorRule, job: PlanRequest) -> float:
     """Return the predicted time to the loss after the slowest failure of each class; infinite if it is not reached.
 
     All-Reduce's survivors differ in their placement: the classes of kept groups represent them.
     """
-    schedule, job = _compared(planned, job)
+    schedule, job = _smaller_copy(planned, job)
     if schedule.num_workers > COMPARED:
         return inf
-    plan = schedule.failure_plan
-    assert plan is not None, "planned"
-    rule = SurvivorRule.KEEP_GROUPS if plan.rule is SurvivorRule.ALL_REDUCE else plan.rule
+    represented = SurvivorRule.KEEP_GROUPS if rule is SurvivorRule.ALL_REDUCE else rule
     try:
-        failures = planned_classes(replace(schedule, failure_plan=replace(plan, rule=rule)))
+        failures = planned_classes(replace(schedule, failure_plan=FailurePlan(represented, job.tolerate_failures)))
     except TooLarge:
-        failures = list(planned_failures(schedule, replace(plan, failures=1)))
+        failures = list(planned_failures(schedule, FailurePlan(rule, 1)))
     return max(_time_after(schedule, failed, job) for failed in failures[:: -(-len(failures) // MEASURED)])
 
 
@@ -104,17 +104,7 @@ def _time_after(schedule: Schedule, failed: tuple[int, ...], job: PlanRequest) -
         return inf
 
 
-def _words(schedule: Schedule) -> str:
-    plan = schedule.failure_plan
-    assert plan is not None, "just made"
-    workers = f"{'up to ' * (plan.failures > 1)}{plan.failures} worker{'s' * (plan.failures > 1)}"
-    failed = f"after the failure of {workers} or of one node survivors"
-    if not isinstance(schedule.strategy, StaticGroups):
-        return f"{failed} continue with All-Reduce" + " in a pipeline" * schedule.strategy.sync.delays_gradients
-    return f"{failed} {WORDS[plan.rule]}"
-
-
-def _compared(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanRequest]:
+def _smaller_copy(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanRequest]:
     """Return the schedule on which times are compared: a large rule on fewer nodes, without per-node settings."""
     strategy, size = schedule.strategy, schedule.cluster.workers_per_node
     if not isinstance(strategy, StaticGroups) or not isinstance(strategy.phases, RulePhases):
@@ -122,8 +112,7 @@ def _compared(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanReque
     if schedule.num_workers <= COMPARED or not isinstance(strategy.steps_per_round, int):
         return schedule, job
     assert size is not None, "rules have equal nodes"
-    radices = list(strategy.phases.node_radices)
-    least = job.tolerate_failures + 1
+    radices, least = list(strategy.phases.node_radices), job.tolerate_failures + 1
     while prod(radices) * size > COMPARED and max(radices) > least:
         largest = radices.index(max(radices))
         radices[largest] = max(least, radices[largest] // 2)
@@ -149,7 +138,7 @@ def survivors_of(cluster: Cluster, failed: tuple[int, ...]) -> Cluster:
         uplink = max(slowest, switch.uplink, key=lambda link: (link.seconds_per_byte, link.latency))
         if below:
             switches[below] = Switch(tuple(below), uplink)
-    left_over: Hardware = replace(
+    left_over = replace(
         hardware,
         node_inside=tuple((node[old], link) for old, link in hardware.node_inside if old in node),
         node_nic=tuple((node[old], link) for old, link in hardware.node_nic if old in node),

@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from partreduce.planner.calibration import steps_model
-from partreduce.planner.delay import Delay
-from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
+from partreduce.planner.steps_model import Optimizer, StepsModel, shipped_model
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from partreduce.topo.argument_types import check_fields
@@ -20,8 +19,47 @@ from partreduce.topo.failure_plan import MAX_FAILURES
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.metrics.stability import stability_limit
 from partreduce.topo.pilot import Pilot
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline, Sync
+from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, Codec, DelayedAveraging, Pipeline, Sync
+from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
+
+
+class Delay(StrEnum):
+    """The values of the axis *sync* that the planner weighs; `sync` is the axis in schedule files.
+
+    A round waits for its averaging; parameters are averaged one round late; or gradients are one step late on all
+    workers (Pipe-SGD with two overlapping iterations).
+    """
+
+    SYNCHRONOUS = "synchronous"
+    LATE = "delay"
+    PIPELINE = "pipeline"
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> Delay | None:
+        """Return the delay of a strategy; None where the lateness of gradients varies."""
+        if strategy.sync.delays_gradients:
+            return cls.PIPELINE if strategy.sync.word == Pipeline.word else None
+        return cls.LATE if strategy.sync.lag else cls.SYNCHRONOUS
+
+    @property
+    def label(self) -> str:
+        """Return how schedule names write the delay."""
+        return "late" if self is Delay.LATE else str(self)
+
+    @property
+    def sync(self) -> Sync:
+        """Return the `Sync` of strategies and files."""
+        if self is Delay.SYNCHRONOUS:
+            return SYNCHRONOUS
+        return DelayedAveraging() if self is Delay.LATE else Pipeline()
+
+    def suits(self, strategy: Strategy) -> bool:
+        """Return whether a strategy supports it with its steps per round."""
+        if not isinstance(self.sync, strategy.sync_types):
+            return False
+        return self is not Delay.PIPELINE or replace(strategy, sync=SYNCHRONOUS).averages_gradients
+
 
 EFFORTS = {"quick": 2.0, "thorough": 20.0}
 """Named efforts in nominal seconds: about the time on one quiet core. Only the quick effort does not search."""
@@ -50,16 +88,14 @@ def effort_of(text: str) -> float:
 
 
 class Data(StrEnum):
-    """Placement of samples on workers, which determines whether consensus distance or drift costs steps."""
+    """Placement of samples: one mixture for all workers, or another one for each worker, or for each node.
+
+    It determines whether consensus distance or drift costs steps.
+    """
 
     SHUFFLED = "shuffled"
-    """All workers see the same mixture."""
-
     PER_WORKER = "per-worker"
-    """Every worker sees its own kind of data."""
-
     PER_NODE = "per-node"
-    """The workers of one node see the same mixture; nodes differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,32 +150,10 @@ class PlanRequest:
         check_fields(self)
         check_cluster(self.cluster)
         self.compute_times().check(self.cluster.num_workers)
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise InputError(f"time_limit: is {self.time_limit} s; give the search some time, such as 30s")
-        if self.time_limit == float("inf"):
-            raise InputError(f"time_limit: is {self.time_limit}; it is a finite number > 0")
-        if self.effort is not None and not 0 < self.effort < float("inf"):
-            raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['thorough']:g}")
-        if self.codec is Codec.INT4:
-            raise InputError(
-                "codec: is int4, whose price in steps was never measured; plan without it and set transport.codec in "
-                "the file"
-            )
         self.limits.check(self.cluster)
-        if self.max_queues is not None and not 0 <= self.max_queues < float("inf"):
-            raise InputError(f"max_queues: is {self.max_queues} bytes; it is a finite number >= 0")
-        if self.gap and self.sync is Delay.PIPELINE:
-            raise InputError(
-                "sync: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
-            )
-        if self.tables and (self.gap or self.quorum):
-            raise InputError(
-                f"sync: {'a gap' if self.gap else 'a quorum'} leaves workers without common steps, in which tables go "
-                "their own way; choose synchronous, delay or pipeline"
-            )
-        if self.quorum and (self.gap or self.sync is not None):
-            raise InputError("sync: a quorum is asked for, and something else, too; choose one of them")
-        self._check_tolerate_failures()
+        for message, is_wrong in {**self._wrong_numbers(), **self._wrong_kinds()}.items():
+            if is_wrong:
+                raise InputError(message)
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(
@@ -147,25 +161,42 @@ class PlanRequest:
                 f"data={self.pilot.data}, or run the pilot with data={self.data}"
             )
 
-    def _check_tolerate_failures(self) -> None:
+    def _wrong_numbers(self) -> dict[str, bool]:
+        """Return the errors of single arguments, and whether the request has each."""
+        limit, effort, queues, inf = self.time_limit, self.effort, self.max_queues, float("inf")
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
-        if self.tolerate_failures and not 0 < self.tolerate_failures <= most:
-            expected, advice = (f"1 to {most}", "tolerate fewer failures") if most > 0 else ("0", "use more workers")
-            raise InputError(
-                f"tolerate_failures: expected {expected}, got {self.tolerate_failures} of {self.cluster.num_workers} "
-                f"workers; {advice}"
-            )
-        waits = "iteration_gap" if self.gap else "partial" if self.quorum else self.sync
-        if self.tolerate_failures and waits in ("iteration_gap", "partial"):
-            raise InputError(
-                f"sync: expected synchronous, delay or pipeline with tolerate_failures, got {waits}; leave one of them "
-                "out"
-            )
-        if self.tolerate_failures and self.tables:
-            raise InputError(
-                "tolerate_failures: expected no tables, whose rows fail with their owner, got some; leave one of "
-                "the two out"
-            )
+        failures, advice = (f"1 to {most}", "tolerate fewer failures") if most > 0 else ("0", "use more workers")
+        return {
+            f"time_limit: is {limit} s; give the search some time, such as 30s": limit is not None and not limit > 0,
+            f"time_limit: is {limit}; it is a finite number > 0": limit == inf,
+            f"effort: is {effort}; it is a finite number > 0, such as {EFFORTS['thorough']:g}": (
+                effort is not None and not 0 < effort < inf
+            ),
+            "codec: is int4, whose price in steps was never measured; plan without it and set transport.codec in the "
+            "file": self.codec is Codec.INT4,
+            f"max_queues: is {queues} bytes; it is a finite number >= 0": queues is not None and not 0 <= queues < inf,
+            f"tolerate_failures: expected {failures}, got {self.tolerate_failures} of {self.cluster.num_workers} "
+            f"workers; {advice}": bool(self.tolerate_failures) and not 0 < self.tolerate_failures <= most,
+        }
+
+    def _wrong_kinds(self) -> dict[str, bool]:
+        """Return the errors of arguments that exclude each other, and whether the request has each."""
+        kind, waits = ("a gap", "iteration_gap") if self.gap else ("a quorum", "partial")
+        is_alone, failures = bool(self.gap or self.quorum), bool(self.tolerate_failures)
+        return {
+            "sync: a gap is kept between parameters, a pipeline is one of gradients; choose one of them": (
+                bool(self.gap) and self.sync is Delay.PIPELINE
+            ),
+            f"sync: {kind} leaves workers without common steps, in which tables go their own way; choose synchronous, "
+            "delay or pipeline": self.tables and is_alone,
+            "sync: a quorum is asked for, and something else, too; choose one of them": (
+                bool(self.quorum) and (bool(self.gap) or self.sync is not None)
+            ),
+            f"sync: expected synchronous, delay or pipeline with tolerate_failures, got {waits}; leave one of them "
+            "out": failures and is_alone,
+            "tolerate_failures: expected no tables, whose rows fail with their owner, got some; leave one of the two "
+            "out": failures and self.tables,
+        }
 
     def _check_curvature(self) -> None:
         if self.curvature is None:
@@ -180,13 +211,14 @@ class PlanRequest:
             raise InputError(
                 f"curvature: is {self.curvature}; gradients that come a step late diverge from {limit:g} on, so the "
                 f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out "
-                "when=pipeline"
+                "sync=pipeline"
             )
 
     @property
     def steps_model(self) -> StepsModel:
         """Return the model that predicts steps: with the pilot's prices, or the shipped one."""
-        model = shipped(self.optimizer, self.cluster.num_workers) if self.pilot is None else steps_model(self.pilot)
+        pilot, count = self.pilot, self.cluster.num_workers
+        model = shipped_model(self.optimizer, count) if pilot is None else steps_model(pilot)
         return model if self.curvature is None else model.at_curvature(self.curvature)
 
     @property
@@ -202,9 +234,8 @@ class PlanRequest:
     @property
     def algorithms(self) -> tuple[AllReduceAlgorithm, ...]:
         """Return the algorithms that a candidate may use, the simplest first."""
-        return (
-            (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL) if self.algorithm is None else (self.algorithm,)
-        )
+        every = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
+        return every if self.algorithm is None else (self.algorithm,)
 
     @property
     def sync_types(self) -> tuple[Delay, ...]:
@@ -241,10 +272,10 @@ class PlanRequest:
         return self.hardware.layers is not None
 
     @property
-    def is_open_to_quorums(self) -> bool:
-        """Return whether quorums are candidates among others: where steps differ and there are not too many workers."""
-        is_open = self.quorum is None and self.sync is None and not self.gap and not self.tables
-        return is_open and self.objective is Objective.BALANCED
+    def is_open(self) -> bool:
+        """Return whether it leaves open which workers average together and when."""
+        is_asked = self.sync is not None or self.gap or self.quorum or self.tables
+        return not is_asked and self.objective is Objective.BALANCED
 
     def delayed(self, sync: Sync) -> float:
         """Return the extra steps that late gradients cost, as a fraction of All-Reduce's steps."""

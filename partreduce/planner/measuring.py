@@ -1,8 +1,17 @@
-"""Measure one schedule unchanged on the job's cluster: seconds, bytes and metrics."""
+"""Measure one schedule on the job's cluster: its transport, seconds, bytes, metrics and predicted steps.
+
+Transport (algorithm, codec, delay) changes no metric. The cheapest algorithm is as good as all of them, since phases
+that cost no more make no step slower; ties take the ring, which every backend has. A codec changes numbers, so a
+coarser one must pay: only codecs that communicate less than every finer one are kept, and `paying` chooses among them
+for each setting.
+
+The nominal seconds of measuring are estimated, so that an effort does not depend on the machine's load.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from statistics import geometric_mean
@@ -10,21 +19,137 @@ from typing import NamedTuple
 
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.option import CandidateSchedule, known
-from partreduce.planner.travel import CostedTransport, coded_words, cost_of, paying, transports_of, traveling
+from partreduce.planner.option import CandidateSchedule, Costs, known, preference
+from partreduce.planner.steps_model import StepsModel
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.metrics import consensus_distance, contraction, drift, late_distance
 from partreduce.topo.metrics.base import Metric
+from partreduce.topo.metrics.decomposition import num_entries
 from partreduce.topo.pilot import Probe
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Sync, Transport
+from partreduce.topo.strategies.base import StepsPerRound
+from partreduce.topo.timing.cost import Communication, communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.stages import sample
 
+WORTH, WORTH_OVERLAPPED = 0.1, 1 / 3
+"""A coarser codec must save more than this fraction of the objective: in synchronous rounds, and where sums share the
+cores with computing. In the lab, steps with coded sums took 8 to 16 % longer than predicted, and 44 % where they were
+late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
+DIGITS = 12
+"""Costs equal to so many significant digits are ties."""
 MAX_SAMPLED_WORKERS = 4096
-
 SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
 """Steps to sample, for any number of steps per round, and the minimum number of rounds."""
+MAX_GRAPH_WORKERS = 256
+"""Weighted graphs and explicit groups need dense n×n work, so larger clusters use rules only."""
+PER_OPTION = 1e-2
+"""Metrics of a rule, or of few workers; half as much again for each codec beyond the first."""
+PER_ENTRY = 1e-8
+"""Each of the n³ · period products where metrics are dense."""
+PER_CLASS, PER_RANK = 5e-7, 1.5e-5
+"""Each of the g³ entries of a rule's classes of size g, whose metrics take eigenvalues and some tens of products; and
+each local rank and phase of the classes and the seconds of a step. `PER_OPTION` covers small ones."""
+PER_SETTING = 5e-4
+"""Another number of steps per round, or delay, of a measured schedule, at fixed speeds."""
+PER_SAMPLE, PER_WORKER = 6e-3, 2e-4
+"""Sampled waiting of one setting, and its addition for each worker."""
+SETTINGS = 4
+"""Settings of a schedule from the search: synchronous, late, and the best of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostedTransport:
+    """A transport of one schedule's sums, and its cost."""
+
+    transport: Transport
+    cost: Communication
+
+    @property
+    def cheapness(self) -> float:
+        return float(f"{self.cost.per_round:.{DIGITS}g}")
+
+
+def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
+    """Return the cheapest transport of each codec that communicates less than all finer ones, the finest first."""
+    chosen: list[CostedTransport] = []
+    for costed in cheapest_transports(schedule, job):
+        if all(costed.cheapness < finer.cheapness for finer in chosen):
+            chosen.append(costed)
+    return tuple(chosen)
+
+
+def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
+    """Return the cheapest transport of each codec that the job and the strategy allow, the finest first.
+
+    If a strategy allows no codec, sums are sent without one.
+    """
+    is_plain = job.codecs == (Codec.NONE,) or schedule.strategy.codec_unsupported_reason(schedule.cluster)
+    algorithms = [one for one in job.algorithms if one in schedule.strategy.algorithms] or [AllReduceAlgorithm.RING]
+    cheapest = []
+    for codec in (Codec.NONE,) if is_plain else job.codecs:
+        listed = []
+        for algorithm in algorithms:
+            has_scopes = codec is not Codec.NONE and algorithm is AllReduceAlgorithm.HIERARCHICAL
+            for where in (CodecScope.ALL, CodecScope.ACROSS_NODES)[: 1 + has_scopes]:
+                transport = Transport(algorithm=algorithm, codec=codec, where=where)
+                listed.append(CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)))
+        cheapest.append(min(listed, key=lambda one: one.cheapness))
+    return cheapest
+
+
+def cost_of(schedule: Schedule, job: PlanRequest, transport: Transport) -> Communication:
+    """Return the cost of a schedule's communication with a transport."""
+    return communication(traveling(schedule, transport), job.hardware, algorithm=transport.algorithm)
+
+
+def traveling(schedule: Schedule, transport: Transport) -> Schedule:
+    """Return the schedule with this transport; rings replace an algorithm that is for comparison only."""
+    algorithm = transport.algorithm if transport.algorithm in schedule.strategy.algorithms else AllReduceAlgorithm.RING
+    runs = replace(transport, algorithm=algorithm)
+    if runs == schedule.strategy.transport:
+        return schedule
+    return replace(schedule, strategy=replace(schedule.strategy, transport=runs), certificate=None)
+
+
+def with_timing(schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound) -> Schedule:
+    """Return the same phases with these steps per round and delay, as rings without a codec or certificate."""
+    strategy = replace(schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=Transport())
+    return replace(schedule, strategy=strategy, certificate=None)
+
+
+def coded_words(transport: Transport) -> list[str]:
+    """Return the words for a codec and for layers in a schedule's name, if any."""
+    words = [] if transport.codec is Codec.NONE else [str(transport.codec)]
+    words += ["across nodes"] * (transport.where is CodecScope.ACROSS_NODES)
+    return words + ["by layers"] * (transport.gradient_buckets is GradientBuckets.PER_LAYER)
+
+
+def worth(schedule: Schedule) -> float:
+    """Return the fraction of the objective that the schedule's codec must save; 0 without one."""
+    is_plain = schedule.strategy.transport.codec is Codec.NONE
+    return 0.0 if is_plain else worth_of_codec(overlaps=schedule.strategy.is_delayed)
+
+
+def worth_of_codec(*, overlaps: bool) -> float:
+    """Return that fraction for a codec whose sums overlap with computing or not."""
+    return WORTH_OVERLAPPED if overlaps else WORTH
+
+
+def paying(costs: Sequence[Costs], job: PlanRequest, *, overlaps: bool) -> int:
+    """Return the index of the finest codec whose costs are as good as the best; costs are ordered finest first.
+
+    Costs are as good if `worth_of_codec` explains the difference; those that keep the limits are preferred. For a
+    balanced objective only time counts, as hidden communication justifies no rounding.
+    """
+    able = [i for i, one in enumerate(costs) if one.keep(job.limits)] or list(range(len(costs)))
+    is_balanced = job.objective is Objective.BALANCED
+    merits = [(one.time,) if is_balanced else preference(one, job.objective) for one in costs]
+    best, part = min(merits[i] for i in able), 1 - worth_of_codec(overlaps=overlaps)
+    return next(i for i in able if all(own * part <= least for own, least in zip(merits[i], best, strict=True)))
 
 
 class Seconds(NamedTuple):
@@ -34,8 +159,13 @@ class Seconds(NamedTuple):
     computing: float
     error: float = 0.0
 
+    def waiting(self, communicating: float) -> float:
+        """Return the waiting time of a step, without the rounding error of the three terms."""
+        left = self.step - self.computing - communicating
+        return left if left > 1e-9 * self.step else 0.0
 
-class Sent(NamedTuple):
+
+class Traffic(NamedTuple):
     """Per step: seconds of communication, and bytes out of the busiest node."""
 
     seconds: float
@@ -69,19 +199,27 @@ def measure(
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
     """
-    metrics = metrics_of(schedule, job)
+    metrics, label = metrics_of(schedule, job), label or Label(name=schedule.name)
     if algorithm is None:
-        costed_transports = transports_of(schedule, job)
+        transports = transports_of(schedule, job)
     else:
         transport = replace(schedule.strategy.transport, algorithm=algorithm)
-        costed_transports = (CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)),)
+        transports = (CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)),)
     options = []
-    for costed in costed_transports:
-        named = label or Label(name=schedule.name)
-        if algorithm is None and (words := coded_words(costed.transport)):
-            named = replace(named, name=" ".join([named.name, *words]))
-        options.append(_measured(schedule, job, named, costed, metrics))
-    return options[paying([option.costs for option in options], job, beside=schedule.strategy.is_delayed)]
+    for costed in transports:
+        runs, words = traveling(schedule, costed.transport), [] if algorithm else coded_words(costed.transport)
+        options.append(
+            assemble(
+                runs,
+                job,
+                replace(label, name=" ".join([label.name, *words])),
+                algorithm=costed.transport.algorithm,
+                sent=Traffic(costed.cost.per_step, costed.cost.nic_bytes_per_step),
+                seconds=seconds_of(runs, job, costed.transport.algorithm),
+                metrics=metrics,
+            )
+        )
+    return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
 
 
 def metrics_of(schedule: Schedule, job: PlanRequest) -> ScheduleMetrics:
@@ -94,17 +232,6 @@ def metrics_of(schedule: Schedule, job: PlanRequest) -> ScheduleMetrics:
     return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))
 
 
-def _measured(
-    schedule: Schedule, job: PlanRequest, label: Label, costed: CostedTransport, metrics: ScheduleMetrics
-) -> CandidateSchedule:
-    runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
-    sent = Sent(costed.cost.per_step, costed.cost.nic_bytes_per_step)
-    # The schedule file of this transport says how to run it.
-    return assembled(
-        runs, job, label, algorithm=algorithm, sent=sent, seconds=seconds_of(runs, job, algorithm), metrics=metrics
-    )
-
-
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
     """Return the seconds per step of a schedule unchanged: exact at fixed speeds, sampled otherwise.
 
@@ -114,23 +241,36 @@ def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorit
     times = job.compute_times()
     if times.is_fixed:
         return Seconds(cycle_time(schedule, job.hardware, times, algorithm=algorithm).per_step, times.base)
-    return sampled_seconds(schedule, job, algorithm)
+    if schedule.num_workers > MAX_SAMPLED_WORKERS:
+        raise PartreduceError(
+            f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
+        )
+    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // schedule.largest_steps_per_round)
+    sampled = sample(schedule, job.hardware, times, algorithm=algorithm, num_rounds=rounds, seed=job.seed)
+    return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 
 
-def assembled(
+def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
+    """Return an option measured at mean speeds with sampled seconds under the job's step times."""
+    if job.compute_times().is_fixed:
+        return option
+    seconds = seconds_of(option.schedule, job, option.algorithm)
+    waiting = seconds.waiting(0.0 if option.late else option.communication)
+    return replace(option, step_seconds=seconds.step, step_error=seconds.error, waiting=waiting)
+
+
+def assemble(
     schedule: Schedule,
     job: PlanRequest,
     label: Label,
     *,
     algorithm: AllReduceAlgorithm,
-    sent: Sent,
+    sent: Traffic,
     seconds: Seconds,
     metrics: ScheduleMetrics,
 ) -> CandidateSchedule:
-    """Build the option of a schedule that is already measured."""
-    noise, pushed = known(metrics.consensus_distance), pushed_by(metrics.drift, job)
-    late, delayed = metrics.late_distance, job.delayed(schedule.strategy.sync)
-    model = job.steps_model
+    """Build the option of a schedule that is already measured; its file says how to run it with this transport."""
+    strategy, model = schedule.strategy, job.steps_model
     return CandidateSchedule(
         name=label.name,
         schedule=schedule,
@@ -140,53 +280,40 @@ def assembled(
         nic_bytes=sent.nic_bytes,
         step_seconds=seconds.step,
         step_error=seconds.error,
-        waiting=_waiting(seconds, 0.0 if schedule.strategy.is_delayed else sent.seconds),
-        consensus_distance=metrics.consensus_distance,
-        drift=metrics.drift,
-        contraction=metrics.contraction,
-        late_distance=late,
-        steps_ratio=model.steps_ratio(
-            noise, pushed, late=late, delayed=delayed, gradients=schedule.strategy.averages_gradients
-        ),
+        waiting=seconds.waiting(0.0 if strategy.is_delayed else sent.seconds),
+        **metrics._asdict(),
+        steps_ratio=predict_steps(metrics, job, strategy.sync, gradients=strategy.averages_gradients),
         model=model,
-        extrapolated=model.extrapolates(noise, pushed),
+        extrapolated=model.extrapolates(known(metrics.consensus_distance), pushed_by(metrics.drift, job)),
         status=label.status,
     )
 
 
-def _waiting(seconds: Seconds, communicating: float) -> float:
-    """Return the waiting time of a step, without the rounding error of the three terms."""
-    left = seconds.step - seconds.computing - communicating
-    return left if left > 1e-9 * seconds.step else 0.0
+def predict_steps(
+    metrics: ScheduleMetrics, job: PlanRequest, sync: Sync, *, gradients: bool, model: StepsModel | None = None
+) -> float:
+    """Return the steps over All-Reduce's that fixed rounds with these metrics need, by the job's model or another."""
+    return (model or job.steps_model).steps_ratio(
+        known(metrics.consensus_distance),
+        pushed_by(metrics.drift, job),
+        late=metrics.late_distance,
+        delayed=job.delayed(sync),
+        gradients=gradients,
+    )
+
+
+def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
+    """Return an option of fixed rounds with the steps that another job's prices predict from its metrics."""
+    model, strategy = job.steps_model, option.schedule.strategy
+    metrics = ScheduleMetrics(option.consensus_distance, option.drift, option.contraction, option.late_distance)
+    ratio = predict_steps(metrics, job, strategy.sync, gradients=strategy.averages_gradients)
+    is_beyond = model.extrapolates(known(option.consensus_distance), pushed_by(option.drift, job))
+    return replace(option, steps_ratio=ratio, model=model, extrapolated=is_beyond)
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:
     """Return the drift that counts for the job's data: 0 where every worker sees the same mixture."""
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
-
-
-def sampled_seconds(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
-    """Sample the seconds per step under random step times.
-
-    Raises:
-        PartreduceError: too many workers to sample.
-    """
-    if schedule.num_workers > MAX_SAMPLED_WORKERS:
-        raise PartreduceError(
-            f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
-        )
-    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // schedule.largest_steps_per_round)
-    sampled = sample(schedule, job.hardware, job.compute_times(), algorithm=algorithm, num_rounds=rounds, seed=job.seed)
-    return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
-
-
-def sampled_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return an option measured at mean speeds with sampled seconds under the job's step times."""
-    if job.compute_times().is_fixed:
-        return option
-    seconds = sampled_seconds(option.schedule, job, option.algorithm)
-    waiting = _waiting(seconds, 0.0 if option.late else option.communication)
-    return replace(option, step_seconds=seconds.step, step_error=seconds.error, waiting=waiting)
 
 
 def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
@@ -223,3 +350,32 @@ def _as_ran(option: CandidateSchedule, probe: Probe, error: float) -> CandidateS
     weight = 1.0 if off == noise == 0 else off**2 / (off**2 + noise**2)
     surprise = weight * (probe.steps_ratio - option.steps_ratio)
     return replace(option, steps_ratio=option.steps_ratio + surprise, surprise=surprise)
+
+
+def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1) -> float:
+    """Return the nominal seconds of all metrics of one schedule, in some settings."""
+    work, per_option = settings * work_of_setting(job), PER_OPTION * (1 + len(job.codecs)) / 2
+    if (rule := schedule.rule()) is None or not isinstance(schedule.strategy.steps_per_round, int):
+        return work + per_option + PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
+    metrics = PER_RANK * rule.workers_per_node * max(1, schedule.period)
+    if not schedule.strategy.averages_everyone:  # 0 if every round averages all workers
+        with suppress(PartreduceError):  # metrics that cannot be computed cost nothing
+            metrics += PER_CLASS * num_entries(schedule)
+    return work + max(per_option, metrics)
+
+
+def work_of_setting(job: PlanRequest) -> float:
+    """Return the nominal seconds of one more setting of a schedule."""
+    return PER_SETTING if job.compute_times().is_fixed else PER_SAMPLE + PER_WORKER * job.cluster.num_workers
+
+
+def payer(clock: Clock, until: float) -> Callable[[float], bool]:
+    """Return a function that says whether work fits before the clock's position `until`, and charges it if so."""
+
+    def pay(work: float) -> bool:
+        if not clock.fits(work, until):
+            return False
+        clock.charge(work)
+        return True
+
+    return pay

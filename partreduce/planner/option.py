@@ -1,25 +1,74 @@
-"""Define an option: one schedule with its predicted costs."""
+"""Define an option, one schedule with its predicted costs, and the order in which an objective prefers its costs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
-from partreduce.planner.delay import Delay
-from partreduce.planner.job import Data
-from partreduce.planner.preference import Costs
-from partreduce.planner.steps_model import Lost, StepsModel
+from partreduce.planner.job import Data, Delay
+from partreduce.planner.steps_model import FailurePoint, StepsModel
+from partreduce.schedulers.synthesis.problem import Limits, Objective
 from partreduce.topo.metrics.base import Metric
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 from partreduce.topo.strategies.base import StepsPerRound
 
+MAX_STEPS_RATIO_WHEN_CHEAP = 1.25
+"""`--objective communication` chooses the cheapest option that is predicted to need at most a quarter more steps."""
+
+NOTHING = 1e-12
+"""Values below it are rounding errors of zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """The costs that decide: seconds per step, metrics (infinite where unknown), and the predicted steps ratio."""
+
+    communication: float
+    step_seconds: float
+    consensus_distance: float
+    drift: float
+    steps_ratio: float
+
+    @property
+    def time(self) -> float:
+        """Return predicted seconds to a loss, per step that All-Reduce would need."""
+        return self.step_seconds * self.steps_ratio
+
+    def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
+        """Return whether consensus and the limits on metrics hold; `exactly()` decides within the rounding error."""
+        if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
+            return False
+        return limits.allow_consensus_distance(self.consensus_distance, exactly)
+
+    def all(self) -> tuple[float, ...]:
+        """Return all costs; less is better for each."""
+        return (self.communication, self.consensus_distance, self.drift, self.step_seconds, self.steps_ratio)
+
+
+def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
+    """Return a sort key, less is better, to nine digits, so that schedules that differ by rounding tie.
+
+    The key never decreases when the seconds per step increase, so a lower bound on the seconds bounds the preference.
+    """
+    key: tuple[float, ...] = (costs.time, costs.communication)
+    if objective is Objective.COMMUNICATION:
+        key = (float(costs.steps_ratio > MAX_STEPS_RATIO_WHEN_CHEAP), costs.communication, costs.time)
+    elif objective is Objective.CONSENSUS_DISTANCE:
+        key = (costs.consensus_distance, costs.communication)
+    elif objective is Objective.DRIFT:
+        key = (costs.drift, costs.communication)
+    elif objective is Objective.WAITING:
+        key = (costs.step_seconds, costs.steps_ratio)
+    return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in key)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Results of an option's runs in virtual time, including the counters of its `kind` of protocol.
+    """Results of an option's run in virtual time or of measurements, including the counters of its `kind` of protocol.
 
     `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
     `least_share` is the smallest weight of a worker's gradients, relative to an even share of 1; `unheard` lists the
@@ -63,35 +112,14 @@ class Facts:
 SHOWN = {
     "iteration_gap": {name: name for name in ("memory_bytes", "progress", "gradients", "computed", "least_share")},
     "partial": {
-        "mean_active": "active",
-        "gradients_per_round": "gradients",
-        "gradients_per_second": "gradients_per_second",
-        "mean_age": "age",
-        "delay_steps": "delay",
-        "proved_age": "bound",
-        "least_share": "least_share",
+        "mean_active": "active", "gradients_per_round": "gradients", "gradients_per_second": "gradients_per_second",
+        "mean_age": "age", "delay_steps": "delay", "proved_age": "bound", "least_share": "least_share",
         "memory_bytes": "memory_bytes",
     },
     "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes", "learning_rate": "rate"},
-}
-SHOWN |= {
-    kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("dynamic_groups", "pairwise", "server")
-}
-"""Keys of an option's JSON by kind run in virtual time, and their fields of `Facts`."""
-
-
-@dataclass(frozen=True, slots=True)
-class LongerRun:
-    """A longer run in virtual time that checks an option's consensus distance.
-
-    `rounds` is the length of the first longer run, `work` returns the nominal seconds of a run of so many rounds, and
-    `run` the option with the prices of that run, and its consensus distance in the first quarter, the first half and
-    the whole of the run, each after a warm-up; None if the workers deadlock.
-    """
-
-    rounds: int
-    work: Callable[[int], float]
-    run: Callable[[int], tuple[CandidateSchedule, tuple[float, float, float]] | None]
+    **{kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("dynamic_groups", "pairwise", "server")},
+}  # fmt: skip
+"""Keys of an option's JSON by kind, and their fields of `Facts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +131,8 @@ class CandidateSchedule:
     number of steps to a loss over All-Reduce's, by `model`; `status` is `feasible` where the search found it, or
     `catalogue`. `late_distance` is set where averages are late (`topo.metrics.late_distance`). `surprise` is the change
     of the prediction by its own run in a pilot, None if it did not run. `facts` is set where workers have no common
-    rounds, and a protocol was run in virtual time. `longer` is set while the consensus distance comes from a run that
-    may be too short (`trials.SteadyCheck`).
+    rounds, and a protocol was run in virtual time. `longer` is its `trials.Candidate` while the consensus distance
+    comes from a run that may be too short (`trials.SteadyCheck`).
     """
 
     name: str
@@ -126,20 +154,17 @@ class CandidateSchedule:
     status: str
     surprise: float | None = None
     facts: Facts | None = None
-    longer: LongerRun | None = field(default=None, repr=False, compare=False)
+    longer: object = field(default=None, repr=False, compare=False)
 
     @property
     def gap(self) -> Facts | None:
         """Return the facts of an iteration gap, or None."""
-        return self._of_kind("iteration_gap")
+        return self.facts if self.facts is not None and self.facts.kind == "iteration_gap" else None
 
     @property
     def quorum(self) -> Facts | None:
         """Return the facts of a quorum, or None; its rounds are the steps, with fewer gradients."""
-        return self._of_kind("partial")
-
-    def _of_kind(self, kind: str) -> Facts | None:
-        return self.facts if self.facts is not None and self.facts.kind == kind else None
+        return self.facts if self.facts is not None and self.facts.kind == "partial" else None
 
     @property
     def costs(self) -> Costs:
@@ -159,15 +184,18 @@ class CandidateSchedule:
     @property
     def time_at_worst(self) -> float:
         """Return `time` at the highest price of delay; options that ran on the job keep their measured steps."""
-        if self.surprise is not None:
-            more = 0.0
-        elif self.facts is not None:
+        more = 0.0
+        if self.surprise is None and self.facts is not None:
             more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))
-        elif self.delay is Delay.PIPELINE:
-            more = self.model.delay_more * self.schedule.strategy.sync.lag
-        else:
-            more = self.averages_more
+        elif self.surprise is None:
+            more = self._pipeline_more or (self.model.late_more(self.late_distance) if self.late_distance else 0.0)
         return self.step_seconds * (self.steps_ratio + more)
+
+    @property
+    def _pipeline_more(self) -> float:
+        """Return the possible extra cost of a pipeline's late gradients; 0 without a pipeline."""
+        is_pipeline = self.delay is Delay.PIPELINE
+        return self.model.delay_more * self.schedule.strategy.sync.lag if is_pipeline else 0.0
 
     @property
     def may_fail(self) -> bool:
@@ -179,42 +207,35 @@ class CandidateSchedule:
             return False
         return self.is_among(self.model.lost)
 
-    def is_among(self, lost: Lost) -> bool:
+    def is_among(self, failures: FailurePoint) -> bool:
         """Return whether a network failed with averages as rare, or as late, as these."""
-        return lost.includes(self.synchronous_distance, self.late_distance)
+        return failures.includes(self.synchronous_distance, self.late_distance)
 
     @property
     def synchronous_distance(self) -> float:
         """Return the consensus distance without delay, which measures how rare the averages are."""
-        distance = known(self.consensus_distance)
-        return distance - added_by_delay(self.schedule) if self.late else distance
+        return known(self.consensus_distance) - (added_by_delay(self.schedule) if self.late else 0.0)
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
         """Return `time` at the prices of one case of the `usual` model; delay is priced only if `delay` is true.
 
         An option that ran on the job itself takes equally long in every case.
         """
+        facts = self.facts
         if self.surprise is not None:
             return self.time
         if not math.isfinite(self.steps_ratio):
             return math.inf
-        if self.facts is not None and self.facts.by_task:
-            tasks = dict(zip(usual.cases, self.facts.by_task, strict=True))
+        if facts is not None and facts.by_task:
+            tasks = dict(zip(usual.cases, facts.by_task, strict=True))
             return self.step_seconds * tasks.get(case, self.steps_ratio)
-        spread, late = known(self.consensus_distance), self.late_distance if delay and not self.facts else 0.0
-        gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
+        spread, late = known(self.consensus_distance), self.late_distance if delay and not facts else 0.0
+        gradients = self.schedule.strategy.averages_gradients or (facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
         more = self.steps_ratio - there  # subtract before `here` is added, which may be infinite
-        if delay and self.facts is not None:
-            more += self.facts.more
-        elif delay and self.delay is Delay.PIPELINE:
-            more += self.model.delay_more * self.schedule.strategy.sync.lag
+        if delay:
+            more += self._pipeline_more if facts is None else facts.more
         return self.step_seconds * (here + more)
-
-    @property
-    def averages_more(self) -> float:
-        """Return the possible extra cost of averages that are one round late, beyond the prediction."""
-        return self.model.late_more(self.late_distance) if self.late_distance else 0.0
 
     @property
     def late(self) -> bool:
@@ -247,15 +268,15 @@ class CandidateSchedule:
         return self.schedule.strategy.averages_everyone and isinstance(self.steps_per_round, int) and self.facts is None
 
     @property
+    def is_every_step(self) -> bool:
+        """Return whether it is synchronous All-Reduce in every step."""
+        return self.is_plain and self.steps_per_round == 1 and not self.late
+
+    @property
     def is_usual(self) -> bool:
         """Return whether it is All-Reduce as usually run: gradients in every step, ring, no codec."""
-        synchronous = self.schedule.strategy.averages_gradients and not self.late
-        return (
-            self.is_plain
-            and synchronous
-            and self.algorithm is AllReduceAlgorithm.RING
-            and self.transport == Transport()
-        )
+        is_default = self.algorithm is AllReduceAlgorithm.RING and self.transport == Transport()
+        return self.is_plain and self.schedule.strategy.averages_gradients and not self.late and is_default
 
     def steps_ratio_error(self, data: Data) -> float:
         """Return the relative error of `steps_ratio` that 9 of 10 schedules keep; 0 for synchronous gradients."""

@@ -1,43 +1,76 @@
-"""Collect the options of a job: from the catalogue, from the search, and from runs in virtual time."""
+"""Collect the options of a job: from the catalogue on all axes, from the search, and from runs in virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd, inf
 
-from partreduce.planner.axes import Axes
-from partreduce.planner.candidates import competitors, weighed_kinds
+from partreduce.planner.axes import Axes, within_limits
+from partreduce.planner.candidates import weighed_kinds
 from partreduce.planner.failure_plans import has_plan
-from partreduce.planner.front import baselines
-from partreduce.planner.gain import WORTH, decisive_time
-from partreduce.planner.job import PlanRequest
-from partreduce.planner.measuring import Label, sampled_option
-from partreduce.planner.option import CandidateSchedule
-from partreduce.planner.preference import preference
-from partreduce.planner.recommend import permitted
+from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.measuring import (
+    MAX_GRAPH_WORKERS,
+    SETTINGS,
+    Label,
+    measure,
+    payer,
+    sample_option,
+    with_timing,
+    work_of,
+    work_of_setting,
+)
+from partreduce.planner.option import CandidateSchedule, preference
+from partreduce.planner.recommend import PUBLISHED, WORTH, allowed_options, baselines, decisive_time
 from partreduce.planner.trials import try_all
-from partreduce.planner.work import SETTINGS, payer, work_of, work_of_setting
-from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers import registry
+from partreduce.schedulers.entry import Entry
+from partreduce.schedulers.rules.algebra import all_digits, local_ranks, static
+from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
+from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
-from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Status
+from partreduce.schedulers.synthesis.problem import Front, Objective, Status
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.static import RulePhases
 
+RESTS = "all-and-rests"
+"""Name of schedules that average over all workers with rounds without averages between."""
+FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
+"""Measured first: entries that are nearly always among the best, and those that users compare with."""
+RULES_FIRST = ("rule", "allreduce")
+"""Kinds whose metrics cost milliseconds at any size; they are also the strongest competitors."""
+NODE_ROUNDS = (1, 3, 7, 15, 23, 2, 5, 11, 19, 4, 9, 13, 17, 21, 6, 8, 10)
+"""Rounds inside nodes before one over all workers; a few widely spaced values first."""
+VARIANTS: dict[str, Sequence[dict[str, object]]] = {
+    "local-sgd": [],  # the same schedules as allreduce
+    "node-then-all": [{"node_rounds": rounds} for rounds in NODE_ROUNDS],
+    "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
+    "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
+}
+REST_ROUNDS = (*range(1, 8), 9, 11, 13, 15, 19, 23)
+"""Rounds without an average before one over all workers; a late average is delayed by one of these rounds only."""
+DENSITIES = tuple((m, n) for n in range(3, 13) for m in range(2, n) if gcd(m, n) == 1)
+"""Averages over all workers in m of n rounds, evenly spread, used where the objective is not time alone."""
+PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
+"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job."""
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Fractions of the time after which no more of the catalogue's graphs, and rules, are measured."""
 QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.45
 """Fractions of a quick answer's time: the minimum for the catalogue, a brief search where a job has limits, and, of the
 remaining time, the runs in virtual time."""
-SAMPLING_SHARE = 0.1
-"""Fraction of the time for sampling steps that vary."""
-MEASURE_SHARE = 0.2
-"""Largest fraction of the time for measuring the schedules that the search found."""
-
+SAMPLING_SHARE, MEASURE_SHARE = 0.1, 0.2
+"""Fraction of the time for sampling steps that vary, and the largest one for measuring what the search found."""
 NOT_SEARCHED = Front(reason="it was not searched")
 """The search result of a quick answer, and of jobs that ask for only one kind run in virtual time."""
 
 
 @dataclass
-class Weighed:
+class Weighing:
     """The options of a job, the search's answer, and by kind the names not reached in time."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
@@ -45,11 +78,11 @@ class Weighed:
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
 
-def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighed:
+def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighing:
     """Weigh every kind until the clock's position `until`, each within its fraction of the time."""
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
-    weighed, missed = Weighed(), list[str]()
-    first, rules = CATALOGUE_SHARE * clock.limit, RULES_SHARE * clock.limit
+    weighed, missed = Weighing(), list[str]()
+    rules = RULES_SHARE * clock.limit
     searched = until - clock.limit * sum(kind.share for kind in kinds.values())
     brief = BRIEF_SHARE * clock.limit * (job.is_limited and not alone)
     if not job.searches:
@@ -57,27 +90,21 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
         searched = rules + brief if brief else 0.0
     # Steps that vary are sampled only for options that are good at mean speeds.
     even, sampling = job.at_mean_speeds, 0.0 if job.compute_times().is_fixed else SAMPLING_SHARE * clock.limit
-    rules -= sampling
     say("measuring the catalogue")
     weighed.options += competitors(
-        even,
-        until=first,
-        stop=rules,
-        clock=clock,
-        left_out=missed.append,
+        even, until=CATALOGUE_SHARE * clock.limit, stop=rules - sampling, clock=clock, left_out=missed.append,
         names=("allreduce",) if alone else None,
-    )
+    )  # fmt: skip
     weighed.left_out["the catalogue"] = missed
     if not alone and searched:
         _search(weighed, even, clock, searched - sampling, say)
     if outer := kinds.pop("outer", None):  # they also have formulas
         pay = payer(clock, clock.position() + outer.share * clock.limit)
-        tried = try_all(outer.candidates(even, pay), even, pay, in_any_case=False)
-        weighed.options += tried.options
-        weighed.left_out[outer.name] = tried.left_out
+        options, weighed.left_out[outer.name] = try_all(outer.candidates(even, pay), even, pay, in_any_case=False)
+        weighed.options += options
     if sampling:
         say("sampling step times")
-        weighed.options = _sampled(weighed, job, payer(clock, max(searched, clock.position() + sampling)))
+        weighed.options = _sample_times(weighed, job, payer(clock, max(searched, clock.position() + sampling)))
     each, all_shares = clock.limit, sum(kind.share for kind in kinds.values())
     if not job.searches and not alone:
         left = QUICK_KINDS * max(0.0, until - clock.position())
@@ -87,9 +114,8 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
         all_shares -= kind.share
         pay, asked = payer(clock, until - each * all_shares), {"iteration_gap": job.gap, "partial": job.quorum}
         candidates = kind.candidates(job, pay if job.take is None else lambda _: True)
-        tried = try_all(candidates, job, pay, in_any_case=bool(asked.get(word)))
-        weighed.options += tried.options
-        weighed.left_out[kind.name] = tried.left_out
+        options, weighed.left_out[kind.name] = try_all(candidates, job, pay, in_any_case=bool(asked.get(word)))
+        weighed.options += options
     if job.tolerate_failures:
         weighed.options = [option for option in weighed.options if has_plan(option.schedule)]
     if job.tables:
@@ -97,20 +123,129 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     return weighed
 
 
-def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
+def competitors(
+    job: PlanRequest,
+    *,
+    until: float = inf,
+    stop: float = inf,
+    clock: Clock | None = None,
+    left_out: Callable[[str], None] = lambda _: None,
+    names: Sequence[str] | None = None,
+) -> list[CandidateSchedule]:
+    """Measure every catalogue entry that fits the cluster on all axes; entries that cannot run are left out.
+
+    Rules and All-Reduce are measured until the clock's position `stop` (All-Reduce in every step always), and other
+    entries, baselines first, until `until`; `left_out` is called with the name of each entry not reached in time. With
+    `names` only the entries of these names are measured.
+    """
+    clock = clock or Clock(seconds=MANY_SECONDS)
+    pay = payer(clock, stop)
+
+    def fits(schedule: Schedule) -> bool:
+        """Return whether there is time for a schedule; the first, All-Reduce in every step, is always measured."""
+        return pay(work_of(schedule, job)) or not options
+
+    options: list[CandidateSchedule] = []
+    for name, is_rule, schedules in _sources(job, names or registry.names()):
+        if options and clock.passed(stop if is_rule else until):
+            left_out(name)
+            continue
+        for schedule in schedules:
+            label = schedule.name
+            if not fits(schedule):
+                left_out(label)
+                continue
+            plain = schedule.strategy.averages_everyone
+            # Where speeds differ, steps per round in proportion to speed are the strongest competitors.
+            for unequal in _unequal_steps(schedule, job):
+                if fits(unequal):
+                    options += Axes(unequal, job).options(Label(name=f"paced {label}"))
+            rounds = PLAIN_ROUNDS if plain else ()
+            options += Axes(schedule, job).options(Label(name=label), rounds, lambda: pay(work_of_setting(job)))
+            if plain and not any(option.name == label for option in options):
+                options.append(measure(schedule, job, algorithm=AllReduceAlgorithm.RING))
+    return options
+
+
+def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[Schedule]]]:
+    """Yield in measuring order: a name, whether its metrics are cheap at any size, and its schedules.
+
+    Outer steps are left out, since `candidates.KINDS` weighs them by their own prices.
+    """
+    seen: set[object] = set()
+    is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS
+    ordered = sorted(names, key=lambda one: (*(one != first for first in FIRST), one not in PUBLISHED))
+    entries = [entry for entry in map(registry.entry, ordered) if entry.kind != "outer"]
+    for is_rule in (True, False):
+        for entry in entries:
+            if (entry.kind in RULES_FIRST) is is_rule and (is_rule or is_small):
+                yield entry.name, is_rule, _new_schedules(_variants(entry, job), job, seen)
+        if is_rule and FIRST[-1] in names:
+            yield RESTS, True, _new_schedules(_with_rests(job), job, seen)
+
+
+def _new_schedules(schedules: Iterator[Schedule], job: PlanRequest, seen: set[object]) -> Iterator[Schedule]:
+    for schedule in schedules:
+        if schedule.strategy not in seen and within_limits(schedule, job.limits):
+            seen.add(schedule.strategy)
+            yield schedule
+
+
+def _variants(entry: Entry, job: PlanRequest) -> Iterator[Schedule]:
+    for parameters in VARIANTS.get(entry.name, [{}]):
+        try:
+            if entry.why_not(job.cluster, **parameters):
+                continue
+            schedule = entry.build(job.cluster, **parameters)
+        except PartreduceError:
+            continue  # an entry whose default parameters do not fit this cluster is no competitor
+        yield schedule
+
+
+def _with_rests(job: PlanRequest) -> Iterator[Schedule]:
+    """Yield averages over all workers with rounds without averages between."""
+    ranks, radices = local_ranks(job.cluster), all_digits(job.cluster.num_nodes)
+    everyone = (Block(ranks, tuple(range(len(radices)))),)
+    rounds = [(f"rest_rounds={rests}", 1, rests + 1) for rests in REST_ROUNDS]
+    rounds += [(f"averages={m}, rounds={n}", m, n) for m, n in DENSITIES if job.is_limited]
+    for words, averages, period in rounds:
+        phases = tuple(everyone if t * averages % period < averages else () for t in range(period))
+        yield Schedule(f"{RESTS}({words})", job.cluster, static(job.cluster, RulePhases(radices, phases)))
+
+
+def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
+    """Yield the schedule with steps per round in proportion to speed where speeds differ, so that no worker waits.
+
+    Where workers see different data their progress is normalized, so that the data of slow workers count equally.
+    """
+    strategy = schedule.strategy
+    if not schedule.is_phased or strategy.steps_per_round != 1 or strategy.is_delayed:
+        return
+    if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # metrics of unequal steps per round are dense
+        return
+    averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALIZED
+    for worker_steps in derived_worker_steps(job.cluster):
+        if len(set(worker_steps)) > 1:
+            unequal = replace(strategy, steps_per_round=worker_steps, averaging=averaging)
+            named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
+            yield with_timing(named, SYNCHRONOUS, worker_steps)
+
+
+def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
     """Search while the found schedules can still be measured, each as fast as the catalogue's."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
     found = search(job.problem(), clock, until - kept, seed=job.seed, progress=say)
     weighed.searched, pay = found, payer(clock, until)
     for index, candidate in enumerate(found.candidates):
-        if not pay(work_of(candidate.schedule, job, SETTINGS)) and index:
+        schedule = candidate.schedule
+        if not pay(work_of(schedule, job, SETTINGS)) and index:
             weighed.left_out["the search's finds"] = [one.schedule.name for one in found.candidates[index:]]
             return
-        weighed.options += options_of(candidate, job)
+        weighed.options += Axes(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))
 
 
-def _sampled(weighed: Weighed, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
+def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
     """Return the baselines and the possible best options under the job's own step times.
 
     No step is longer at mean speeds, so an option that is slower there than the sampled best is no candidate.
@@ -120,15 +255,16 @@ def _sampled(weighed: Weighed, job: PlanRequest, pay: Callable[[float], bool]) -
     def merit(option: CandidateSchedule) -> tuple[float, ...]:
         return (decisive_time(option, job),) if by_time else preference(option.costs, job.objective)
 
-    able = {id(one) for one in permitted(weighed.options, job)}
+    able = {id(one) for one in allowed_options(weighed.options, job)}
     ordered = sorted(weighed.options, key=lambda one: (id(one) not in able, merit(one)))
-    by_seconds = [one for one in ordered if id(one) in able]
-    prompt, outer = ([one for one in by_seconds if not one.late], [one for one in by_seconds if one.facts])
-    shown = [*baselines(ordered), *_least(by_seconds), *_least(prompt), *_least(outer)]
+    by_merit = [one for one in ordered if id(one) in able]
+    shown = baselines(ordered)
+    for few in (by_merit, [one for one in by_merit if not one.late], [one for one in by_merit if one.facts]):
+        shown += [min(few, key=lambda one: one.time)] if few else []
     shown += [one for one in ordered if one.name == job.take]
     always = {id(one) for one in shown}
     listed = list({id(one): one for one in [*shown, *ordered]}.values())
-    kept = list[CandidateSchedule]()
+    kept: list[CandidateSchedule] = []
     best: tuple[float, ...] = (inf,)
     for index, option in enumerate(listed):
         if id(option) not in always and by_time and merit(option)[0] > best[0] * (1 + WORTH):
@@ -136,18 +272,7 @@ def _sampled(weighed: Weighed, job: PlanRequest, pay: Callable[[float], bool]) -
         if kept and not pay(work_of_setting(job)):
             weighed.left_out["what is good at mean speeds"] = [one.name for one in listed[index:]]
             break
-        kept.append(sampled_option(option, job))
+        kept.append(sample_option(option, job))
         if id(option) in able:
             best = min(best, merit(kept[-1]))
     return kept
-
-
-def _least(options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-    """Return the option with the least predicted time, if there is one."""
-    return [min(options, key=lambda one: one.time)] if options else []
-
-
-def options_of(candidate: Candidate, job: PlanRequest) -> list[CandidateSchedule]:
-    """Return the options of one schedule that the search found."""
-    schedule = candidate.schedule
-    return Axes.of(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from partreduce.planner.tables import APPLYING, check_unpriced, choose_routes, tables_of
+from partreduce.planner.tables import APPLYING, TableChoice, check_unpriced, choose_routes, tables_of
 from partreduce.runtime.arguments import checked_timeout, read_schedule
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
 from partreduce.runtime.liveness.store_collectives import broadcast_decision
@@ -49,6 +50,8 @@ PATIENCE = 2.0
 """Seconds beyond the timeout that the other workers wait for worker 0, which waits for them first."""
 
 _log = logging.getLogger("partreduce")
+_counts: WeakKeyDictionary[World, int] = WeakKeyDictionary()
+"""This worker's calls in each world; equal on all workers that make the same calls."""
 
 
 def parallelize_embeddings(
@@ -100,20 +103,34 @@ def parallelize_embeddings(
     reasons: tuple[str, ...] = ()
     if not is_alone(world) and not schedule.strategy.payload:
         # All workers take part, so that the error names a worker whose model has no tables.
-        uses = OtherUses(model)
-        reached = world or default_world(
-            _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
-        )
+        uses, limit = OtherUses(model), timedelta(seconds=checked_timeout(timeout))
+        reached = world or default_world(_device_of(model), limit, lambda _s, _r, _n: None)
         schedule_for_other_workers(reached, schedule)
-        decision = _decided(
-            reached,
-            timeout,
-            schedule,
-            lambda: _seen(model, batches, forward, uses),
-            lambda touched: _chosen(
-                model, optimizer, schedule, hardware or links or USUAL, touched, uses=uses, codecs=codecs
-            ),
-        )
+
+        def sample() -> SampledRows:
+            """Return the rows that this worker's sample batches look up; none if no embedding is trained."""
+            trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
+            if not trained:
+                return SampledRows({}, [])
+            if batches is None:
+                raise InputError(
+                    f"parallelize: the model has {len(trained)} embeddings and it is not known which rows a step "
+                    "touches; give batches=..., such as the data loader, or a schedule that says payload.tables"
+                )
+            with uses:
+                return sample_row_access(model, batches, forward, BATCHES)
+
+        def place(touched: Mapping[str, RowAccess]) -> tuple[Schedule, tuple[str, ...]]:
+            """Return the schedule with a placement for every table, and the reasons."""
+            if not touched:
+                return schedule, ()
+            tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
+            return _place_tables(schedule, partial(
+                choose_routes, tables, hardware=hardware or links or USUAL, dense_bytes=dense_bytes,
+                applying=_applying(optimizer), codecs=codecs,
+            ))  # fmt: skip
+
+        decision = _decide(reached, timeout, schedule, sample, place)
         schedule, reasons = schedule_of(decision["schedule"]), tuple(decision["reasons"])
     distributed = DistributedOptimizer(optimizer, model, schedule, timeout=timeout, world=world, **settings)
     distributed.reasons = reasons
@@ -127,8 +144,13 @@ def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardwar
     """Return the schedule of the dense parameters, and the hardware if known."""
     if isinstance(where, Schedule):
         return where, None
-    if isinstance(where, str | Path) and _is_schedule(Path(where)):
-        return read_schedule(where), None
+    if isinstance(where, str | Path):
+        try:
+            found = json.loads(Path(where).read_text()) if Path(where).is_file() else None
+        except (OSError, ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict) and ("strategy" in found or found.get("format") == "partreduce.schedule"):
+            return read_schedule(where), None  # it is, or is meant as, a schedule rather than a cluster
     cluster = where if isinstance(where, Cluster) else load_cluster(where)
     return build("allreduce", cluster), cluster.hardware
 
@@ -148,15 +170,6 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
     return (Codec.NONE, codec) if codec.rounds else (codec,)
 
 
-def _is_schedule(path: Path) -> bool:
-    """Return whether a file is, or is meant as, a schedule rather than a cluster."""
-    try:
-        found = json.loads(path.read_text()) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and ("strategy" in found or found.get("format") == "partreduce.schedule")
-
-
 def _device_of(model: torch.nn.Module) -> torch.device:
     """Return the device of the averaged parameters, which gives the same world as DistributedOptimizer."""
     tables = {parameter for parameter, _ in embeddings_of(model).values()}
@@ -164,85 +177,46 @@ def _device_of(model: torch.nn.Module) -> torch.device:
     return next((parameter.device for parameter in dense), torch.device("cpu"))
 
 
-def _seen(
-    model: torch.nn.Module,
-    batches: Iterable[Any] | None,
-    forward: Callable[[torch.nn.Module, Any], object] | None,
-    uses: OtherUses,
-) -> SampledRows:
-    """Return the rows that this worker's sample batches look up; none if no embedding is trained."""
-    trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
-    if not trained:
-        return SampledRows({}, [])
-    if batches is None:
-        raise InputError(
-            f"parallelize: the model has {len(trained)} embeddings and it is not known which rows a step "
-            "touches; give batches=..., such as the data loader, or a schedule that says payload.tables"
-        )
-    with uses:
-        return sample_row_access(model, batches, forward, BATCHES)
-
-
-def _decided(
+def _decide(
     world: World,
     timeout: float,
     schedule: Schedule,
-    see: Callable[[], SampledRows],
-    choose: Callable[[Mapping[str, RowAccess]], tuple[Schedule, tuple[str, ...]]],
+    sample: Callable[[], SampledRows],
+    place: Callable[[Mapping[str, RowAccess]], tuple[Schedule, tuple[str, ...]]],
 ) -> dict[str, Any]:
     """Return worker 0's choice from all workers' counts; an error on any worker stops all with the same line."""
-    key = str(_counted(world))
+    _counts[world] = _counts.get(world, 0) + 1
+    key = str(_counts[world])
     try:
-        mine = message_of(world.rank, see())
+        mine = message_of(world.rank, sample())
     except InputError as error:
         mine = message_of(world.rank, str(error))
 
     def decide() -> dict[str, Any]:
-        chosen, reasons = choose(shares(gather_texts(world, key, mine, timeout), schedule.cluster))
+        chosen, reasons = place(shares(gather_texts(world, key, mine, timeout), schedule.cluster))
         return {"schedule": dump_schedule(chosen), "reasons": reasons}
 
     if world.rank != 0:
         gather_texts(world, key, mine, timeout)
     # Worker 0 itself may have timed out while waiting for a worker, which its error names.
-    found: dict[str, Any] = broadcast_decision(
-        world, f"parallelize/{key}", decide, timeout + PATIENCE, who="parallelize"
-    )
+    patience = timeout + PATIENCE
+    found: dict[str, Any] = broadcast_decision(world, f"parallelize/{key}", decide, patience, who="parallelize")
     return found
 
 
-def _chosen(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: Schedule,
-    hardware: Hardware,
-    touched: Mapping[str, RowAccess],
-    *,
-    uses: OtherUses,
-    codecs: tuple[Codec, ...],
-) -> tuple[Schedule, tuple[str, ...]]:
-    """Return the schedule with a placement for every table, and the reasons."""
-    if not touched:
-        return schedule, ()
-    tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
-    applying, beside = _applying(optimizer), _priced(schedule)
-    chosen = choose_routes(tables, beside, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)
-    if beside is not schedule:
-        if any(route.way is not Placement.DENSE for route in chosen.routes.tables):
-            check_unpriced(schedule)
-        return schedule, (
-            *chosen.reasons,
-            f"these are prices of synchronous rounds, without sync.{schedule.strategy.sync.word}",
-        )
-    return replace(
-        schedule, strategy=replace(schedule.strategy, payload=chosen.routes), certificate=None
-    ), chosen.reasons
+def _place_tables(schedule: Schedule, choose: Callable[[Schedule], TableChoice]) -> tuple[Schedule, tuple[str, ...]]:
+    """Return the schedule with a placement for every table, and the reasons.
 
-
-def _priced(schedule: Schedule) -> Schedule:
-    """Return the schedule used for prices: synchronous if it waits otherwise and so allows only one placement."""
-    if not schedule.strategy.tables_unsupported_reason():
-        return schedule
-    return replace(schedule, strategy=replace(schedule.strategy, sync=SYNCHRONOUS), certificate=None)
+    A schedule that is not synchronous and so allows only one placement has the prices of synchronous rounds.
+    """
+    strategy = schedule.strategy
+    if not strategy.tables_unsupported_reason():
+        chosen = choose(schedule)
+        return replace(schedule, strategy=replace(strategy, payload=chosen.routes), certificate=None), chosen.reasons
+    chosen = choose(replace(schedule, strategy=replace(strategy, sync=SYNCHRONOUS), certificate=None))
+    if any(route.way is not Placement.DENSE for route in chosen.routes.tables):
+        check_unpriced(schedule)
+    return schedule, (*chosen.reasons, f"these are prices of synchronous rounds, without sync.{strategy.sync.word}")
 
 
 def _applying(optimizer: torch.optim.Optimizer) -> float:
@@ -260,12 +234,3 @@ def _applying(optimizer: torch.optim.Optimizer) -> float:
     except Exception:  # noqa: BLE001 - one that takes sparse gradients only, or cannot be built from its defaults
         return APPLYING
     return min(times) / (probe.numel() * probe.element_size())
-
-
-_counts: WeakKeyDictionary[World, int] = WeakKeyDictionary()
-
-
-def _counted(world: World) -> int:
-    """Count this worker's calls in this world, this one included; equal on all workers that make the same calls."""
-    _counts[world] = _counts.get(world, 0) + 1
-    return _counts[world]

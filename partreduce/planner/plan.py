@@ -1,40 +1,85 @@
-"""Plan a job: candidates, search, front, recommendation, proof."""
+"""Plan a job: candidates, search, front, recommendation, proof.
+
+Prices distinguish kinds only as well as the steps model fits the job: averaging parameters instead of gradients, or
+late gradients, cost some jobs almost nothing and others several times the steps. So for a pilot (`RunOff`) the
+recommendation by its prices and the best option of every other kind run in the same way as its probes, the prices are
+fitted again with these runs, and this repeats while the recommendation has not run. Options that ran are then predicted
+from their own runs as far as the noise allows (`measuring.as_ran`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
+from math import isfinite
 from typing import Any
 
-from partreduce.planner.answer import Answer, answer_of, why_infeasible
+from partreduce.planner.calibration import as_trained, calibrate, trained_sha256
 from partreduce.planner.candidates import weighed_kinds
 from partreduce.planner.failure_plans import survival
-from partreduce.planner.front import baselines, front
-from partreduce.planner.gain import Gain
 from partreduce.planner.job import EFFORTS, PlanRequest
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import weigh
-from partreduce.planner.recommend import gain_of, recommend
+from partreduce.planner.recommend import Gain, allowed_options, baselines, front, gain_of, recommend
 from partreduce.planner.trials import STEADY_SHARE, SteadyCheck
+from partreduce.runtime.pilot.job import Curve
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.problem import Front
+from partreduce.schedulers.synthesis.problem import ROUNDING, Front, Objective, Status
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.describe import describe
 from partreduce.topo.document.pilot import dump_pilot
 from partreduce.topo.errors import InfeasibleError, UndecidedError
 from partreduce.topo.metrics.base import Kind
 from partreduce.topo.pilot import Pilot
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.base import HasGroups
 from partreduce.verify.base import GUARANTEED, NOT_GUARANTEED, Proof
 from partreduce.verify.prove import prove
 
 PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
 """Fraction of the time for proving the recommendation, and the maximum in seconds. A proof is never interrupted."""
-
 LOADED = ("ortools.sat.python.cp_model", "scipy.sparse.linalg")
 """Libraries that are otherwise imported on first use."""
+ROUNDS = 3
+"""Maximum number of rounds with new finalists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How good the recommendation is known to be: optimal or feasible, and `because`: the proof, or why it is unknown.
+
+    The status refers to the question that was asked, its objective within its limits, and not to the problem that the
+    search solves in its place. `ended` says why the search ended; `capped` is true if a time limit had an effect, so
+    that another run may differ.
+    """
+
+    status: Status
+    because: str
+    ended: str
+    effort: float | None
+    time_limit: float
+    capped: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as `partreduce design --json` prints it."""
+        return {**asdict(self), "status": str(self.status)}
+
+
+def _answer(chosen: CandidateSchedule, job: PlanRequest, clock: Clock) -> Answer:
+    is_least = job.objective is Objective.CONSENSUS_DISTANCE and float(chosen.consensus_distance) <= ROUNDING
+    unknown = f"no bound is known for the objective {job.objective}"
+    return Answer(
+        status=Status.OPTIMAL if is_least else Status.FEASIBLE,
+        because="its consensus distance is 0, and none is below" if is_least else unknown,
+        ended=clock.stopped_by(),
+        effort=clock.effort,
+        time_limit=clock.seconds,
+        capped=clock.capped,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +87,7 @@ class Plan:
     """The answer: the recommendation with its proof, the front, the baselines, and all measured competitors.
 
     `gain` is the recommendation's speedup over the best plain alternative, All-Reduce every k steps by its best
-    algorithm, late or not. `reasons` and `cautions` are those of this planning; `report.reasons.explained` adds those
+    algorithm, late or not. `reasons` and `cautions` are those of this planning; `report.reasons.add_reasons` adds those
     of schedules. `left_out` lists by kind the names not reached in time. `answer` says how good the recommendation is
     known to be, and why the search ended. `search_status` is the synthesizer's status for its own problem, which
     minimizes a metric even if the objective does not. `over_quick` states the gain of a thorough answer over the quick
@@ -73,21 +118,21 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the output of `partreduce design --json`; equal for equal jobs unless capped (`answer.capped`)."""
-        return {
+        proved = {"verdict": self.proof.verdict, "consensus": self.consensus}
+        document = {
             "answer": self.answer.to_json(),
-            "recommendation": {
-                **self.recommendation.to_json(),
-                "verdict": self.proof.verdict,
-                "consensus": self.consensus,
-            },
+            "recommendation": self.recommendation.to_json() | proved,
             "gain": None if self.gain is None else self.gain.to_json(),
             "reasons": self.reasons,
             "cautions": self.cautions,
             "front": [option.to_json() for option in self.front],
             "baselines": [option.to_json() for option in self.baselines],
             "search": {"status": self.search_status},
-            **({} if self.pilot is None else {"pilot": _prices(self.pilot)}),
         }
+        if self.pilot is not None:  # the prices behind the predictions, as in the pilot's file
+            written = dump_pilot(self.pilot)
+            document["pilot"] = {key: written[key] for key in ("num_workers", "data", "steps", "prices")}
+        return document
 
 
 @check_arguments
@@ -103,7 +148,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         UndecidedError: no schedule within the limits was found in time.
     """
     say = progress or (lambda _: None)
-    gained = _over_quick(job, say)
+    format_gain = _over_quick(job, say)
     if job.searches:
         load_searchers()
     clock = job.clock()
@@ -111,35 +156,35 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
     longer = STEADY_SHARE * clock.limit if set(weighed_kinds(job)) - {"outer"} else 0.0
     # An effort pays for weighing, and longer runs are extra; a time limit covers both.
     weighed = weigh(job, clock, until if clock.effort else until - longer, say)
-    searched, steady = weighed.searched, SteadyCheck(job, clock, clock.limit + longer if clock.effort else until)
+    steady = SteadyCheck(job, clock, clock.limit + longer if clock.effort else until)
     say("running for longer what has to be steady")
     options = steady.settled(as_ran(weighed.options, job))
-    chosen, lost = _recommend(options, job, searched, clock, steady), list[str]()
+    chosen, lost = _recommend(options, job, weighed.searched, clock, steady), list[str]()
     while why := steady.lost(chosen, options):
         lost.append(why)
         options = [option for option in options if option is not chosen]
-        chosen = _recommend(options, job, searched, clock, steady)
-    goes = survival(chosen.schedule, job, say=say) if job.tolerate_failures else None
-    going = chosen if goes is None else replace(chosen, schedule=goes.schedule)
-    shown = [going if option is chosen else option for option in options]
-    say(f"proving {going.name}")
-    proof = prove(going.schedule)
-    best = front(shown)
-    answer, over_quick = answer_of(chosen, job, clock), gained(chosen)
+        chosen = _recommend(options, job, weighed.searched, clock, steady)
+    survivors = survival(chosen.schedule, job, say=say) if job.tolerate_failures else None
+    final = chosen if survivors is None else replace(chosen, schedule=survivors.schedule)
+    shown = [final if option is chosen else option for option in options]
+    say(f"proving {final.name}")
+    best, over_quick = front(shown), format_gain(chosen)
+    if not any(option is final for option in best):
+        best = sorted([*best, final], key=lambda option: option.communication)
     return Plan(
-        recommendation=going,
-        proof=proof,
-        reasons=[*([] if goes is None else [goes.words]), *([over_quick] if over_quick else [])],
+        recommendation=final,
+        proof=prove(final.schedule),
+        reasons=[*([] if survivors is None else [survivors.words]), *([over_quick] if over_quick else [])],
         cautions=[
             *steady.words(),
             *([f"left out, because it wins only if workers are as slow as said: {', '.join(lost)}"] if lost else []),
         ],
-        front=best if any(option is going for option in best) else sorted([*best, going], key=_by_communication),
+        front=best,
         baselines=baselines(shown),
         options=shown,
         gain=gain_of(chosen, options, job),
-        answer=answer,
-        search_status=str(searched.status),
+        answer=_answer(chosen, job, clock),
+        search_status=str(weighed.searched.status),
         pilot=job.pilot,
         over_quick=over_quick,
         left_out=weighed.left_out,
@@ -157,20 +202,19 @@ def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[Candi
     except (InfeasibleError, UndecidedError):
         return lambda _: "the quick answer found nothing within the limits"
 
-    def gained(chosen: CandidateSchedule) -> str:
+    def format_gain(chosen: CandidateSchedule) -> str:
         if quick.name == chosen.name or chosen.time <= 0:
             return "the quick answer is the same: searching found nothing better"
         ratio = quick.time / chosen.time
         return f"the quick answer is predicted to take {ratio:.3g} times as long: {describe(quick.schedule)}"
 
-    return gained
+    return format_gain
 
 
 def load_searchers() -> None:
     """Import the planner's libraries, which takes a second or two once, outside of any time limit."""
     for name in LOADED:
-        # Code that needs a missing library reports it.
-        with suppress(ImportError):
+        with suppress(ImportError):  # code that needs a missing library reports it
             import_module(name)
 
 
@@ -181,17 +225,63 @@ def _recommend(
     try:
         return recommend(options, job)
     except UndecidedError as error:
-        if impossible := why_infeasible(job, searched):
-            raise InfeasibleError(f"{impossible} (proved; {error})") from None
+        if searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,):
+            raise InfeasibleError(f"{searched.reason} (proved; {error})") from None
         ended = f"(not proved impossible: the search ended because {clock.stopped_by()})"
         raise UndecidedError("; ".join([str(error), *steady.words()]) + f" {ended}") from None
 
 
-def _prices(pilot: Pilot) -> dict[str, Any]:
-    """Return the prices behind the predictions in the format of the pilot's file."""
-    document = dump_pilot(pilot)
-    return {key: document[key] for key in ("num_workers", "data", "steps", "prices")}
+class RunOff:
+    """The runs that a pilot needs until its recommendation is a schedule that ran.
+
+    `finalists` are the hashes of the schedules named so far, and `plans` the plans so far: the first by the probes'
+    prices alone, the last with all runs.
+    """
+
+    def __init__(self, job: PlanRequest, *, steps: int) -> None:
+        self.job, self.steps = job, steps
+        self.finalists: set[str] = set()
+        self.plans: list[Plan] = []
+
+    def pilot(self, curves: Sequence[Curve]) -> Pilot:
+        """Return the pilot with its prices and finalists."""
+        return calibrate(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
+
+    def next(self, curves: Sequence[Curve]) -> list[Schedule]:
+        """Plan with these curves; return the finalists that did not run, unless there were `ROUNDS` rounds of them."""
+        job = replace(self.job, pilot=self.pilot(curves))
+        planned = plan(job)
+        self.plans.append(planned)
+        if len(self.plans) > ROUNDS:
+            return []
+        ran = {trained_sha256(curve.schedule) for curve in curves}
+        named = {trained_sha256(one.schedule): one for one in finalists(planned.recommendation, planned.options, job)}
+        self.finalists |= set(named)
+        return [as_trained(one.schedule, name=one.name) for sha256, one in named.items() if sha256 not in ran]
 
 
-def _by_communication(option: CandidateSchedule) -> float:
-    return option.communication
+def finalists(
+    chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
+) -> list[CandidateSchedule]:
+    """Return the recommendation, and the best of every other kind by the pilot's prices if it could be faster.
+
+    Kinds are synchronous parameters, late parameters, and a pipeline; All-Reduce in each step is always included.
+    Options of protocols, and options that connect all workers only after more steps than a run has, are not run.
+    """
+    assert job.pilot is not None, "its prices made them finalists"
+    kinds: dict[object, CandidateSchedule] = {}
+    for option in sorted(allowed_options(options, job), key=lambda one: (one is not chosen, one.time)):
+        is_faster = option is chosen or (option.step_seconds < chosen.time and isfinite(option.time_at_worst))
+        if is_faster and _can_run(option, job.pilot.steps):
+            kinds.setdefault(option.kind, option)
+    return list(kinds.values())
+
+
+def _can_run(option: CandidateSchedule, steps: int) -> bool:
+    strategy = option.schedule.strategy
+    if option.facts is not None:
+        return False
+    if strategy.averages_gradients:
+        return option.late  # All-Reduce in each step is always included
+    longest = option.schedule.largest_steps_per_round
+    return not isinstance(strategy, HasGroups) or option.schedule.rounds_to_connect() * longest <= steps

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from partreduce.schedulers.protocols.hop import Hop, hop_of
+from partreduce.schedulers.protocols.hop import hop_of
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.argument_types import check_arguments
@@ -29,7 +29,6 @@ from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.stages import sample
 from partreduce.topo.timing.tables import Exchange, RowAccess, exchange_of, steady_seconds
-from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.gap_bounds import capacities_of, events_of
 
@@ -106,7 +105,7 @@ def predict(
         algorithm=algorithm, touched=touched,
     )  # fmt: skip
     if arrays is None:
-        return _simulated(schedule, run(), size)
+        return _predict_by_run(schedule, run(), size)
     cost = communication(schedule, hardware, model_bytes=size, algorithm=algorithm)
     exchange = exchange_of(schedule, hardware, touched)
     if exchange is None:
@@ -116,8 +115,11 @@ def predict(
         step = steady_seconds(schedule, hardware, compute, exchange, model_bytes=size, algorithm=algorithm)
     else:
         step = run().per_step(warm_up=num_rounds // 4)
-    apart = exchange or Exchange()
-    largest, mean = _age_of_rounds(schedule, stated)
+    apart, largest, mean = exchange or Exchange(), None, None
+    if schedule.strategy.averages_everyone:
+        largest, mean = _age_of_everyone(schedule)
+    elif (behind := stated.numbers("end").get("behind", -1)) >= 0:  # claim `staleness`
+        largest = float((behind - 1 + schedule.strategy.sync.lag) * int(schedule.worker_steps().max()))
     return Prediction(
         step,
         cost.per_step + apart.seconds,
@@ -131,12 +133,11 @@ def predict(
     )
 
 
-def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
+def _predict_by_run(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
     """Predict from a simulation as in `partreduce simulate`; seconds leave out the first quarter of the rounds."""
-    num_rounds = timeline.num_rounds
-    observed, worker_steps = timeline.observed, schedule.worker_steps()
+    num_rounds, observed, worker_steps = timeline.num_rounds, timeline.observed, schedule.worker_steps()
     assert observed is not None, "every protocol counts what it sends"
-    steps = num_rounds * float(worker_steps.mean()) if timeline.free_running else num_rounds * float(worker_steps.max())
+    steps = num_rounds * float(worker_steps.mean() if timeline.free_running else worker_steps.max())
     largest, mean = observed.largest_age, observed.mean_age
     if not timeline.free_running:
         largest, mean = _age_of_everyone(schedule)
@@ -151,16 +152,6 @@ def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
         arrays * size,
         "simulated",
     )
-
-
-def _age_of_rounds(schedule: Schedule, stated: ScheduleFacts) -> tuple[float | None, float | None]:
-    """Return the ages of fixed rounds by claim `staleness`; for sums over all workers the mean is the same."""
-    if schedule.strategy.averages_everyone:
-        return _age_of_everyone(schedule)
-    met = stated.numbers("end").get("behind", -1)
-    if met < 0:
-        return None, None
-    return float((met - 1 + schedule.strategy.sync.lag) * int(schedule.worker_steps().max())), None
 
 
 def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
@@ -180,9 +171,7 @@ def _server_arrays(strategy: Strategy, num_workers: int) -> float:
     assert isinstance(strategy, Server), "the registry names the kind"
     shard = 1 / len(strategy.hosts)
     keeps_start = strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALIZED
-    if strategy.synchronous:
-        return 2 + int(keeps_start) + num_workers * shard
-    return 3 + (2 + num_workers) * shard
+    return 2 + keeps_start + num_workers * shard if strategy.synchronous else 3 + (2 + num_workers) * shard
 
 
 def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
@@ -192,42 +181,27 @@ def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
     passive one.
     """
     assert isinstance(strategy, Pairwise), "the registry names the kind"
-    asking = sum(len(strategy.passive_of(worker, num_workers)) > 0 for worker in strategy.active)
-    return 3 + max(2, asking)
-
-
-def _generated_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
-    """Return one array for the sums, and the round's initial parameters if progress is normalized."""
-    return 1 + int(strategy.averaging is Averaging.STEP_NORMALIZED)
+    return 3 + max(2, sum(len(strategy.passive_of(worker, num_workers)) > 0 for worker in strategy.active))
 
 
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return `queue_arrays` of the busiest worker, plus one array for the sums, or two if a step's start is kept.
+    """Return the busiest worker's queues and snapshots, plus one array for the sums, or two if a step's start is kept.
 
-    With more than 1,024 workers, 64 evenly spaced ones are examined. O(workers · the edges near one).
+    A queue has a place for each step that its in-neighbor can be ahead, plus one; under staleness only one. A snapshot
+    is kept while an out-neighbor may have to reduce it, and the next one is made before it is freed. With more than
+    1,024 workers, 64 evenly spaced ones are examined. O(workers · the edges near one).
     """
     assert isinstance(strategy, NeighborAveraging), "the registry names the protocol"
     assert isinstance(strategy.sync, IterationGap), "the registry names the protocol"
     hop = hop_of(strategy.rounds[0], strategy.sync)
-    seen = range(num_workers) if num_workers <= 1024 else range(0, num_workers, num_workers // 64)
     events = events_of(hop.graph, hop.setting)
-    return 1 + strategy.sync.lag + max(queue_arrays(hop, worker, events) for worker in seen)
+    seen = range(0, num_workers, 1 if num_workers <= 1024 else num_workers // 64)
+    rooms = (capacities_of(hop.graph, hop.setting, worker, events) for worker in seen)
+    most = max(sum(room.slots.values()) + max(room.sent.values(), default=0) for room in rooms)
+    return 1 + strategy.sync.lag + most + 1
 
 
-def queue_arrays(hop: Hop, worker: int, events: EventGraph | None = None) -> int:
-    """Return the most models in a worker's queues, plus the snapshots that its out-neighbors may still need.
-
-    A queue has a place for each step that its in-neighbor can be ahead, plus one; under staleness only one. A snapshot
-    is kept while an out-neighbor may have to reduce it, and the next one is made before it is freed.
-
-    Raises:
-        ScheduleError: a queue without a limit.
-    """
-    room = capacities_of(hop.graph, hop.setting, worker, events)
-    return sum(room.slots.values()) + max(room.sent.values(), default=0) + 1
-
-
-def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
+def _quorum_arrays(strategy: Strategy, _num_workers: int) -> float:
     """Return the arrays of the mean model, the send buffer, the results that may wait, and the results taken.
 
     The running sum is one of the waiting results. A call takes all waiting results, or one, and more may arrive while
@@ -235,15 +209,20 @@ def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG0
     """
     sync = strategy.sync
     assert isinstance(sync, PartialAllReduce), "the registry names the protocol"
-    waiting = sync.staleness if sync.keeps_equal else 2
-    return 2 + waiting + (sync.staleness if sync.keeps_equal and sync.count is LateGradientPolicy.OPEN_ROUND else 1)
+    takes_all = sync.keeps_equal and sync.count is LateGradientPolicy.OPEN_ROUND
+    return 2 + (sync.staleness if sync.keeps_equal else 2) + (sync.staleness if takes_all else 1)
 
 
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Server.kind: _server_arrays,
     Pairwise.kind: _pairwise_arrays,
-    DynamicGroups.kind: _generated_arrays,
+    # One array for the sums, and the round's initial parameters if progress is normalized.
+    DynamicGroups.kind: lambda strategy, _: 1 + (strategy.averaging is Averaging.STEP_NORMALIZED),
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
 }
-"""Arrays by `Strategy.protocol` for strategies without fixed phases, which claim `memory` does not cover."""
+"""Arrays by `Strategy.protocol` for strategies without fixed phases, which claim `memory` does not cover.
+
+Raises:
+    ScheduleError: a queue without a limit.
+"""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice, product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
@@ -49,11 +49,8 @@ of rows of 128 numbers on one ordinary core; rows of 32 numbers took half of it.
 
 WORTH = 0.01
 """A coarser codec of rows must save more than this fraction of the table's seconds."""
-
 IN_ORDER = (Placement.DENSE, Placement.GATHER, Placement.SHARDED)
 """The simplest first; ties take the first."""
-
-
 MAX_COMBINATIONS = 3**7
 """Most combinations of all tables' placements that are tried exhaustively; beyond, tables change one at a time."""
 STEPS = 20
@@ -62,7 +59,7 @@ MAX_PLANS = 2
 """Most plans for everything else: the tables' placements determine its size, and the recommendation for it determines
 the placements."""
 UNKNOWN = (
-    "nobody said how many of its rows a step touches: let build() return (model, batches), or say "
+    "it is not known how many of its rows a step touches: let build() return (model, batches), or say "
     "--set touched=TABLE:0.8%"
 )
 Ways = Sequence[Placement]
@@ -110,12 +107,7 @@ class Table:
     def route(self, way: Placement, codec: Codec = Codec.NONE) -> TablePlacement:
         """Return its placement; a sharded table is spread over all workers."""
         return TablePlacement(
-            parameter=self.parameter,
-            rows=self.rows,
-            columns=self.columns,
-            way=way,
-            gradient=self.gradient,
-            codec=codec,
+            parameter=self.parameter, rows=self.rows, columns=self.columns, way=way, gradient=self.gradient, codec=codec
         )
 
     def visited(self, way: Placement, num_workers: int) -> float:
@@ -135,12 +127,14 @@ class Table:
         return 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """Seconds of a step, and bytes out of the busiest node's NICs."""
 
     seconds: float
     nic_bytes: float
+
+    def __str__(self) -> str:
+        return f"{in_seconds(self.seconds)} and {in_bytes(self.nic_bytes)} out of a node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +152,10 @@ class Pricing:
     _own: dict[tuple[str, Placement, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
-    def by_strategy(self, ways: Ways) -> int:
+    def averaged_bytes(self, ways: Sequence[Placement | None]) -> int:
         """Return the bytes that the strategy averages: everything else, and the dense tables."""
-        dense = (table.num_bytes for table, way in zip(self.tables, ways, strict=True) if way is Placement.DENSE)
-        return self.dense_bytes + sum(dense)
+        placed = zip(self.tables, ways, strict=True)
+        return self.dense_bytes + sum(table.num_bytes for table, way in placed if way is Placement.DENSE)
 
     def averaging(self, num_bytes: int) -> Cost:
         """Return the cost of the strategy's averages of so many bytes in a step, cached."""
@@ -178,15 +172,15 @@ class Pricing:
         """
         key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
-            kept: tuple[Codec, Exchange] | None = None
-            for codec in self.codecs if way is not Placement.DENSE else (Codec.NONE,):
+            finest, *coarser = self.codecs if way is not Placement.DENSE else (Codec.NONE,)
+            kept, exchanged = finest, self._sent(table, way, finest, gathers)
+            for codec in coarser:
                 sent = self._sent(table, way, codec, gathers)
-                if kept is None or sent.seconds < kept[1].seconds * (1 - WORTH):
-                    kept = codec, sent
-            assert kept is not None, "there is a codec, if only none"
+                if sent.seconds < exchanged.seconds * (1 - WORTH):
+                    kept, exchanged = codec, sent
             visits = self.applying * table.visited(way, cluster.num_workers)
             visits += self.handling * table.handled(way, cluster, local_aggregation=self.local_aggregation)
-            self._own[key] = kept[0], Exchange(gradients=visits) + kept[1]
+            self._own[key] = kept, Exchange(gradients=visits) + exchanged
         return self._own[key]
 
     def _sent(self, table: Table, way: Placement, codec: Codec, gathers: bool) -> Exchange:
@@ -202,11 +196,10 @@ class Pricing:
 
     def cost(self, ways: Sequence[Placement | None]) -> Cost:
         """Return the cost of a step's exchanges, averages and visits; a placement of None leaves a table out."""
-        going = [(table, way) for table, way in zip(self.tables, ways, strict=True) if way is not None]
-        dense = sum(table.num_bytes for table, way in going if way is Placement.DENSE)
-        averages, apart = self.averaging(self.dense_bytes + dense), Exchange()
-        for table, way in going:
-            apart += self.own(table, way, gathers=Placement.GATHER in ways)[1]
+        averages, apart = self.averaging(self.averaged_bytes(ways)), Exchange()
+        for table, way in zip(self.tables, ways, strict=True):
+            if way is not None:
+                apart += self.own(table, way, gathers=Placement.GATHER in ways)[1]
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def best(self) -> tuple[float, tuple[Placement, ...]]:
@@ -232,19 +225,16 @@ class Pricing:
         """Return the cost that each placement of a table adds to a step, with all others fixed."""
         result: dict[str, dict[Placement, Cost]] = {}
         for place, table in enumerate(self.tables):
-            others: list[Placement | None] = list(ways)
-            others[place] = None
-            without = self.cost(others)
+            seconds, nic_bytes = self.cost([*ways[:place], None, *ways[place + 1 :]])
             for way in table.allowed:
-                others[place] = way
-                cost = self.cost(others)
-                added = Cost(cost.seconds - without.seconds, cost.nic_bytes - without.nic_bytes)
+                cost = self.cost([*ways[:place], way, *ways[place + 1 :]])
+                added = Cost(cost.seconds - seconds, cost.nic_bytes - nic_bytes)
                 result.setdefault(table.parameter, {})[way] = added
         return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class TableChoice:
     """The placements, the predicted cost of the whole step's exchange, and the reasons.
 
     `costs` holds for every table each allowed placement, with the other tables as chosen. `seconds` covers all
@@ -267,8 +257,7 @@ class Chosen:
             "ways": {route.parameter: str(route.way) for route in self.routes.tables},
             "codecs": {route.parameter: str(route.codec) for route in self.routes.tables},
             "costs": {
-                name: {str(way): {"seconds": cost.seconds, "nic_bytes": cost.nic_bytes} for way, cost in ways.items()}
-                for name, ways in self.costs.items()
+                name: {str(way): cost._asdict() for way, cost in ways.items()} for name, ways in self.costs.items()
             },
             "reasons": list(self.reasons),
         }
@@ -284,7 +273,7 @@ def choose_routes(
     handling: float = HANDLING,
     average: bool = True,
     codecs: Sequence[Codec] = (Codec.NONE,),
-) -> Chosen:
+) -> TableChoice:
     """Choose the placements with the least communication time of a step by the α–β model; ties take the simplest.
 
     Up to 7 tables every combination is tried: O(3^tables). With more tables, each in turn takes its best placement with
@@ -308,20 +297,18 @@ def choose_routes(
         raise InputError("tables: no codec is allowed, not even none")
     if listed:
         check_unpriced(schedule)
-    flags = (True, False) if aggregates_in(schedule.cluster) else (True,)
-    pricings = [
-        Pricing(
-            tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying,
-            handling=handling, codecs=tuple(map(Codec, codecs)), local_aggregation=flag,
-        )
-        for flag in flags
-    ]  # fmt: skip
+    first = Pricing(
+        tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying,
+        handling=handling, codecs=tuple(map(Codec, codecs)),
+    )  # fmt: skip
+    pricings = [first]
+    if aggregates_in(schedule.cluster):
+        pricings.append(replace(first, local_aggregation=False, _own={}))
     found = [(*pricing.best(), pricing) for pricing in pricings]
     seconds, ways, pricing = min(found, key=lambda one: (one[0], one[2].local_aggregation))
     local, gathers = pricing.local_aggregation, Placement.GATHER in ways
-    tables_ = tuple(
-        table.route(way, pricing.own(table, way, gathers=gathers)[0]) for table, way in zip(listed, ways, strict=True)
-    )
+    placed = list(zip(listed, ways, strict=True))
+    tables_ = tuple(table.route(way, pricing.own(table, way, gathers=gathers)[0]) for table, way in placed)
     routes = Payload(tables=tables_, local_aggregation=local, average=average) if tables_ else Payload()
     replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # raises if impossible
     costs = pricing.alternatives(ways)
@@ -329,10 +316,16 @@ def choose_routes(
         _reason(table, route, costs[table.parameter], pricing.saved(table, route, gathers=gathers))
         for table, route in zip(listed, tables_, strict=True)
     ]
-    others = [one for one in pricings if one is not pricing and any(way is not Placement.DENSE for way in ways)]
-    reasons += [_local_reason(seconds, other.cost(ways).seconds, is_local=local) for other in others]
-    return Chosen(
-        routes=routes, seconds=seconds, dense_bytes=pricing.by_strategy(ways), costs=costs, reasons=tuple(reasons)
+    # Local aggregation holds for all tables.
+    done = "agree on a row before it crosses" if local else "do not agree on rows before they cross"
+    reasons += [
+        f"workers of a node {done}: {in_seconds(seconds)} a step for all that is sent and visited, otherwise "
+        f"{in_seconds(other.cost(ways).seconds)}"
+        for other in pricings
+        if other is not pricing and any(way is not Placement.DENSE for way in ways)
+    ]
+    return TableChoice(
+        routes=routes, seconds=seconds, dense_bytes=pricing.averaged_bytes(ways), costs=costs, reasons=tuple(reasons)
     )
 
 
@@ -357,27 +350,13 @@ def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], s
         seen = f"a worker touches {shares.worker:.2%} of its rows in a step, "
         seen += f"a node {shares.node:.2%}, all {shares.everyone:.2%}"
     about = f"{table.parameter} ({table.rows:,} x {table.columns}, {in_bytes(table.num_bytes)}; {seen})"
-    others = [f"{other} {_took(costs[other])}" for other in table.allowed if other is not way]
-    why = f"; {', '.join(others)}" if others else ""
-    barred = [str(other) for other in IN_ORDER if other not in table.allowed]
-    if barred:
+    others = ", ".join(f"{other} {costs[other]}" for other in table.allowed if other is not way)
+    why = f"; {others}" if others else ""
+    if barred := [str(other) for other in IN_ORDER if other not in table.allowed]:
         rule = table.because or "its optimizer sees touched rows only"
         why += f" (not {' or '.join(barred)}: {rule})"
-    less = f", {_took(saved)} less than as it is" if route.codec.rounds else ""
-    return f"{about}: {route.in_words}, {_took(costs[way])} a step{less}{why}"
-
-
-def _took(cost: Cost) -> str:
-    return f"{in_seconds(cost.seconds)} and {in_bytes(cost.nic_bytes)} out of a node"
-
-
-def _local_reason(seconds: float, other: float, *, is_local: bool) -> str:
-    """Format one line about local aggregation, which holds for all tables."""
-    done = "agree on a row before it crosses" if is_local else "do not agree on rows before they cross"
-    return (
-        f"workers of a node {done}: {in_seconds(seconds)} a step for all that is sent and visited, otherwise "
-        f"{in_seconds(other)}"
-    )
+    less = f", {saved} less than as it is" if route.codec.rounds else ""
+    return f"{about}: {route.in_words}, {costs[way]} a step{less}{why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,17 +384,24 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
     """
     import torch
 
-    from partreduce.runtime.sharding.row_access import OtherUses
+    from partreduce.runtime.sharding.row_access import OtherUses, sizes_of
 
-    built = _call(text)
+    try:
+        built = function_of(text, "--model")()
+    except PartreduceError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise InputError(f"--model {text}: raised {one_line(error)}") from error
     model, *rest = built if isinstance(built, tuple) and 1 < len(built) <= 3 else (built,)
     optimizer = rest.pop(0) if rest and isinstance(rest[0], torch.optim.Optimizer) else None
     batches = rest.pop(0) if rest else None
     if not isinstance(model, torch.nn.Module) or rest:
         found = type(built if rest else model).__name__
         raise InputError(f"--model {text}: returned what is no model ({found}); it returns one, or (model, batches)")
-    known, num_steps, uses = dict(touched or {}), 0, OtherUses(model)
-    _check_unknown(known, model)
+    known, num_steps, uses, sizes = dict(touched or {}), 0, OtherUses(model), sizes_of(model)
+    if unknown := [name for name in known if name not in sizes]:
+        listed = ", ".join(sizes) or "none"
+        raise InputError(f"--set touched: names {unknown[0]!r}, which no embedding of the model has; known: {listed}")
     if batches is not None:
         try:
             with uses:
@@ -464,18 +450,12 @@ def tables_of(
             ways, because = (Placement.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
         if gradient is Gradient.SPARSE and ways == (Placement.DENSE,):
             raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
-        tables.append(
-            Table(
-                parameter=name,
-                rows=parameter.shape[0],
-                columns=parameter.shape[1],
-                touched=shares,
-                gradient=gradient,
-                element_bytes=parameter.element_size(),
-                ways=ways,
-                because=because,
-            )
-        )
+        rows, columns = parameter.shape
+        table = Table(
+            parameter=name, rows=rows, columns=columns, touched=shares, gradient=gradient,
+            element_bytes=parameter.element_size(), ways=ways, because=because,
+        )  # fmt: skip
+        tables.append(table)
     apart = {parameter for parameter, _ in found.values()}
     dense = (p for p in model.parameters() if p.requires_grad and p not in apart)
     return tuple(tables), sum(p.numel() * p.element_size() for p in dense)
@@ -527,7 +507,7 @@ def measure_touched(
 
     num_workers = cluster.num_workers
     with record_lookups(model, _forward) as look:
-        rows = [look(batch) for batch in islice(_iterated(batches), num_steps * num_workers)]
+        rows = [look(batch) for batch in islice(_checked_batches(batches), num_steps * num_workers)]
     if len(rows) < num_workers:
         raise InputError(
             f"gave {len(rows)} batches, and a step of {num_workers} workers takes one for each; give more of them, or "
@@ -537,7 +517,7 @@ def measure_touched(
     return shares_of(steps, sizes_of(model), cluster), len(steps)
 
 
-def _iterated(batches: Iterable[Any]) -> Iterator[Any]:
+def _checked_batches(batches: Iterable[Any]) -> Iterator[Any]:
     """Yield the batches; an exception of the user's loader becomes one line."""
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
@@ -565,27 +545,6 @@ def _forward(model: torch.nn.Module, batch: object) -> None:
         raise InputError(f"forward() of a batch raised {one_line(error)}") from error
 
 
-def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
-    """Call the function of `FILE.py:NAME`."""
-    build = function_of(text, "--model")
-    try:
-        return build()
-    except PartreduceError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise InputError(f"--model {text}: raised {one_line(error)}") from error
-
-
-def _check_unknown(touched: Mapping[str, RowAccess], model: torch.nn.Module) -> None:
-    from partreduce.runtime.sharding.row_access import sizes_of
-
-    known = sizes_of(model)
-    for name in touched:
-        if name not in known:
-            listed = ", ".join(known) or "none"
-            raise InputError(f"--set touched: names {name!r}, which no embedding of the model has; known: {listed}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
     """The plan for the strategy's averages, the placements of the tables, and the schedule of both with its proof.
@@ -595,7 +554,7 @@ class Hybrid:
     """
 
     planned: Plan
-    chosen: Chosen
+    chosen: TableChoice
     schedule: Schedule
     proof: Proof
     job: PlanRequest
@@ -606,24 +565,17 @@ class Hybrid:
     @property
     def cautions(self) -> list[str]:
         """Return what the plan does not know about tables."""
-        strategy = self.schedule.strategy
+        strategy, dense, averaged = self.schedule.strategy, self.chosen.dense_bytes, self.job.hardware.model_bytes or 0
         if not strategy.payload.apart:
             return []
-        said, averaged = [], self.job.hardware.model_bytes or 0
-        if max(1, self.chosen.dense_bytes) != averaged:
-            said.append(
-                f"everything else was planned for {in_bytes(averaged)}; with the tables that go densely beside this "
-                f"recommendation it is {in_bytes(self.chosen.dense_bytes)}"
-            )
-        if not strategy.steps_once:
-            said.append(
-                f"rows are exchanged in each of the {strategy.steps_per_round} steps of a round, and all workers "
-                "meet for that: "
-                "averaging less often saves bytes, but no waiting"
-            )
-        if not self.num_steps:
-            said.append("what a step touches was said, not measured; batches from build() would show it")
-        return said
+        notes = {
+            f"everything else was planned for {in_bytes(averaged)}; with the dense tables of this recommendation it is "
+            f"{in_bytes(dense)}": max(1, dense) != averaged,
+            f"rows are exchanged in each of the {strategy.steps_per_round} steps of a round, and all workers meet for "
+            "that: averaging less often saves bytes, but no waiting": not strategy.steps_once,
+            "what a step touches was stated, not measured; batches from build() would show it": not self.num_steps,
+        }
+        return [note for note, holds in notes.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
         """Return the output of `partreduce design --json` of the plan, and the tables."""

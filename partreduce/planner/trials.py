@@ -26,21 +26,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import floor, isfinite
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.front import front
-from partreduce.planner.gain import TIE, decisive_time, is_outer
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.measuring import ScheduleMetrics, metrics_of, pushed_by, seconds_of
-from partreduce.planner.option import CandidateSchedule, Facts, LongerRun
+from partreduce.planner.measuring import ScheduleMetrics, metrics_of, payer, pushed_by, seconds_of
+from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.predict import ARRAYS
-from partreduce.planner.recommend import permitted, recommend
-from partreduce.planner.work import payer
+from partreduce.planner.recommend import TIE, allowed_options, decisive_time, front, is_outer, recommend
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.replay import Meetings, Replay
 from partreduce.schedulers.simulator.simulate import PROTOCOLS
@@ -89,7 +85,8 @@ LISTED = 8
 class Candidate(NamedTuple):
     """A schedule before its trial: its name, its setting in words, and its rounds if not the default.
 
-    `make` replaces the run in virtual time for a schedule with fixed phases and a price from measurements.
+    `make`, of so many nominal `seconds`, replaces the run for a schedule with fixed phases and a price from
+    measurements.
     """
 
     kind: str
@@ -98,32 +95,28 @@ class Candidate(NamedTuple):
     schedule: Schedule
     algorithm: AllReduceAlgorithm
     rounds: int = MEETING_ROUNDS
-    work: float | None = None
+    seconds: float | None = None
     make: Callable[[], CandidateSchedule] | None = None
 
-    def nominal(self, num_rounds: int | None = None) -> float:
+    def work(self, num_rounds: int | None = None) -> float:
         """Return the nominal seconds of a run, or of `make`."""
-        return self.work if self.work is not None else PER_EVENT * (num_rounds or self.rounds) * _events(self.schedule)
+        if self.seconds is not None:
+            return self.seconds
+        return PER_EVENT * (num_rounds or self.rounds) * _events(self.schedule)
 
     def option(self, job: PlanRequest) -> CandidateSchedule | None:
         """Return the option of a run; None if its workers deadlock, or it does not suit the job."""
         if self.make is not None:
             return self.make()
-        try:
-            tried = trial(self.schedule, job, self.rounds, self.algorithm)
-        except PartreduceError:
+        if (outcome := self.run(job, self.rounds)) is None:
             return None
-        option = priced(self, tried, job)
-        if not tried.is_sampled:
-            return option
-        return replace(option, longer=LongerRun(LONGER[self.kind], self.nominal, partial(self._longer, job)))
+        return replace(price_option(self, outcome, job), longer=self if outcome.is_sampled else None)
 
-    def _longer(self, job: PlanRequest, num_rounds: int) -> tuple[CandidateSchedule, tuple[float, float, float]] | None:
-        try:
-            tried = trial(self.schedule, job, num_rounds, self.algorithm)
-        except PartreduceError:
-            return None
-        return priced(self, tried, job), tried.distances
+    def run(self, job: PlanRequest, num_rounds: int) -> Outcome | None:
+        """Return the outcome of a run of so many rounds; None if the workers deadlock."""
+        with suppress(PartreduceError):
+            return trial(self.schedule, job, num_rounds, self.algorithm)
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,21 +165,14 @@ def trial(
     elif isinstance(strategy, DynamicGroups | Pairwise):
         listener = Meetings(job.cluster, seed=job.seed)
     case = Case(
-        schedule,
-        job.hardware,
-        times,
-        num_rounds,
-        job.seed,
-        model_bytes=None,
-        algorithm=algorithm or strategy.transport.algorithm,
-        listeners=() if listener is None else (listener,),
-    )
+        schedule, job.hardware, times, num_rounds, job.seed, model_bytes=None,
+        algorithm=algorithm or strategy.transport.algorithm, listeners=() if listener is None else (listener,),
+    )  # fmt: skip
     timeline = PROTOCOLS[strategy.protocol](case)
     observed, first = timeline.observed, num_rounds // WARM_UP
     assert observed is not None, "every protocol counts what it sends"
     steps, seconds = num_rounds * float(schedule.worker_steps().mean()), timeline.per_step(warm_up=first)
     zero = Metric(0.0, MetricKind.EXACT, "one copy of the parameters, or averages over all workers")
-    decided = absent("what is averaged is decided while the job runs")
     outcome = Outcome(
         seconds=seconds,
         error=_error(timeline, first) / seconds if seconds else 0.0,
@@ -195,7 +181,7 @@ def trial(
         nic_bytes=float(observed.nic_bytes.max(initial=0.0)) / steps,
         samples=float(count),
         noise=float(count),
-        metrics=ScheduleMetrics(zero, zero, decided),
+        metrics=ScheduleMetrics(zero, zero, absent("what is averaged is decided while the job runs")),
         memory_bytes=memory_bytes(strategy, job),
         shares=np.ones(count),
     )
@@ -211,65 +197,64 @@ def trial(
         age = 0.0 if strategy.averages_gradients else observed.mean_age or 0.0
         return replace(outcome, age=age, delay=age * (count - 1) / count)
     if isinstance(listener, Meetings):
-        found = tuple(listener.mean(num_rounds, part)[0] for part in (4, 2, 1))
-        metrics = _sampled(*listener.mean(num_rounds), job, f"by a run of {num_rounds} rounds")
-        outcome = replace(outcome, age=observed.mean_age or 0.0)
-        return replace(outcome, metrics=metrics, distances=found, is_sampled=True)  # type: ignore[arg-type]
+        metrics = _estimates(*listener.mean(num_rounds), job, f"by a run of {num_rounds} rounds")
+        first_quarter, first_half, all_rounds = (listener.mean(num_rounds, part)[0] for part in (4, 2, 1))
+        return replace(
+            outcome, age=observed.mean_age or 0.0, metrics=metrics, is_sampled=True,
+            distances=(first_quarter, first_half, all_rounds),
+        )  # fmt: skip
     assert isinstance(listener, Replay), "each protocol has its listener"
-    node_of, last = job.cluster.node_of(), min(listener.step)
-    did = listener.replayed(node_of)
-    quarter, half = (listener.replayed(node_of, last=last // part).consensus_distance for part in (4, 2))
+    last = min(listener.step)
+    whole, quarter, half = (listener.replayed(job.cluster.node_of(), last=last // part) for part in (1, 4, 2))
     mixes = schedule.is_mixing  # its consensus distance follows from its matrices
-    metrics = metrics_of(schedule, job) if mixes else _sampled(
-        did.consensus_distance, did.drift_worker, did.drift_node, job, f"replayed: 1 run of {num_rounds} steps"
+    metrics = metrics_of(schedule, job) if mixes else _estimates(
+        whole.consensus_distance, whole.drift_worker, whole.drift_node, job, f"replayed: 1 run of {num_rounds} steps"
     )  # fmt: skip
     return replace(
-        outcome, metrics=metrics, progress=did.progress, noise=did.gradients, computed=did.computed,
-        shares=did.shares * count, distances=(quarter, half, did.consensus_distance), is_sampled=not mixes,
+        outcome, metrics=metrics, progress=whole.progress, noise=whole.gradients, computed=whole.computed,
+        shares=whole.shares * count, is_sampled=not mixes,
+        distances=(quarter.consensus_distance, half.consensus_distance, whole.consensus_distance),
     )  # fmt: skip
 
 
-def _sampled(noise: float, by_worker: float, by_node: float, job: PlanRequest, how: str) -> ScheduleMetrics:
+def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest, how: str) -> ScheduleMetrics:
     drift = by_node if job.push == "node" else by_worker
     spread, pushed = (Metric(value, MetricKind.ESTIMATE, how) for value in (noise, drift))
     return ScheduleMetrics(spread, pushed, absent("what is averaged is decided while the job runs"))
 
 
-def priced(candidate: Candidate, tried: Outcome, job: PlanRequest) -> CandidateSchedule:
+def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
     """Return the option of a run, with the price of the run's effect on its steps."""
     schedule, model, kind = candidate.schedule, job.steps_model, candidate.kind
     strategy, count = schedule.strategy, schedule.num_workers
-    spread, drift = tried.metrics.consensus_distance, tried.metrics.drift
-    metrics = float(spread), pushed_by(drift, job)
+    spread, is_gap = outcome.metrics.consensus_distance, kind == "iteration_gap"
+    metrics = float(spread), pushed_by(outcome.metrics.drift, job)
     adds = isinstance(strategy, Server) or isinstance(strategy.sync, PartialAllReduce)
     comes_late = not adds and (strategy.is_delayed or isinstance(strategy, Pairwise))
     late = late_distance_like(float(spread), 1, 1 - 1 / count) if comes_late else 0.0
     # A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which the
     # job could also have set.
-    progress = max(min(1.0, tried.progress), 1e-9)
-    delayed = price_of(tried.delay, job)
+    progress = max(min(1.0, outcome.progress), 1e-9)
+    delayed = price_of(outcome.delay, job)
     steps_ratio = model.steps_ratio(*metrics, late=late, delayed=delayed, gradients=adds) / progress
-    more = tried.delay * model.delay_more if tried.delay else 0.0
-    more = (more + (model.late_more(late) if late else 0.0)) / progress
+    more = outcome.delay * model.delay_more if outcome.delay else 0.0
+    more = (more + (model.late_more(late) if late else 0.0)) / progress + is_gap * GAPS_AT_WORST * steps_ratio
     if kind in ("dynamic_groups", "pairwise"):
         more = max(steps_ratio * model.error(job.data), 1 + PAIRS_AT_WORST - steps_ratio if kind == "pairwise" else 0.0)
-    elif kind == "iteration_gap":
-        more += GAPS_AT_WORST * steps_ratio
-    bound = strategy.sync.bound if isinstance(strategy.sync, PartialAllReduce) else 0
     return CandidateSchedule(
         name=candidate.name,
         schedule=schedule,
         algorithm=candidate.algorithm,
         period=1,
-        communication=tried.communication,
-        nic_bytes=tried.nic_bytes,
-        step_seconds=tried.seconds,
-        step_error=tried.error,
-        waiting=tried.waiting,
+        communication=outcome.communication,
+        nic_bytes=outcome.nic_bytes,
+        step_seconds=outcome.seconds,
+        step_error=outcome.error,
+        waiting=outcome.waiting,
         consensus_distance=spread,
-        drift=drift,
-        contraction=tried.metrics.contraction,
-        late_distance=late if kind == "iteration_gap" else 0.0,
+        drift=outcome.metrics.drift,
+        contraction=outcome.metrics.contraction,
+        late_distance=late if is_gap else 0.0,
         steps_ratio=steps_ratio,
         model=model,
         extrapolated=not adds and model.extrapolates(*metrics),
@@ -277,18 +262,18 @@ def priced(candidate: Candidate, tried: Outcome, job: PlanRequest) -> CandidateS
         facts=Facts(
             kind=kind,
             words=candidate.words,
-            memory_bytes=tried.memory_bytes,
-            least_share=float(tried.shares.min()),
-            gradients=tried.noise / count if kind == "iteration_gap" else tried.samples,
-            gradients_per_second=tried.samples / tried.seconds if tried.seconds else float("inf"),
+            memory_bytes=outcome.memory_bytes,
+            least_share=float(outcome.shares.min()),
+            gradients=outcome.noise / count if is_gap else outcome.samples,
+            gradients_per_second=outcome.samples / outcome.seconds if outcome.seconds else float("inf"),
             more=more,
-            unheard=tuple(np.flatnonzero(tried.shares < UNHEARD).tolist()) if kind == "iteration_gap" else (),
-            active=tried.active,
-            age=tried.age,
-            delay=tried.delay,
-            bound=bound or 0,
-            progress=tried.progress,
-            computed=tried.computed,
+            unheard=tuple(np.flatnonzero(outcome.shares < UNHEARD).tolist()) if is_gap else (),
+            active=outcome.active,
+            age=outcome.age,
+            delay=outcome.delay,
+            bound=(strategy.sync.bound or 0) if isinstance(strategy.sync, PartialAllReduce) else 0,
+            progress=outcome.progress,
+            computed=outcome.computed,
         ),
     )
 
@@ -313,8 +298,7 @@ def _error(timeline: Timeline, warm_up: int) -> float:
     """Return the standard error of the seconds of a round, from the parts of a run."""
     ends = timeline.finish.mean(axis=1)  # (num_rounds,)
     marks = np.linspace(warm_up - 1, len(ends) - 1, PARTS + 1).astype(int)
-    parts = np.diff(ends[marks]) / np.diff(marks)
-    return float(parts.std(ddof=1)) / float(PARTS**0.5)
+    return float((np.diff(ends[marks]) / np.diff(marks)).std(ddof=1)) / float(PARTS**0.5)
 
 
 def _events(schedule: Schedule) -> float:
@@ -327,7 +311,7 @@ def _events(schedule: Schedule) -> float:
     return count * (8 + count / 4) * (1 + isinstance(strategy, Server))
 
 
-class Tried(NamedTuple):
+class Trials(NamedTuple):
     """The options of a kind that were tried, and the names not reached in time."""
 
     options: list[CandidateSchedule]
@@ -336,20 +320,19 @@ class Tried(NamedTuple):
 
 def try_all(
     candidates: Iterable[Candidate], job: PlanRequest, pay: Callable[[float], bool], *, in_any_case: bool
-) -> Tried:
+) -> Trials:
     """Try the candidates that there is time for; if none was tried and one is needed (`in_any_case`), the cheapest."""
-    tried, missed = Tried([], []), list[Candidate]()
+    options, missed = list[CandidateSchedule](), list[Candidate]()
     for candidate in candidates:
-        if not pay(candidate.nominal()) and candidate.name != job.take:
+        if not pay(candidate.work()) and candidate.name != job.take:
             missed.append(candidate)
         elif (option := candidate.option(job)) is not None:
-            tried.options.append(option)
-    if missed and not tried.options and in_any_case:
-        cheapest = min(missed, key=Candidate.nominal)
+            options.append(option)
+    if missed and not options and in_any_case:
+        cheapest = min(missed, key=Candidate.work)
         missed.remove(cheapest)
-        tried.options.extend(filter(None, [cheapest.option(job)]))
-    tried.left_out.extend(candidate.name for candidate in missed)
-    return tried
+        options.extend(filter(None, [cheapest.option(job)]))
+    return Trials(options, [candidate.name for candidate in missed])
 
 
 def best_of(options: Sequence[CandidateSchedule]) -> CandidateSchedule:
@@ -376,8 +359,7 @@ class SteadyCheck:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._pay = payer(self.clock, self.until)
-        self._tries = Counter[str]()
+        self._pay, self._tries = payer(self.clock, self.until), Counter[str]()
 
     def settled(self, options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
         """Return the options without unsteady ones, and without those that need no longer run.
@@ -406,8 +388,9 @@ class SteadyCheck:
 
         It is compared with the best of equal steps per round and common rounds, since stated slowdowns are uncertain.
         """
-        job, facts = self.job, chosen.facts
-        fixed = [one for one in permitted(options, job) if one.facts is None and one.schedule.has_one_steps_per_round]
+        job, facts, name = self.job, chosen.facts, chosen.name
+        able = allowed_options(options, job)
+        fixed = [one for one in able if one.facts is None and one.schedule.has_one_steps_per_round]
         answers_slowness = not chosen.schedule.has_one_steps_per_round if facts is None else not is_outer(chosen)
         if not answers_slowness or job.gap or job.quorum or job.take is not None or not fixed:
             return ""
@@ -425,18 +408,18 @@ class SteadyCheck:
             there = eased_time(chosen)
         else:
             rounds = LONGER.get(facts.kind, MEETING_ROUNDS)
-            again = Candidate(facts.kind, chosen.name, facts.words, chosen.schedule, chosen.algorithm)
-            if not self._has_time(again.nominal(rounds)):
-                return f"{chosen.name} (there was no time to run it with less slow workers)"
+            again = Candidate(facts.kind, name, facts.words, chosen.schedule, chosen.algorithm)
+            if not self._has_time(again.work(rounds)):
+                return f"{name} (there was no time to run it with less slow workers)"
             try:
-                tried = trial(again.schedule, eased, rounds, again.algorithm)
-                there = decisive_time(priced(again, tried, eased), eased)
+                outcome = trial(again.schedule, eased, rounds, again.algorithm)
+                there = decisive_time(price_option(again, outcome, eased), eased)
             except PartreduceError as error:
-                return f"{chosen.name} ({error})"
+                return f"{name} ({error})"
         ratio = there / max(eased_time(rival), 1e-300)
         if ratio <= 1 + TIE:
             return ""
-        return f"{chosen.name} (if they were half as slow, it would take {ratio:.2f} times as long as {rival.name})"
+        return f"{name} (if they were half as slow, it would take {ratio:.2f} times as long as {rival.name})"
 
     def _next(self, options: Sequence[CandidateSchedule]) -> CandidateSchedule | None:
         unsure = [option for option in options if option.longer is not None]
@@ -448,11 +431,11 @@ class SteadyCheck:
                 return chosen
         if not self.job.searches:
             return None
-        able = {id(option) for option in permitted(options, self.job)}
+        able = {id(option) for option in allowed_options(options, self.job)}
         kinds = dict.fromkeys(option.facts.kind for option in unsure if option.facts is not None)
         for kind in sorted(kinds, key=lambda one: self._tries[one]):  # share the time among the kinds
-            alike = [one for one in options if one.facts is not None and one.facts.kind == kind]
-            best = best_of([one for one in alike if id(one) in able] or alike)
+            same = [one for one in options if one.facts is not None and one.facts.kind == kind]
+            best = best_of([one for one in same if id(one) in able] or same)
             if best.longer is not None:
                 return best
         shown = [option for option in front(options) if option.longer is not None]
@@ -460,24 +443,23 @@ class SteadyCheck:
 
     def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
         """Return the option with the prices of a run in which it is steady; None if there is no such run."""
-        assert option.longer is not None, "it was chosen for that"
-        self._tries[option.facts.kind if option.facts else ""] += 1
-        rounds = option.longer.rounds
+        candidate, name = option.longer, option.name
+        assert isinstance(candidate, Candidate), "it was chosen for that"
+        self._tries[candidate.kind] += 1
+        rounds = LONGER[candidate.kind]
         for _ in range(1 + DOUBLINGS):
-            if not self._has_time(option.longer.work(rounds)):
-                self.left_out[option.name] = f"there was no time for {rounds} rounds"
+            if not self._has_time(candidate.work(rounds)):
+                self.left_out[name] = f"there was no time for {rounds} rounds"
                 return None
-            found = option.longer.run(rounds)
-            if found is None:
-                self.left_out[option.name] = "its workers wait for one another for ever"
+            if (outcome := candidate.run(self.job, rounds)) is None:
+                self.left_out[name] = "its workers wait for one another for ever"
                 return None
-            priced_again, distances = found
-            if is_steady(distances):
-                self.left_out.pop(option.name, None)
-                return replace(priced_again, longer=None)
-            reached = ", ".join(f"{distance:.3g}" for distance in distances)
-            self.left_out[option.name] = f"{reached} after {rounds // 4}, {rounds // 2} and {rounds} rounds"
-            quarter, half, whole = distances
+            if is_steady(outcome.distances):
+                self.left_out.pop(name, None)
+                return price_option(candidate, outcome, self.job)
+            quarter, half, whole = outcome.distances
+            reached = ", ".join(f"{distance:.3g}" for distance in outcome.distances)
+            self.left_out[name] = f"{reached} after {rounds // 4}, {rounds // 2} and {rounds} rounds"
             if not isfinite(whole) or (half >= GROWTH * quarter and whole >= GROWTH * half):
                 return None
             rounds *= 2

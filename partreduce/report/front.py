@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.planner.job import Data
-from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan
-from partreduce.report.axes import COMMUNICATION, CONSENSUS_DISTANCE, DRIFT, logarithmic, quiet
-from partreduce.report.palette import ALARM, GRAY, INK, PALE, style
+from partreduce.report.palette import (
+    ALARM,
+    COMMUNICATION,
+    CONSENSUS_DISTANCE,
+    DRIFT,
+    GRAY,
+    INK,
+    PALE,
+    logarithmic,
+    quiet,
+    style,
+)
 from partreduce.report.picture import legend_below, new_figure
 from partreduce.topo.describe import describe
 
@@ -39,17 +49,15 @@ def draw_front(planned: Plan, data: Data) -> Figure:
     Raises:
         MissingDependencyError: matplotlib is not installed.
     """
-    figure = new_figure(6.4, 8.8)  # narrow, so that its text is readable on a phone
+    title = f"{planned.recommendation.schedule.cluster}: what communication costs and buys"
+    figure = new_figure(6.4, 8.8, title)  # narrow, so that its text is readable on a phone
     axes = figure.subplots(2, 1)
     shuffled = data is Data.SHUFFLED
     values = [float(option.consensus_distance if shuffled else option.drift) for option in planned.options]
     _panel(axes[0], planned, TIME, [option.time * 1e3 for option in planned.options])
     _panel(axes[1], planned, CONSENSUS_DISTANCE if shuffled else DRIFT, values)
     legend_below(figure, axes[0], columns=2)
-    cluster = planned.recommendation.schedule.cluster
-    figure.suptitle(
-        f"{cluster}: what communication costs and buys", x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK
-    )
+
     figure.draw_without_rendering()  # fixes the position of every artist
     _label(axes[0], planned)
     return figure
@@ -71,9 +79,8 @@ def _label(axis: Axes, planned: Plan) -> None:
         is_first = option is planned.recommendation
         name = axis.annotate(
             fill(describe(option.schedule), NAME), (x, y), (0, 0), textcoords="offset points", fontsize=8, zorder=6,
-            va="center",
-            path_effects=[withStroke(linewidth=3, foreground="white")], color=ALARM if is_first else INK,
-            weight="bold" if is_first else "normal",
+            va="center", path_effects=[withStroke(linewidth=3, foreground="white")],
+            color=ALARM if is_first else INK, weight="bold" if is_first else "normal",
         )  # fmt: skip
         covered = {}
         for across, up, side in PLACES:
@@ -91,6 +98,10 @@ def _label(axis: Axes, planned: Plan) -> None:
         taken.append(name.get_window_extent())
 
 
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
 def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
     """Draw a logarithmic scatter: large front, small pale rest, ringed recommendation, crossed baselines."""
     kept = {id(option) for option in planned.front}
@@ -105,24 +116,18 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
         for words, on_front in ((f"{name}, beaten by another", False), (f"{name}, on the front", True)):
             chosen = [(x, y) for option, x, y in mine if (id(option) in kept) == on_front]
             axis.plot(
-                [x for x, _ in chosen], [y for _, y in chosen], look.marker, linestyle="none", label=words,
-                ms=7 if on_front else 4, mfc=look.color if on_front else "none", mec="black" if on_front else GRAY,
-                mew=0.6, zorder=3 if on_front else 2,
+                *_columns(chosen), look.marker, linestyle="none", label=words, ms=7 if on_front else 4, mew=0.6,
+                mfc=look.color if on_front else "none", mec="black" if on_front else GRAY, zorder=3 if on_front else 2,
             )  # fmt: skip
-    baselines = {id(option) for option in [*planned.baselines, planned.recommendation]}
-    crossed = [(x, y) for option, x, y in points if any(option is one for one in planned.baselines)]
-    axis.plot(
-        [x for x, _ in crossed], [y for _, y in crossed], "+", ms=11, mec=INK, mew=1.2, linestyle="none",
-        label="baseline", zorder=5,
-    )  # fmt: skip
-    recommendation: CandidateSchedule = planned.recommendation
-    value = next((y for option, _, y in points if option is recommendation), None)
-    if value is not None:
-        axis.plot(
-            [recommendation.communication * 1e3], [value], "o", ms=15, mfc="none", mec=ALARM, mew=2.2, linestyle="none",
-            label="recommendation", zorder=4,
-        )  # fmt: skip
+    baselines = {id(option) for option in planned.baselines}
+    crossed = [(x, y) for option, x, y in points if id(option) in baselines]
+    ring = [(x, y) for option, x, y in points if option is planned.recommendation]
+    draw = partial(axis.plot, linestyle="none")
+    draw(*_columns(crossed), "+", ms=11, mec=INK, mew=1.2, label="baseline", zorder=5)
+    if ring:
+        draw(*_columns(ring), "o", ms=15, mfc="none", mec=ALARM, mew=2.2, label="recommendation", zorder=4)
     quiet(axis, across=COMMUNICATION, up=label)
-    shown = [point for point in points if id(point[0]) in kept | baselines] or points
+    kept |= baselines | {id(planned.recommendation)}
+    shown = [point for point in points if id(point[0]) in kept] or points
     logarithmic(axis, "x", [x for _, x, _ in shown])  # dominated points farther out stay outside
     logarithmic(axis, "y", [y for _, _, y in shown])

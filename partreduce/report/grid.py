@@ -23,8 +23,7 @@ class Grid:
     `words` describe the schedule. `numbers` maps the bytes of a group's members to its number, and `styles` holds the
     style of each numbered group in all drawings. `workers` are the ranks shown, in node order; `nodes` the node and
     `locals_` the local rank of each. `group[i, t]` numbers the group of shown worker i in shown phase t by first
-    appearance, −1 for a skip. `sizes` holds the real size of every numbered group. `note` describes the omitted part,
-    empty if there is none.
+    appearance, −1 for a skip. `note` describes the omitted part, empty if there is none.
     """
 
     title: str
@@ -35,7 +34,7 @@ class Grid:
     nodes: tuple[int, ...]
     locals_: tuple[int, ...]
     group: npt.NDArray[np.int64]
-    sizes: tuple[int, ...]
+
     note: str
 
     @property
@@ -49,10 +48,8 @@ class Grid:
     def letter(self, index: int) -> str:
         """Return the letter of a numbered group: A, …, Z, AA, …; colors alone would exclude readers."""
         text = ""
-        index += 1
-        while index:
-            index, rest = divmod(index - 1, 26)
-            text = chr(65 + rest) + text
+        while index >= 0:
+            index, text = index // 26 - 1, chr(65 + index % 26) + text
         return text
 
 
@@ -70,40 +67,35 @@ def grid_of(
     Raises:
         ScheduleError: the strategy has no groups, or groups of one phase overlap.
     """
-    nodes = _shown_nodes(schedule, max_workers)
-    workers = [worker for node in nodes for worker in schedule.cluster.workers_of(node)][: max(max_workers, 1)]
-    shown = set(workers)
-    places = [
-        (node, local) for node in nodes for local, w in enumerate(schedule.cluster.workers_of(node)) if w in shown
-    ]
+    cluster, nodes = schedule.cluster, _shown_nodes(schedule, max_workers)
+    places = [(node, local, w) for node in nodes for local, w in enumerate(cluster.workers_of(node))]
+    shown_nodes, locals_, workers = zip(*places[: max(max_workers, 1)], strict=True)
     period = min(schedule.phased.period, max_phases)
     numbers: dict[bytes, int] = {}
-    sizes: list[int] = []
     table = np.full((len(workers), period), -1, dtype=np.int64)
     for t in range(period):
         phase = schedule.phase(t)
         labels = phase.labels()
         for row, worker in enumerate(workers):
-            label = int(labels[worker])
-            if label < 0:
-                continue
-            members = phase.members[phase.offsets[label] : phase.offsets[label + 1]]
-            index = numbers.setdefault(members.tobytes(), len(numbers))
-            if index == len(sizes):
-                sizes.append(len(members))
-            table[row, t] = index
-    note = _note(schedule, nodes, len(workers), period)
+            if (label := int(labels[worker])) >= 0:
+                members = phase.members[phase.offsets[label] : phase.offsets[label + 1]]
+                table[row, t] = numbers.setdefault(members.tobytes(), len(numbers))
+    parts = []
+    if len(workers) < schedule.num_workers:
+        runs = ", ".join(runs_of(nodes))
+        parts.append(f"{len(workers)} of {schedule.num_workers} workers (nodes {runs} of {cluster.num_nodes})")
+    if period < (whole := schedule.phased.period):
+        parts.append(f"the first {period} of {whole} phases")
     return Grid(
-        schedule.name,
-        describe(schedule),
-        numbers,
-        _styles(table, list(numbers), {} if known is None else known),
-        tuple(workers),
-        tuple(node for node, _ in places),
-        tuple(local for _, local in places),
-        table,
-        tuple(sizes),
-        note,
+        title=schedule.name,
+        words=describe(schedule),
+        numbers=numbers,
+        styles=_styles(table, list(numbers), {} if known is None else known),
+        workers=workers,
+        nodes=shown_nodes,
+        locals_=locals_,
+        group=table,
+        note="Shown: " + " and ".join(parts) if parts else "",
     )
 
 
@@ -134,16 +126,6 @@ def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:
     middle = cluster.num_nodes // 2
     first = (count + 1) // 2
     return sorted({*range(first), *(min(cluster.num_nodes - 1, middle + i) for i in range(count - first))})
-
-
-def _note(schedule: Schedule, nodes: list[int], workers: int, period: int) -> str:
-    parts = []
-    if workers < schedule.num_workers:
-        runs = ", ".join(runs_of(nodes))
-        parts.append(f"{workers} of {schedule.num_workers} workers (nodes {runs} of {schedule.cluster.num_nodes})")
-    if period < (whole := schedule.phased.period):
-        parts.append(f"the first {period} of {whole} phases")
-    return "Shown: " + " and ".join(parts) if parts else ""
 
 
 def runs_of(numbers: Sequence[int]) -> list[str]:

@@ -7,7 +7,13 @@ lines and dots differ by dash and marker as well, so that no picture depends on 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 INK = "#222222"
 PALE = "#767676"
@@ -50,13 +56,53 @@ class Style:
 
 def style(index: int) -> Style:
     """Return the style of the index-th group or series; seven differ by color, more also by hatch, marker or dash."""
-    place = index % len(OKABE_ITO)
-    turn = index // len(OKABE_ITO)
-    color = OKABE_ITO[place]
-    return Style(
-        color,
-        HATCHES[turn % len(HATCHES)],
-        MARKERS[(place + turn) % len(MARKERS)],
-        DASHES[(place + turn) % len(DASHES)],
-        "#ffffff" if color == OKABE_ITO[5] else "#000000",
-    )
+    turn, place = divmod(index, len(OKABE_ITO))
+    marker, dash = MARKERS[(place + turn) % len(MARKERS)], DASHES[(place + turn) % len(DASHES)]
+    text = "#ffffff" if place == 5 else "#000000"
+    return Style(OKABE_ITO[place], HATCHES[turn % len(HATCHES)], marker, dash, text)
+
+
+COMMUNICATION = "communication per step (ms)"
+CONSENSUS_DISTANCE = "consensus distance\n(unit: variance of one step's noise)"
+FINE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+DRIFT = "drift\n(unit: square of one step's push)"
+
+
+def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> None:
+    """Set labels with units, remove the right and upper frame, and draw a grid behind the data."""
+    axis.set_xlabel(across, color=INK)
+    axis.set_ylabel(up, color=INK)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.tick_params(colors=PALE, which="both")
+    axis.set_axisbelow(True)
+    if grid:
+        axis.grid(visible=True, which="major", color=GRID, linewidth=0.8)
+
+
+def logarithmic(axis: Axes, which: str, values: Iterable[float]) -> None:
+    """Make the x or y axis logarithmic with plain numbers; zeros are placed below the smallest positive value.
+
+    One value a hundred times as large as the others then takes a part of the width and not all of it.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
+
+    finite = [value for value in values if math.isfinite(value) and value >= 0]
+    positive = [value for value in finite if value > 0]
+    if not positive:
+        return
+    scale, target = getattr(axis, f"set_{which}scale"), axis.xaxis if which == "x" else axis.yaxis
+    least, most = min(positive), max(positive)
+    decades = math.log10(most / least)
+    steps = FINE if decades < 0.8 else (1.0, 2.0, 5.0) if decades < 2.5 else (1.0, 3.0) if decades < 4 else (1.0,)
+    if len(positive) < len(finite):
+        start = 10.0 ** math.floor(math.log10(least))
+        scale("symlog", linthresh=start, linscale=0.4)
+        target.set_major_locator(SymmetricalLogLocator(base=10.0, linthresh=start, subs=steps))
+        getattr(axis, f"set_{which}lim")(-0.25 * start, most * 1.6)
+    else:
+        scale("log")
+        target.set_major_locator(LogLocator(base=10.0, subs=steps, numticks=12))
+        getattr(axis, f"set_{which}lim")(least / 1.4, most * 1.4)
+    target.set_minor_locator(NullLocator())
+    target.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))

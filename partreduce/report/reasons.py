@@ -1,38 +1,61 @@
-"""Explain a recommendation in sentences: reasons and cautions with the planner's numbers."""
+"""Explain a recommendation in sentences: reasons and cautions with the planner's numbers.
+
+Whether fewer bits, or gradients one step late, pay off is stated with numbers, too.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from partreduce.planner.delay import Delay
-from partreduce.planner.gain import (
+from partreduce.planner.axes import Axes
+from partreduce.planner.job import PIPELINE_WIDTH, Data, Delay, PlanRequest
+from partreduce.planner.measuring import (
+    Label,
+    cheapest_transports,
+    coded_words,
+    sample_option,
+    traveling,
+    work_of,
+    worth,
+    worth_of_codec,
+)
+from partreduce.planner.option import CandidateSchedule
+from partreduce.planner.plan import Plan
+from partreduce.planner.recommend import (
     TIE,
+    Options,
+    allowed_options,
+    best_plain,
     contenders,
     decisive_time,
+    gain_of,
     is_outer,
     is_unpriced,
+    ms,
     own_error,
+    recommend,
     regrets,
     simplest,
     times_by_case,
 )
-from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.option import CandidateSchedule
-from partreduce.planner.outer_prices import FRAGMENTS
-from partreduce.planner.plan import Plan
-from partreduce.planner.recommend import gain_of, ms, permitted, recommend
-from partreduce.planner.steps_model import BORNE, LOST, MANY, Optimizer
-from partreduce.planner.travel import worth
+from partreduce.planner.steps_model import BORNE, LOST, MANY, OUTER_FRAGMENTS, Optimizer
 from partreduce.report import kinds
-from partreduce.report.payoff import late_and_small
 from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.hardware import CodecSeconds
+from partreduce.topo.metrics.stability import stability_limit
 from partreduce.topo.pilot import Pilot
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Transport
+from partreduce.topo.timing.cost import communication
+
+LITTLE_WORK = 0.1
+"""Most nominal seconds of metrics for one sentence."""
+REPORTED = 0.05
+"""Smallest fraction of the time saved by a codec that is reported if the job allows none."""
 
 
-def explained(planned: Plan, job: PlanRequest) -> Plan:
+def add_reasons(planned: Plan, job: PlanRequest) -> Plan:
     """Return the plan with all reasons and cautions: the general ones, those of single kinds, and its own."""
     chosen, ended = planned.recommendation, planned.answer.ended if job.searches else "its effort is quick"
     return replace(
@@ -53,150 +76,116 @@ def explained(planned: Plan, job: PlanRequest) -> Plan:
     )
 
 
-def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
+def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
     """Return why it is recommended, compared with All-Reduce as usually run. One sentence each."""
     costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
     waiting = chosen.waiting if chosen.waiting > 1e-6 * chosen.step_seconds else 0.0  # the rest is rounding error
-    said = [f"{costs}, of which {ms(waiting)} are waiting"]
-    said += _compared(chosen, options, job)
+    lines = [f"{costs}, of which {ms(waiting)} are waiting", *_comparisons(chosen, options, job)]
+    steps = f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps"
     if chosen.schedule.strategy.averages_gradients and not chosen.late:
-        said.append("it averages gradients in every step, which is what other schedules' steps are counted against")
+        lines.append("it averages gradients in every step, which is what other schedules' steps are counted against")
     elif chosen.surprise is not None:
-        said.append(
-            f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps, of which its own run in the "
-            f"pilot changed {chosen.surprise:+.2f}"
-        )
+        lines.append(f"{steps}, of which its own run in the pilot changed {chosen.surprise:+.2f}")
     else:
-        said.append(
-            f"it is predicted to need {chosen.steps_ratio:.2f} times All-Reduce's steps on {job.data} data "
-            f"({chosen.basis} lay within {chosen.steps_ratio_error(job.data):.0%} of the prediction)"
-        )
-    said += _paced(chosen)
+        error = chosen.steps_ratio_error(job.data)
+        lines.append(f"{steps} on {job.data} data ({chosen.basis} lay within {error:.0%} of the prediction)")
+    lines += filter(None, [_unequal_steps(chosen)])
     if chosen.delay is Delay.LATE and not chosen.gap:
-        said.append(
+        lines.append(
             "its averaging runs during computing and comes one round late, as its file says; it needs memory for "
             "one more copy of the parameters, and --sync synchronous leaves such schedules out"
         )
     if chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL:
-        said.append("its groups add up inside nodes first, as its file says: algorithm hierarchical")
+        lines.append("its groups add up inside nodes first, as its file says: algorithm hierarchical")
     if job.pilot is not None:
-        said.append(_changed_by(job.pilot, chosen, options, job))
-    return said
+        lines.append(_changed_by(job.pilot, chosen, options, job))
+    return lines
 
 
-def _paced(chosen: CandidateSchedule) -> list[str]:
+def _unequal_steps(chosen: CandidateSchedule) -> str:
     """Return which workers take fewer steps per round, and the training loop that such a schedule needs."""
-    if isinstance(chosen.steps_per_round, int):
-        return []
-    worker_steps, most = chosen.schedule.worker_steps(), chosen.schedule.largest_steps_per_round
-    if (worker_steps == most).all():
-        return []
-    slow = [
-        f"worker {worker} takes {worker_steps[worker]}"
-        for worker in range(len(worker_steps))
-        if worker_steps[worker] < most
-    ]
-    said = (
+    steps, most = chosen.schedule.worker_steps().tolist(), chosen.schedule.largest_steps_per_round
+    slow = [f"worker {worker} takes {count}" for worker, count in enumerate(steps) if count < most]
+    if isinstance(chosen.steps_per_round, int) or not slow:
+        return ""
+    return (
         f"workers take {most} steps a round, {', '.join(slow[:4])}{', …' * (len(slow) > 4)}, so that no worker waits; "
         "write the training loop as `for batch in optimizer.batches(loader)`, which ends all of them at the same round"
     )
-    return [said]
 
 
-def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> str:
+def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
     """Return the cost of a pilot, and the recommendation without it."""
     blind = replace(job, pilot=None, take=None)
-    shipped, priced = blind.steps_model, job.steps_model
     usual = []
     for option in options:
         if math.isfinite(option.steps_ratio) and option.step_seconds > 0:
-            blind_option = replace(option, steps_ratio=option.steps_ratio - (option.surprise or 0.0), surprise=None)
-            steps = blind_option.time_in(shipped, priced, delay=True) / option.step_seconds
-            usual.append(replace(blind_option, steps_ratio=steps, model=shipped))
-    found = recommend(usual, blind)
-    told = f"the pilot took {pilot.cost:,} steps of your job"
+            alone = replace(option, steps_ratio=option.steps_ratio - (option.surprise or 0.0), surprise=None)
+            steps = alone.time_in(blind.steps_model, job.steps_model, delay=True) / option.step_seconds
+            usual.append(replace(alone, steps_ratio=steps, model=blind.steps_model))
+    found, cost = recommend(usual, blind), f"the pilot took {pilot.cost:,} steps of your job"
     if found.name == chosen.name:
-        return f"{told}; without it the same would be recommended"
+        return f"{cost}; without it the same would be recommended"
     times = next(option for option in options if option.name == found.name).time / chosen.time
-    return f"{told}; without it {found.name} would be recommended, which by its prices takes {times:.2f} times as long"
+    return f"{cost}; without it {found.name} would be recommended, which by its prices takes {times:.2f} times as long"
 
 
-def _compared(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
+def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
     """Compare the recommendation with the best plain alternative, the options set aside, and sums in every step."""
-    allowed, said = permitted(options, job), []
+    allowed, lines = allowed_options(options, job), []
     against = gain_of(chosen, options, job)
     fastest = min(allowed, key=lambda option: option.time, default=chosen)  # the chosen option may exceed the limits
     if against is not None and not chosen.is_plain:
-        said.append(
+        lines.append(
             f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
             f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step)"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
         plain = [] if against is None or against.alternative is fastest or against.ratio >= 1 else [against.alternative]
-        said += [_not_taken(option, chosen, allowed, job) for option in (*plain, fastest)]
+        for one in (*plain, fastest):
+            faster = f"{one.name} is predicted to be {chosen.time / one.time:.2f} times as fast as it"
+            lines.append(faster if job.take is not None else f"{faster}, but {_why_not(one, chosen, allowed, job)}")
     elif chosen.is_plain and fastest is chosen:
-        said.append("no schedule that averages over fewer workers is predicted to train faster")
-    every = [o for o in options if o.is_plain and o.steps_per_round == 1 and o is not chosen]
+        lines.append("no schedule that averages over fewer workers is predicted to train faster")
+    if chosen.time <= 0:
+        return lines
+    every = [one for one in options if one.is_plain and one.steps_per_round == 1 and one is not chosen]
     best = min(every, key=lambda option: option.time, default=None)
     is_said = against is not None and not chosen.is_plain and against.alternative is best
-    if chosen.time <= 0:
-        return said
+
+    def taking(option: CandidateSchedule, setting: str) -> str:
+        times = f"{option.time / chosen.time:.2f} times as long"
+        return f"{times}{setting} ({option.name}, {ms(option.step_seconds)} per step)"
+
+    usual = [one for one in every if one.is_usual]
     if chosen.is_plain and chosen.steps_per_round == 1:  # All-Reduce in every step, in its best setting
-        said += [
-            f"All-Reduce in every step as it is usually run would take {one.time / chosen.time:.2f} times as long "
-            f"({one.name}, {ms(one.step_seconds)} per step)"
-            for one in every
-            if one.is_usual
-        ]
+        lines += [f"All-Reduce in every step as it is usually run would take {taking(one, '')}" for one in usual]
     elif best is not None and not (is_said and best.is_usual):
-        said.append(
-            f"All-Reduce in every step would take {best.time / chosen.time:.2f} times as long at its best "
-            f"({best.name}, {ms(best.step_seconds)} per step){_beside_usual(best, chosen, options)}"
-        )
-    return said
+        other = [f", and {taking(one, ' as it is usually run')}" for one in usual if one is not best][:1]
+        lines.append(f"All-Reduce in every step would take {taking(best, ' in its best setting')}{''.join(other)}")
+    return lines
 
 
-def _beside_usual(best: CandidateSchedule, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
-    """Return the time of All-Reduce as torch runs it, if its best setting is another one."""
-    usual = [option for option in options if option.is_usual and option is not best and option is not chosen]
-    return "".join(
-        f", and {one.time / chosen.time:.2f} times as long as it is usually run ({one.name}, "
-        f"{ms(one.step_seconds)} per step)"
-        for one in usual[:1]
-    )
-
-
-def _not_taken(
-    fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Sequence[CandidateSchedule], job: PlanRequest
-) -> str:
-    """Return that an option is predicted to be faster than the recommendation, and why it is not chosen."""
-    faster = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
-    return faster if job.take is not None else f"{faster}, but {_why_not(fastest, chosen, allowed, job)}"
-
-
-def why_not(
-    fastest: CandidateSchedule, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
-) -> str:
+def why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
     """Return, as a clause, why an option with less predicted time than the recommendation is not chosen."""
-    return (
-        "another one was asked for" if job.take is not None else _why_not(fastest, chosen, permitted(options, job), job)
-    )
+    if job.take is not None:
+        return "another one was asked for"
+    return _why_not(fastest, chosen, allowed_options(options, job), job)
 
 
-def _why_not(
-    fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Sequence[CandidateSchedule], job: PlanRequest
-) -> str:
+def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Options, job: PlanRequest) -> str:
+    measured = "`partreduce measure` tries it on your job"
     if job.objective is not Objective.BALANCED:
         return f"the objective is {job.objective}"
     if not job.bears_drift(fastest.drift.value or 0.0):
         return (
             f"workers drift apart on {job.data} data, and under {job.optimizer} test networks did not reach their loss "
-            "so; `partreduce measure` tries it on your job"
+            f"so; {measured}"
         )
     if fastest.may_fail:
-        return f"{lost(fastest, job)}; `partreduce measure` tries it on your job"
+        return f"{failed_networks(fastest, job)}; {measured}"
     if is_unpriced(fastest) and not is_unpriced(chosen):
-        return f"{_beyond(fastest)}, so its steps are a guess; `partreduce measure` tries it on your job"
+        return f"{_beyond(fastest)}, so its steps are a guess; {measured}"
     worst = decisive_time(fastest, job) / decisive_time(chosen, job)
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
     if worst > 1 >= uncoded:
@@ -209,14 +198,11 @@ def _why_not(
         return "with averages as late your pilot's loss did not fall"
     if worst > 1 + TIE:
         most = "as your pilot leaves open" if job.pilot is not None else "as on other tasks"
-        select = "--select takes it all the same"
+        longer = f"{most}, it would take {worst:.2f} times as long"
         if fastest.facts is not None and not (fastest.quorum or fastest.gap):
-            return f"if its steps cost as much {most}, it would take {worst:.2f} times as long; {select}"
+            return f"if its steps cost as much {longer}; --select takes it all the same"
         asked = "partial" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
-        return (
-            f"if delay costs as much {most}, it would take {worst:.2f} times as long; --sync {asked} takes it all the "
-            "same"
-        )
+        return f"if delay costs as much {longer}; --sync {asked} takes it all the same"
     rivals, simple = contenders([*allowed, chosen], job), simplest([*allowed, chosen], job)
     if simple is not None and not any(fastest is one for one in rivals):
         return _not_sure(fastest, simple, job)
@@ -248,52 +234,48 @@ def _phases(option: CandidateSchedule) -> str:
         return "one group of all workers"
     if option.quorum:
         return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
-    if option.facts and not option.gap and not option.schedule.is_mixing:
-        return "a protocol that decides while the job runs"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"
+    if option.facts and not option.schedule.is_mixing:
+        return "a protocol that decides while the job runs"
     distinct = option.num_phases
     return f"{distinct} different round{'s' * (distinct != 1)} in a period of {option.period}"
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time was over") -> list[str]:
     """Return the unproved assumptions and other cautions; `ended` is the reason why the search ended."""
-    said = []
+    lines, drift = [], chosen.drift.value or 0.0
     if chosen.extrapolated:
-        said.append(_guessed(chosen))
-    said += _presumed(chosen, job)
+        prices = "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
+        if is_outer(chosen):
+            prices = "compare it with All-Reduce for some rounds on your own job"
+        lines.append(f"{_beyond(chosen)}, so its steps are a guess, and so is its speedup; {prices}")
+    if chosen.may_fail:  # with learning rates at the limit; a pilot measures it
+        way = "--sync synchronous" if _is_too_late(chosen) else f"--max consensus-distance={BORNE:g}"
+        lines.append(
+            "it assumes that your learning rate is not the largest with which your network trains: "
+            f"{failed_networks(chosen, job)}; {way} leaves them out, and `partreduce measure FILE.py:NAME` tries it "
+            "(docs/pilot.md)"
+        )
     if chosen.status == "feasible":
-        said.append(f"better schedules may exist: the search ended because {ended}, not at a proof")
+        lines.append(f"better schedules may exist: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
-        said.append("the recommendation is a published construction; that nothing better exists is not proved")
+        lines.append("the recommendation is a published construction; that nothing better exists is not proved")
     if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
-        said.append(
+        lines.append(
             f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
             "change with the number, as docs/pilot.md shows"
         )
-    if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
-        drift = chosen.drift.value or math.inf
+    if job.data is Data.SHUFFLED and drift > 1:
         slower = job.steps_model.steps_ratio(0.0, drift, gradients=True)
-        said.append(
+        lines.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
         )
-    return said
+    return lines
 
 
-def _presumed(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """Warn about learning rates at the limit, where a test network did not reach its loss; a pilot measures it."""
-    if not chosen.may_fail:
-        return []
-    way = "--sync synchronous" if _is_too_late(chosen) else f"--max consensus-distance={BORNE:g}"
-    said = (
-        f"it assumes that your learning rate is not the largest with which your network trains: {lost(chosen, job)}; "
-        f"{way} leaves them out, and `partreduce measure FILE.py:NAME` tries it (docs/pilot.md)"
-    )
-    return [said]
-
-
-def lost(option: CandidateSchedule, job: PlanRequest) -> str:
+def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
     """Return the optimizers under which a measured network did not reach its loss with an option's metrics."""
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
@@ -307,16 +289,113 @@ def _is_too_late(option: CandidateSchedule) -> bool:
     return option.late_distance >= option.model.lost.late
 
 
-def _guessed(chosen: CandidateSchedule) -> str:
-    """Return why steps outside the measured range are a guess, and which measurement would determine them."""
-    tells = "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
-    if is_outer(chosen):
-        tells = "compare it with All-Reduce for some rounds on your own job"
-    return f"{_beyond(chosen)}, so its steps are a guess, and so is its speedup; {tells}"
-
-
 def _beyond(option: CandidateSchedule) -> str:
     """Return, as a clause, which metrics of an option exceed the measured range."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
-        return f"its model is cut into {count} fragments and at most {FRAGMENTS} were measured"
+        return f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"
+
+
+def late_and_small(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
+    """Return up to one sentence each on codecs and on late gradients."""
+    return [line for line in (_codec_pays(chosen, options, job), _pipeline_pays(chosen, options, job)) if line]
+
+
+def _codec_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
+    if chosen.facts is not None:
+        return ""
+    if job.codec is Codec.NONE:
+        if (found := best_with_codec(chosen, options, job)) is None:
+            return ""
+        best, ratio = found
+        return (
+            f"--codec any would make training at least {ratio:.2f} times as fast ({best.name}: "
+            f"{ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"
+        )
+    schedule, is_coded = chosen.schedule, chosen.transport.codec is not Codec.NONE
+    plain, *coarser = cheapest_transports(schedule, job)
+    transports = [chosen.transport] if is_coded else [costed.transport for costed in coarser]
+    if not transports:
+        why = schedule.strategy.codec_unsupported_reason(schedule.cluster)
+        return f"its sums travel as they are: {why.partition(';')[0]}"
+    costs = [(transport, *_on_the_wire(schedule, job, transport)) for transport in transports]
+    transport, wire, coding = min(costs, key=lambda one: one[1] + one[2])
+    name = " ".join(coded_words(transport))
+    if is_coded:
+        return (
+            f"its sums travel in {name}, as its file says: {ms(wire)} on the wire and {ms(coding)} for "
+            f"coding per step, where numbers as they are would take {ms(plain.cost.per_step)}; a codec had no "
+            "measurable price in steps (benchmarks/results/late_and_small.md)"
+        )
+    least = worth_of_codec(overlaps=schedule.strategy.is_delayed)
+    return (
+        f"its sums travel as they are: {name} would cost {ms(coding)} for coding and save "
+        f"{ms(plain.cost.per_step - wire)} of wire per step, which makes no step shorter by more than {least:.0%}, as "
+        "it has to"
+    )
+
+
+def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> tuple[float, float]:
+    """Return seconds of a step on the wire, and for coding."""
+    free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
+    runs, algorithm = traveling(schedule, transport), transport.algorithm
+    cost, wire = (communication(runs, one, algorithm=algorithm).per_step for one in (job.hardware, free))
+    return wire, cost - wire
+
+
+def best_with_codec(
+    chosen: CandidateSchedule, options: Options, job: PlanRequest
+) -> tuple[CandidateSchedule, float] | None:
+    """Return the best of the recommendation, the best plain and the fastest option with a codec, and its gain.
+
+    None if a codec is already allowed, or no gain is large enough to report.
+    """
+    if chosen.facts is not None or job.codec is not Codec.NONE:
+        return None
+    even = job.at_mean_speeds
+    coded, kept = replace(even, codec=None), allowed_options(options, job)
+    may = [one for one in kept if not one.schedule.strategy.codec_unsupported_reason(one.schedule.cluster)]
+    fastest = min(may, key=lambda option: decisive_time(option, job), default=None)
+    seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.facts}
+    found: list[CandidateSchedule] = []
+    for seed in seeds.values():
+        if isinstance(seed.steps_per_round, int) and work_of(seed.schedule, even) <= LITTLE_WORK:
+            found += Axes(seed.schedule, coded).options(Label(name=seed.schedule.name.partition("(every=")[0]))
+    best = min(allowed_options(found, coded), key=lambda option: decisive_time(option, job), default=None)
+    if best is None or best.transport.codec is Codec.NONE:
+        return None
+    best = sample_option(best, job)
+    ratio = decisive_time(chosen, job) / decisive_time(best, job) if decisive_time(best, job) else 1.0
+    return (best, ratio) if ratio * (1 - REPORTED) > 1 else None
+
+
+def _pipeline_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
+    rate = f"learning rate times curvature of {job.curvature:g}" if job.curvature is not None else ""
+    if chosen.delay is Delay.PIPELINE:
+        return (
+            "its gradients come one step late, the same for all workers, during computing, as its file says; that is "
+            f"predicted to take {chosen.steps_ratio:.2f} times All-Reduce's steps{f' at a {rate}' if rate else ''}; it "
+            "needs memory for one more gradient, and --sync synchronous leaves pipelines out"
+        )
+    if job.sync not in {None, Delay.PIPELINE}:
+        return ""
+    if not job.bears_pipeline:
+        return (
+            f"a pipeline of gradients is left out: with a {rate} gradients that come a step late diverge, as they do "
+            f"from {stability_limit(PIPELINE_WIDTH):g} on; synchronous rounds bear {stability_limit(1):g}"
+        )
+    every = [option for option in allowed_options(options, job) if option.is_plain and option.steps_per_round == 1]
+    late = [option for option in every if option.delay is Delay.PIPELINE]
+    usual = [option for option in every if option.delay is Delay.SYNCHRONOUS]
+    if not late or not usual:
+        return ""
+    best, other = (min(some, key=lambda option: option.time) for some in (late, usual))
+    hidden = other.step_seconds - best.step_seconds
+    would = (
+        f"a pipeline of gradients would hide {ms(hidden)} of All-Reduce's {ms(other.step_seconds)} per step "
+        f"({hidden / max(other.step_seconds, 1e-300):.0%}) and is predicted to need {best.steps_ratio - 1:.0%} more "
+        "steps"
+    )
+    if best.time >= other.time:
+        return f"{would}: it does not pay"
+    return f"{would}: {best.time / chosen.time:.2f} times as long as the recommendation" if chosen.time > 0 else ""

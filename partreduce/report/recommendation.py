@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from textwrap import wrap
 
 from partreduce.console import seconds, size
-from partreduce.planner.comparison import Comparison, compare, variants
-from partreduce.planner.gain import TIE, Gain
-from partreduce.planner.job import PlanRequest
+from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.measuring import reprice
 from partreduce.planner.option import CandidateSchedule
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import Plan
-from partreduce.report.payoff import best_with_codec
-from partreduce.report.reasons import lost, why_not
-from partreduce.report.terminal import switch_levels
+from partreduce.planner.recommend import (
+    TIE,
+    Gain,
+    allowed_options,
+    contenders,
+    decisive_time,
+    family,
+    gain,
+    least_time,
+    recommend,
+)
+from partreduce.planner.steps_model import Optimizer
+from partreduce.report.reasons import best_with_codec, failed_networks, why_not
+from partreduce.report.table import switch_levels
+from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.describe import describe
 from partreduce.topo.errors import PartreduceError
 from partreduce.verify.facts import ScheduleFacts
@@ -29,6 +43,99 @@ MOST_LINES = 3
 NEAR = 1.05
 """Speedups within this factor are equal."""
 OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "AdamW"}
+
+
+SIMPLE = ("allreduce", "node-then-all")
+"""Catalogue entries that are priced for the comparison if the job's limits exclude them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The recommendation and the four schedules shown with it, each in its best priced setting.
+
+    `simple` is the strongest of All-Reduce every H steps (PyTorch's post-local SGD after its warm-up), averages inside
+    each node with rare ones over all workers, and DiLoCo; if the recommendation is one of these, `simple` is the
+    recommendation and `other` the strongest of the others. `over_simple` and `over_every_step` are predicted speedups
+    of the recommendation in time to a loss.
+    """
+
+    chosen: CandidateSchedule
+    every_step: CandidateSchedule
+    simple: CandidateSchedule
+    other: CandidateSchedule | None
+    fastest: CandidateSchedule
+    without_delay: CandidateSchedule
+    over_simple: Gain
+    over_every_step: Gain
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Another value of an option: its recommendation, and the speedups of that and the current one over All-Reduce."""
+
+    option: str
+    value: str
+    speedup: float
+    ours: float
+
+
+def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
+    """Return the schedules shown with a recommendation; a limit that no simple schedule keeps is ignored for them."""
+    able = [option for option in allowed_options(options, job) if option.time < math.inf] or [chosen]
+    families = {id(one): family(one.schedule) for one in [*options, chosen]}
+    is_simple, known = bool(families[id(chosen)]), [one for one in able if families[id(one)]]
+    usual: list[CandidateSchedule] = []
+    has_simple = is_simple or not all(one.is_every_step for one in known)
+    if not has_simple or not any(one.is_every_step for one in options):
+        free = replace(job, sync=None, gap=False, quorum=False, limits=Limits(), take=None, tolerate_failures=0)
+        usual = competitors(free, until=math.inf, names=SIMPLE)
+    every_step = min((one for one in [*options, *usual] if one.is_every_step), key=lambda option: option.time)
+    known += [one for one in usual if family(one.schedule)]
+    simple = chosen if is_simple else _strongest(known, job) or every_step
+    others = [one for one in able if families[id(one)] not in {"", families[id(chosen)]}]
+    prompt = [one for one in able if not one.late and (one.facts is None or one.facts.kind == "outer")]
+    without_delay = chosen
+    if chosen not in prompt:
+        without_delay = least_time(prompt, job) if prompt else every_step
+    return Comparison(
+        chosen=chosen,
+        every_step=every_step,
+        simple=simple,
+        other=_strongest(others, job) if is_simple else None,
+        fastest=min([chosen, *able], key=lambda option: option.time),
+        without_delay=without_delay,
+        over_simple=gain(chosen, simple, job.data),
+        over_every_step=gain(chosen, every_step, job.data),
+    )
+
+
+def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
+    """Return the option with the least decisive time; regret is ignored, so that no baseline looks weak."""
+    return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
+
+
+def variants(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[Variant]:
+    """Yield the answers to neighboring questions (optimizer, data), priced from the measurements of this one.
+
+    Schedules that were run in virtual time are left out, since they are priced for their own question only.
+    """
+    if job.pilot is not None or chosen.facts is not None:
+        return
+    asked = replace(job, take=None)
+    others = {str(one): replace(asked, optimizer=one) for one in Optimizer if one is not job.optimizer}
+    if job.data is Data.SHUFFLED:
+        others["per-worker"] = replace(asked, data=Data.PER_WORKER)
+    for value, other in others.items():
+        option = "--data" if value == Data.PER_WORKER else "--optimizer"
+        priced = {id(one): reprice(one, other) for one in options if one.facts is None}
+        ours = priced.get(id(chosen)) or reprice(chosen, other)
+        try:
+            best = recommend(list(priced.values()), other)
+        except PartreduceError:  # no option keeps the limits
+            continue
+        every = min((one.time for one in priced.values() if one.is_every_step), default=math.inf)
+        if 0 < best.time < math.inf and every < math.inf:
+            yield Variant(option, value, every / best.time, every / ours.time if ours.time > 0 else math.inf)
 
 
 def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], proved: str) -> list[str]:
@@ -46,37 +153,32 @@ def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], 
     place = f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}"
     data = f", {job.data} data" if job.data != "shuffled" else ""
     goal = f" ({job.objective})" if job.objective != "balanced" else ""
-    lines = _wrapped(
-        f"{what}{goal} for {place}: {size(hardware.model_bytes or 0)} model, {seconds(hardware.compute)} computing per "
-        f"step{data}:"
-    )
+    model = f"{size(hardware.model_bytes or 0)} model, {seconds(hardware.compute)} computing per step"
+    lines = wrap(f"{what}{goal} for {place}: {model}{data}:", WIDTH, break_on_hyphens=False)
     lines += [f"  {line}" for line in wrap(describe(chosen.schedule), WIDTH - 2)]
     lines += _facts(compared, job, proved[:1].upper() + proved[1:], capped=planned.answer.capped)
     lines += _table(compared)
-    lines += _bullets(three_reasons(compared, planned.options, job))
-    if planned.over_quick:
-        lines += _labeled("searched", planned.over_quick)
-    if assumed:
-        lines += _labeled("assumed", ", ".join(f"{option}={value}" for option, value in assumed.items()))
-    if changes := sensitivity(compared, planned.options, job):
-        lines += _labeled("would change", "; ".join(changes))
-    return lines
+    for sentence in three_reasons(compared, planned.options, job):
+        first, *rest = wrap(sentence, WIDTH - 2, break_on_hyphens=False)
+        lines += [f"• {first}", *(f"  {line}" for line in rest)]
+    stated = ", ".join(f"{option}={value}" for option, value in assumed.items())
+    changes = "; ".join(sensitivity(compared, planned.options, job))
+    return [*lines, *_label_lines({"searched": planned.over_quick, "assumed": stated, "would change": changes})]
 
 
 def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool) -> list[str]:
     chosen = compared.chosen
     waiting = f", {seconds(chosen.waiting)} waiting" if chosen.waiting > 1e-6 * chosen.step_seconds else ""
-    return [
-        *_labeled(
-            "time per step", f"{seconds(chosen.step_seconds)}, {seconds(chosen.communication)} communicating{waiting}"
-        ),
-        *_labeled("speedup", _speedup(compared)),
-        *_labeled("divergence", _divergence(chosen)),
-        *_labeled("memory", _memory(chosen, job)),
-        *_labeled("tuning", _tuning(chosen)),
-        *(_labeled("risk", risk) if (risk := _risk(chosen, job, capped=capped)) else []),
-        *_labeled("guarantee", proved),
-    ]
+    facts = {
+        "time per step": f"{seconds(chosen.step_seconds)}, {seconds(chosen.communication)} communicating{waiting}",
+        "speedup": _speedup(compared),
+        "divergence": _divergence(chosen),
+        "memory": _memory(chosen, job),
+        "tuning": _tuning(chosen),
+        "risk": _risk(chosen, job, capped=capped),
+        "guarantee": proved,
+    }
+    return _label_lines(facts)
 
 
 def times(gain: Gain) -> str:
@@ -116,31 +218,23 @@ def _divergence(chosen: CandidateSchedule) -> str:
 
 def _memory(chosen: CandidateSchedule, job: PlanRequest) -> str:
     """Return bytes in addition to parameters, gradients and optimizer state."""
-    model = job.hardware.model_bytes or 0
-    if chosen.facts is not None:
-        held = chosen.facts.memory_bytes
-    else:
-        try:
-            held = float(ScheduleFacts(chosen.schedule).numbers("memory").get("arrays", math.nan)) * model
-        except PartreduceError:
-            held = math.nan
-    if math.isnan(held):
-        return "not known"
-    return f"{size(held)} per worker besides model, gradients, optimizer state"
+    held = math.nan if chosen.facts is None else chosen.facts.memory_bytes
+    if chosen.facts is None:
+        with suppress(PartreduceError):
+            arrays = ScheduleFacts(chosen.schedule).numbers("memory").get("arrays", math.nan)
+            held = float(arrays) * (job.hardware.model_bytes or 0)
+    return "not known" if math.isnan(held) else f"{size(held)} per worker besides model, gradients, optimizer state"
 
 
 def _tuning(chosen: CandidateSchedule) -> str:
     strategy = chosen.schedule.strategy
-    todo = []
-    if not strategy.payload.outer.is_plain:
-        todo.append("outer learning rate and momentum")
-    if strategy.is_delayed:
-        todo.append("a lower learning rate if the loss stalls")
-    if not chosen.schedule.has_one_steps_per_round:
-        todo.append("train with `for batch in optimizer.batches(loader)`")
-    if not todo:
-        return "none" if strategy.averages_gradients else "learning rate: start with All-Reduce's best"
-    return "; ".join(todo)
+    todo = {
+        "outer learning rate and momentum": not strategy.payload.outer.is_plain,
+        "a lower learning rate if the loss stalls": strategy.is_delayed,
+        "train with `for batch in optimizer.batches(loader)`": not chosen.schedule.has_one_steps_per_round,
+    }
+    usual = "none" if strategy.averages_gradients else "learning rate: start with All-Reduce's best"
+    return "; ".join(words for words, holds in todo.items() if holds) or usual
 
 
 def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
@@ -149,7 +243,7 @@ def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
     if chosen.extrapolated:
         said.append("nothing that averages as rarely was measured, so its steps are a guess")
     if chosen.may_fail:
-        said.append(f"{lost(chosen, job)}")
+        said.append(failed_networks(chosen, job))
     if not said and not chosen.schedule.strategy.averages_gradients and job.pilot is None:
         said.append("its steps are predicted from other networks")
     if said:
@@ -230,18 +324,10 @@ def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job:
     return words
 
 
-def _labeled(label: str, words: str) -> list[str]:
-    first, *rest = wrap(words, WIDTH - LABEL - 2, break_on_hyphens=False) or [""]
-    return [f"{label:{LABEL}}  {first}", *(" " * (LABEL + 2) + line for line in rest)]
-
-
-def _bullets(sentences: Iterable[str]) -> list[str]:
+def _label_lines(facts: Mapping[str, str]) -> list[str]:
+    """Return the lines of texts with a label on the left; empty texts have none."""
     lines: list[str] = []
-    for sentence in sentences:
-        first, *rest = wrap(sentence, WIDTH - 2, break_on_hyphens=False)
-        lines += [f"• {first}", *(f"  {line}" for line in rest)]
+    for label, words in facts.items():
+        for i, line in enumerate(wrap(words, WIDTH - LABEL - 2, break_on_hyphens=False)):
+            lines.append(f"{'' if i else label:{LABEL}}  {line}")
     return lines
-
-
-def _wrapped(words: str) -> list[str]:
-    return wrap(words, WIDTH, break_on_hyphens=False)

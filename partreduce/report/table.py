@@ -10,11 +10,16 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from partreduce.console import size
+from partreduce.report.grid import Grid
+from partreduce.topo.hardware import Hardware, above
+
 GAP = 2
 """Blank cells between two columns: one of padding and one instead of a divider."""
-
 TEXT = 20
 """Minimum width of a text column while another column can be dropped."""
+CELL = 4
+"""Width of a phase in the worker × round table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,10 @@ class Table:
         result = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for index, width in zip(kept, widths, strict=True):
             column = self.columns[index]
-            overflow: Literal["ellipsis", "fold"] = "ellipsis" if column.is_cut else "fold"
             result.add_column(
-                column.header, justify=column.justify, width=width, overflow=overflow, no_wrap=column.is_cut
-            )
+                column.header, justify=column.justify, width=width, no_wrap=column.is_cut,
+                overflow="ellipsis" if column.is_cut else "fold",
+            )  # fmt: skip
         for cells, style in self.rows:
             result.add_row(*(cells[index] for index in kept), style=style)
         return result
@@ -102,3 +107,51 @@ def table(title: str, name: str, *columns: str | Column) -> Table:
     """Return an empty table whose first column names the rows; plain headers make right-aligned permanent columns."""
     others = [column if isinstance(column, Column) else Column(column) for column in columns]
     return Table(title, [Column(name, justify="left"), *others])
+
+
+def terminal_tables(grid: Grid, width: int) -> list[RichTable]:
+    """Return tables with workers as rows and as many phases as fit as columns; one letter and color per group.
+
+    A skip is blank. Columns are separated by one divider.
+    """
+    fitting = max(1, (width - 2 * len("worker ") - CELL) // (CELL + 1))
+    starts = range(0, grid.num_phases, fitting)
+    return [_part(grid, range(start, min(start + fitting, grid.num_phases))) for start in starts]
+
+
+def _part(grid: Grid, phases: range) -> RichTable:
+    result = RichTable(
+        box=box.SIMPLE_HEAD, title=grid.title if phases.start == 0 else None, title_justify="left",
+        caption=(grid.note or None) if phases.stop == grid.num_phases else None, padding=(0, 0),
+    )  # fmt: skip
+    result.add_column("node ", justify="right")
+    result.add_column("worker ", justify="right")
+    for t in phases:
+        result.add_column(f"{t:^4}", justify="center")
+    for row, worker in enumerate(grid.workers):
+        cells = []
+        for index in grid.group[row, phases.start : phases.stop].tolist():
+            style = "" if index < 0 else f"{grid.styles[index].text} on {grid.styles[index].color}"
+            cells.append(Text(f"{grid.letter(index):^{CELL}}", style=style))
+        first = row == 0 or grid.nodes[row] != grid.nodes[row - 1]
+        last = row + 1 < len(grid.workers) and grid.nodes[row + 1] != grid.nodes[row]
+        result.add_row(f"{grid.nodes[row]} " if first else "", f"{worker} ", *cells, end_section=last)
+    return result
+
+
+def switch_levels(hardware: Hardware, num_nodes: int) -> str:
+    """Format `, under 4 switches of 2 nodes (2 GB/s up), 2 of 4 (1 GB/s up)`, lowest level first, if there are any."""
+    levels: list[str] = []
+    for row in above(hardware.switches, num_nodes):
+        switches = [hardware.switches[index] for index in sorted({*row.tolist()} - {-1})]
+        nodes = _span([str(count) for count in sorted(len(switch.nodes) for switch in switches)])
+        inverse = sorted((switch.uplink.seconds_per_byte for switch in switches), reverse=True)
+        bandwidths = _span([f"{size(1 / one)}/s" if one else "free" for one in inverse])
+        words = "" if levels else f" switch{'' if len(switches) == 1 else 'es'}"
+        plural = "" if levels else f" node{'' if nodes == '1' else 's'}"
+        levels.append(f"{len(switches)}{words} of {nodes}{plural} ({bandwidths} up)")
+    return f", under {', '.join(levels)}" if levels else ""
+
+
+def _span(ordered: list[str]) -> str:
+    return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, INK, PALE, WAIT
+from partreduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, EDGE, INK, OKABE_ITO, PALE, WAIT, quiet
 from partreduce.report.picture import new_figure
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.cluster import Cluster
@@ -40,6 +41,8 @@ def draw_timeline(
     longest = float(np.maximum(*ends).max()) or 1.0
     scale, unit = (1.0, "s") if longest >= 2 else (1e3, "ms")
     figure = new_figure(10, 1.3 + 0.2 * len(rows))
+    from matplotlib.patches import Patch
+
     axis = figure.subplots()
     begin = np.concatenate([np.zeros((1, count)), timeline.finish[:-1]])
     for row, worker in enumerate(rows.tolist()):
@@ -48,12 +51,8 @@ def draw_timeline(
             start: Times, end: Times, low: float, high: float, color: str, *, hatch: str = "", row: int = row,
             worker: int = worker,
         ) -> None:  # fmt: skip
-            spans = [
-                (a * scale, (b - a) * scale)
-                for a, b in zip(start[:rounds, worker].tolist(), end[:rounds, worker].tolist(), strict=True)
-                if b > a
-            ]
-            place = (row + low, high - low)
+            ends = zip(start[:rounds, worker].tolist(), end[:rounds, worker].tolist(), strict=True)
+            spans, place = [(a * scale, (b - a) * scale) for a, b in ends if b > a], (row + low, high - low)
             axis.broken_barh(spans, place, facecolors=color, hatch=hatch, edgecolor="white", linewidth=0.4)
 
         below = 0.5 if timeline.runs_concurrently else 0.9
@@ -69,32 +68,23 @@ def draw_timeline(
         )  # fmt: skip
     axis.set_ylim(len(rows), 0)
     axis.set_xlim(0, longest * scale)
-    step = max(1, len(rows) // 32)
-    axis.set_yticks(
-        [row + 0.5 for row in range(0, len(rows), step)], [str(rows[r]) for r in range(0, len(rows), step)], fontsize=7
-    )
+    ticks = range(0, len(rows), max(1, len(rows) // 32))
+    axis.set_yticks([row + 0.5 for row in ticks], [str(rows[row]) for row in ticks], fontsize=7)
     axis.set_xlabel(f"time ({unit})", color=INK)
     axis.set_ylabel("worker", color=INK)
-    left_out = [f"{len(rows)} of {count} workers"] * (len(rows) < count) + [
-        f"first {rounds} of {timeline.num_rounds} rounds"
-    ] * (rounds < timeline.num_rounds)
+    left_out = [f"{len(rows)} of {count} workers"] * (len(rows) < count)
+    left_out += [f"first {rounds} of {timeline.num_rounds} rounds"] * (rounds < timeline.num_rounds)
     axis.set_title(title + (f"   ({', '.join(left_out)})" if left_out else ""), loc="left", fontsize=10, color=INK)
-    _legend(figure)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    axis.tick_params(colors=PALE)
-    return figure
-
-
-def _legend(figure: Figure) -> None:
-    from matplotlib.patches import Patch
-
     handles = [
         Patch(color=COMPUTE, label="compute"),
         Patch(facecolor=COMMUNICATE, edgecolor="white", hatch=COMMUNICATE_HATCH, label="group operation"),
         Patch(color=WAIT, label="wait"),
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=3, fontsize=8, frameon=False)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    axis.tick_params(colors=PALE)
+    return figure
 
 
 def perfetto(timeline: Timeline, cluster: Cluster) -> str:
@@ -119,17 +109,45 @@ def perfetto(timeline: Timeline, cluster: Cluster) -> str:
 
 
 def _spans(
-    timeline: Timeline, round_: int, worker: int, place: dict[str, int], beside: dict[str, int]
+    timeline: Timeline, round_: int, worker: int, place: dict[str, int], other: dict[str, int]
 ) -> list[dict[str, Any]]:
     """Return a worker's computing, waiting and group operation of one round."""
     columns = (timeline.compute_start, timeline.compute_end, timeline.communicate_start, timeline.communicate_end)
     begun, computed, start, end = (float(column[round_, worker]) for column in columns)
     waited = (begun if timeline.is_delayed else computed, start)
-    if beside is not place:
+    if other is not place:
         waited = (computed, float(timeline.finish[round_, worker]))
-    spans = [(place, "compute", begun, computed), (place, "wait", *waited), (beside, "group operation", start, end)]
+    spans = [(place, "compute", begun, computed), (place, "wait", *waited), (other, "group operation", start, end)]
     return [
         {"ph": "X", **track, "name": name, "ts": a * 1e6, "dur": (b - a) * 1e6, "args": {"round": round_}}
         for track, name, a, b in spans
         if b > a
     ]
+
+
+ROOM = 1.25
+"""Axis length relative to the longest bar, with room for its number."""
+
+
+def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
+    """Draw one bar per schedule in each of two panels, with its number; `rows` as `simulate --json` lists them."""
+    figure = new_figure(11, 1.5 + 0.5 * len(rows), title)
+    steps, times = figure.subplots(1, 2, sharey=True)
+    places = range(len(rows))
+    whole = [1e3 * row["seconds_per_step"] for row in rows]
+    sent = [1e3 * row["communication_seconds_per_step"] for row in rows]
+    steps.barh(places, whole, height=0.7, color=COMPUTE)
+    steps.barh(places, sent, height=0.25, color=COMMUNICATE, hatch=COMMUNICATE_HATCH, edgecolor=EDGE)
+    known = [1e3 * (row["seconds_to_a_loss"] or 0.0) for row in rows]
+    times.barh(places, known, height=0.7, color=OKABE_ITO[2])
+    for place, row in enumerate(rows):
+        steps.text(whole[place], place, f" {whole[place]:.4g}", va="center", fontsize=9, color=INK)
+        words = f" {known[place]:.4g}: {row['steps_ratio']:.2f} × steps" if known[place] else " no prediction"
+        times.text(known[place], place, words, va="center", fontsize=9, color=INK if known[place] else PALE)
+    steps.set_yticks(places, [fill(row["runs"], 40) for row in rows], fontsize=8)
+    steps.invert_yaxis()
+    steps.set_xlim(0, ROOM * max(*whole, *sent, 1e-9))
+    times.set_xlim(0, 1.7 * max(*known, 1e-9))
+    quiet(steps, across="ms per step; hatched: communication, part of it or in parallel", grid=False)
+    quiet(times, across="predicted ms to a loss for each step of All-Reduce", grid=False)
+    return figure

@@ -22,12 +22,12 @@ outside."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The measurements of one run, per step.
+    """The measurements of one run, per step; `words` describe the schedule.
 
-    `words` describe the schedule. `step_seconds` are those of the fastest worker, evaluations left out.
-    `operation_seconds` (time in group operations) and `waiting_seconds` (the part of it spent waiting for the last
-    member) are means over the workers. `nic_bytes` counts bytes out of all nodes, each group as a ring. `distances` and
-    `losses` are (seconds of training, mean over the workers).
+    `step_seconds` are those of the fastest worker, evaluations left out. `operation_seconds` (time in group operations)
+    and `waiting_seconds` (the part of it spent waiting for the last member) are means over the workers. `nic_bytes`
+    counts bytes out of all nodes, each group as a ring. `distances` and `losses` are (seconds of training, mean over
+    the workers).
     """
 
     folder: Path
@@ -50,12 +50,9 @@ class Run:
     @property
     def smooth_losses(self) -> list[tuple[float, float]]:
         """Return the logged losses as moving averages over a twentieth of them, since losses of single batches vary."""
-        width = max(1, len(self.losses) // 20)
-        values = [value for _, value in self.losses]
-        return [
-            (seconds, float(np.mean(values[max(0, index + 1 - width) : index + 1])))
-            for index, (seconds, _) in enumerate(self.losses)
-        ]
+        width, values = max(1, len(self.losses) // 20), [value for _, value in self.losses]
+        means = [float(np.mean(values[max(0, end - width) : end])) for end in range(1, len(values) + 1)]
+        return [(seconds, mean) for (seconds, _), mean in zip(self.losses, means, strict=True)]
 
     def seconds_to(self, loss: float) -> float | None:
         """Return when the logged losses reached `loss`; None if never."""
@@ -68,9 +65,7 @@ def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
     Raises:
         FileError: the folder has no trace, or a trace of another program.
     """
-    events: list[Event] = []
-    about: dict[str, Any] = {}
-    paths = sorted(folder.glob("trace-[0-9]*.json"))
+    events, about, paths = list[Event](), dict[str, Any](), sorted(folder.glob("trace-[0-9]*.json"))
     if not paths:
         raise FileError(f"{folder}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
     for path in paths:
@@ -113,7 +108,7 @@ def bytes_across(event: Event, node_of: list[int]) -> float:
     return len(nodes) * 2 * (len(members) - 1) / len(members) * float(event["bytes"])
 
 
-def trained(event: Event) -> bool:
+def is_training(event: Event) -> bool:
     """Return whether an operation belongs to a step."""
     return event["is_operation"] and event["kind"] not in OUTSIDE_TRAINING and not event["kind"].endswith("()")
 
@@ -126,7 +121,7 @@ def read_run(folder: Path) -> Run:
     """
     events, about = events_of(folder)
     ranks = sorted({event["rank"] for event in events})
-    own = {rank: [e for e in events if e["rank"] == rank and trained(e)] for rank in ranks}
+    own = {rank: [e for e in events if e["rank"] == rank and is_training(e)] for rank in ranks}
     if not all(len(mine) > 1 and mine[-1]["step"] > mine[0]["step"] for mine in own.values()):
         raise FileError(f"{folder}: its workers took no two steps with a group operation, so no step can be timed")
     pauses = {rank: [e for e in events if e["rank"] == rank and e["kind"] == "evaluation"] for rank in ranks}
@@ -143,17 +138,13 @@ def read_run(folder: Path) -> Run:
     steps, all_steps = max(count.values()), sum(count.values())
     begin = {rank: mine[0]["start"] for rank, mine in own.items()}
 
-    def noted(name: str) -> tuple[tuple[float, float], ...]:
+    def series(name: str) -> tuple[tuple[float, float], ...]:
         """Return a logged number; the k-th entries of all workers are combined: the latest instant, and the mean."""
-        lines = [
-            [
-                (trained_for(e["rank"], begin[e["rank"]], e["start"]), e[name])
-                for e in events
-                if e["rank"] == r and name in e
-            ]
-            for r in ranks
+        noted = [
+            (e["rank"], trained_for(e["rank"], begin[e["rank"]], e["start"]), e[name]) for e in events if name in e
         ]
-        return tuple((max(t for t, _ in row), float(np.mean([v for _, v in row]))) for row in zip(*lines, strict=False))
+        rows = zip(*([(at, value) for rank, at, value in noted if rank == r] for r in ranks), strict=False)
+        return tuple((max(at for at, _ in row), float(np.mean([value for _, value in row]))) for row in rows)
 
     return Run(
         folder=folder,
@@ -165,8 +156,8 @@ def read_run(folder: Path) -> Run:
         operation_seconds=sum(e["end"] - e["start"] for e in timed) / all_steps,
         waiting_seconds=waiting / all_steps,
         nic_bytes=sum(bytes_across(e, about["node_of"]) for e in timed) / steps if about else 0.0,
-        distances=noted("distance"),
-        losses=noted("loss"),
+        distances=series("distance"),
+        losses=series("loss"),
     )
 
 
@@ -184,17 +175,14 @@ def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
     if loss is not None:
         reached, ours = ([run.seconds_to(loss) for run in runs] for runs in (base, others))
         if None in reached or None in ours:
-            said.append(f"reached a loss of {loss:.4g} in {_count(ours)} of its runs, {of} in {_count(reached)}")
+            mine, its = (f"{len(runs) - runs.count(None)} of {len(runs)}" for runs in (ours, reached))
+            said.append(f"reached a loss of {loss:.4g} in {mine} of its runs, {of} in {its}")
         else:
             to_loss = [mine / its for mine in ours for its in reached if mine is not None and its]
             said.append(f"takes {_span(to_loss)} of its seconds to a loss of {loss:.4g}")
             ratios = to_loss or ratios
     decided = "faster" if max(ratios) < 1 else "slower" if min(ratios) > 1 else "the runs decide nothing: repeat them"
     return f"{', '.join(said)}: {decided if ':' in decided else f'{name} is {decided}'}"
-
-
-def _count(reached: list[float | None]) -> str:
-    return f"{sum(one is not None for one in reached)} of {len(reached)}"
 
 
 def _span(values: list[float]) -> str:

@@ -96,7 +96,7 @@ def profile(
 
     In parts of `model_bytes`, the size that the schedule will move, every phase is measured `repetitions` times, and
     the fit is checked on `num_checks` random phases of `seed`. `step` runs one training step; `timeout` are seconds for
-    any single operation; `progress` is told what is being measured.
+    any single operation; `progress` gets a line for what is being measured.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(

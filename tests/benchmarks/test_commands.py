@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.run import BENCHMARKS
 
-OTHERS = ("run", "explore.__main__", "forgery.__main__", "elastic_runs", "papers.__main__", "planner.random_clusters")
+OTHERS = ("run", "explore.__main__", "forgery.__main__", "papers.__main__", "planner.random_clusters")
 MODULES = sorted({*OTHERS, *(one.module for one in BENCHMARKS.values() if one.module != "forgery")})
 
 

@@ -199,7 +199,7 @@ class OptimizerStepper:
         self._ok: torch.Tensor | None = None
 
     def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
-        """Take a step of its own, between those of the training loop; whether it was taken.
+        """Take a step between those of the training loop; whether it was taken.
 
         `put` writes mean gradients and returns the device's check on them, None where the host knows that all is well.
         """

@@ -294,7 +294,7 @@ class Reducer:
         if self.streams.runs_ahead and index in reduction.coded:
             checks.append(reduction.coded[index].stays_in_range())
 
-    def _refuse(self, reduction: Reduction, why: str, place: str) -> NoReturn:
+    def _reject(self, reduction: Reduction, why: str, place: str) -> NoReturn:
         """Where the host knows that the sums are no use: say so, on all members."""
         self.recorder.end(reduction.operation, f"failed: {why}")
         reduction.release()
@@ -318,14 +318,14 @@ class Reducer:
             operation = reduction.operation
             for part in reduction.coded.values():
                 if beyond := part.beyond_range():
-                    self._refuse(reduction, beyond, f"step {operation.step}, round {operation.round}")
+                    self._reject(reduction, beyond, f"step {operation.step}, round {operation.round}")
             self.recorder.end(operation)
         else:
             members, step, settings = reduction.operation.members, reduction.operation.step, reduction.settings
             if (why := self.heartbeat.apart(members, reduction.operation.rounds_before)) is not None:
                 raise PeerGoneError(why)
             if settings and (why := self.heartbeat.unlike(members, step, settings)):
-                self._refuse(reduction, why, f"step {step}")
+                self._reject(reduction, why, f"step {step}")
             raise PeerGoneError(reduction.complaint())
         self.heartbeat.now = reduction.operation.finished, ()
 

@@ -44,7 +44,7 @@ class Process(Protocol):
 class Output(Protocol):
     """Where the launcher's lines go."""
 
-    def say(self, text: str) -> None: ...
+    def log_line(self, text: str) -> None: ...
 
 
 P = TypeVar("P", bound=Process)
@@ -114,7 +114,7 @@ class OnRequest(FailureRule[P]):
         for rank in self._generator.evicted():
             if self._workers[rank].code is None and rank not in self.evicted:
                 self.evicted.add(rank)
-                self._outlet.say(f"worker {rank} said nothing for longer than its lease and was given up")
+                self._outlet.log_line(f"worker {rank} said nothing for longer than its lease and was given up")
                 self._end(rank)
         super().poll()
 
@@ -262,11 +262,11 @@ class Coordinator(FailureRule[P]):
         before = self._state.log[view.generation - 1].members
         failed = [worker for worker in before if worker not in view.members and worker not in self._state.left]
         for rank in [rank for rank in failed if self.has_ended(self._workers[rank])]:
-            self._outlet.say(f"worker {rank} said nothing for {self._facts()['timeout']:g} s and was given up")
+            self._outlet.log_line(f"worker {rank} said nothing for {self._facts()['timeout']:g} s and was given up")
         if failed:
-            self._outlet.say(self._line(failed, view))
+            self._outlet.log_line(self._line(failed, view))
         if view.joined:
-            self._outlet.say(self._line_of_joined(view))
+            self._outlet.log_line(self._line_of_joined(view))
 
     def _line(self, failed: list[int], view: View) -> str:
         m, names = len(view.members), " and ".join(f"worker {rank}" for rank in failed)

@@ -112,7 +112,7 @@ def launch(
         return ended.exit_code
 
 
-class _Prepared(NamedTuple):
+class _WorkersOfRun(NamedTuple):
     """A run whose workers have been released: `mine` are those of this machine."""
 
     workers: list[Worker]
@@ -135,7 +135,7 @@ def _prepare(
     num_spares: int,
     nodes: Nodes | None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
-) -> _Prepared:
+) -> _WorkersOfRun:
     """Fork the workers, start what they need, and release them; `stack` ends everything."""
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
@@ -157,7 +157,7 @@ def _prepare(
     def start(rank: int, number: int) -> Worker | None:
         return spares.started(rank, number) if nodes is None or rank in ranks else nodes.started(rank, number)
 
-    return _Prepared(sorted([*mine, *others], key=lambda worker: worker.rank), mine, store, process, start)
+    return _WorkersOfRun(sorted([*mine, *others], key=lambda worker: worker.rank), mine, store, process, start)
 
 
 def check_script(target: Target) -> None:
@@ -173,7 +173,7 @@ def check_script(target: Target) -> None:
 
 
 def _failure_rule(
-    prepared: _Prepared,
+    prepared: _WorkersOfRun,
     outlet: LogMultiplexer,
     *,
     patient: bool,

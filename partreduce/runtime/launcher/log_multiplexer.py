@@ -24,13 +24,13 @@ class LogMultiplexer:
         stream.write(text)
         stream.flush()
 
-    def say(self, text: str) -> None:
+    def log_line(self, text: str) -> None:
         self.write(f"partreduce: {text}\n", errors=True)
 
 
 def write_line(text: str) -> None:
     """Say something of the launcher's own, at once also where standard error is a file."""
-    LogMultiplexer().say(text)
+    LogMultiplexer().log_line(text)
 
 
 class ErrorDeduplicator:

@@ -101,7 +101,7 @@ class Shutdown:
             running = [worker.rank for worker in workers if worker.code is None]
             if outlet is not None and self.cause and running and not self.has_signalled:
                 # They could train without it, so that none of them has named it.
-                outlet.say(f"{self.cause}, so the run ends: SIGTERM to {format_workers(running)}")
+                outlet.log_line(f"{self.cause}, so the run ends: SIGTERM to {format_workers(running)}")
             _signal(workers, self.signals.pop(0))
             self.deadline = time.monotonic() + (2.0 if self.signals else ANSWER_SECONDS)
             return
@@ -269,7 +269,7 @@ def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, fi
         hint = "; the kernel does that when memory runs out" if worker.code == -signal.SIGKILL else ""
         with contextlib.suppress(RuntimeError):
             where = read_stage(store, worker.rank)
-            outlet.say(f"worker {worker.rank} {text} {'' if is_lost else 'and no message '}{where}{hint}")
+            outlet.log_line(f"worker {worker.rank} {text} {'' if is_lost else 'and no message '}{where}{hint}")
     with contextlib.suppress(RuntimeError):
         notes = Notes(store, DEATHS, own_server=True)
         notes.write(str(worker.rank), text)

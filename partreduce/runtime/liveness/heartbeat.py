@@ -31,7 +31,7 @@ UNEQUAL = (
     "early, so have all stop at the same step"
 )
 SURVIVABLE = ("was killed by signal", "ended without a word", "was lost with node", "gave no sign of life")
-"""How the failures are told after which others can continue."""
+"""What the failures are called after which others can continue."""
 ALL_CALL = "all workers call {}, so take it out of any `if rank == 0`; or {}"
 TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "

@@ -49,8 +49,8 @@ def run_pilot(
 
     `build` makes this worker's job from a seed. `warm_up` steps of All-Reduce before every run do not count: the prices
     are then those of what follows. `data` says how samples are spread: `shuffled`, `per-worker` or `per-node`. `then`
-    is asked on worker 0, with all curves so far, what else to run, until that is nothing; `progress` is told what is
-    run.
+    is asked on worker 0, with all curves so far, what else to run, until that is nothing; `progress` gets a line
+    for each run.
     """
     say = progress or (lambda _: None)
     where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))

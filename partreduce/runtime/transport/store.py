@@ -184,10 +184,10 @@ class Notes:
         self._keys_begin = prefix if known is None else known[1] + prefix
 
     def write(self, key: str, text: str) -> None:
-        self._ask(lambda store, at: store.set(at[0], text), key)
+        self._at(lambda store, at: store.set(at[0], text), key)
 
     def read(self, key: str) -> str | None:
-        return self._ask(lambda store, at: store.get(at[0]).decode() if store.check(at) else None, key)
+        return self._at(lambda store, at: store.get(at[0]).decode() if store.check(at) else None, key)
 
     def read_all(self, keys: Sequence[str]) -> list[str] | None:
         """These notes if all of them are there; two questions to the store, however many they are."""
@@ -199,7 +199,7 @@ class Notes:
             found = bare.multi_get(places) if bare.has_extended_api() else [store.get(place) for place in places]
             return [text.decode() for text in found]
 
-        return self._ask(read, *keys)
+        return self._at(read, *keys)
 
     def wait_for(self, key: str, limit: float | None = None, *, lacks: str = "") -> str:
         """A note that is there or is sure to come within so many seconds, by default the store's timeout.
@@ -218,18 +218,18 @@ class Notes:
 
     def has(self, *keys: str) -> bool:
         """Whether all these notes are there; one question to the store."""
-        return self._ask(lambda store, at: store.check(at), *keys)
+        return self._at(lambda store, at: store.check(at), *keys)
 
     def remove(self, key: str) -> None:
-        self._ask(lambda store, at: store.delete_key(at[0]), key)
+        self._at(lambda store, at: store.delete_key(at[0]), key)
 
     def count(self, key: str, increase: int = 0) -> int:
         """A counter that all workers share, after this increase."""
-        return self._ask(lambda store, at: store.add(at[0], increase), key)
+        return self._at(lambda store, at: store.add(at[0], increase), key)
 
     def propose(self, key: str, text: str) -> str:
         """The text that was proposed first under this key, by this worker or by another."""
-        return self._ask(lambda store, at: store.compare_set(at[0], "", text).decode(), key)
+        return self._at(lambda store, at: store.compare_set(at[0], "", text).decode(), key)
 
     @property
     def problem(self) -> str | None:
@@ -241,10 +241,13 @@ class Notes:
         """Where a note lies in the bare store, as far as the prefixes are known."""
         return f"{self._keys_begin}/{key}"
 
-    def _ask(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
+    def _at(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
         """What an action finds at the places of notes; it does not hold this object, which keeps the store."""
         places = [self.place(key) for key in keys]
-        return action(self._store, places) if self.line is None else self.line.ask(lambda store: action(store, places))
+        return self._ask(lambda store: action(store, places))
+
+    def _ask(self, action: Callable[[Store], Answer]) -> Answer:
+        return action(self._store) if self.line is None else self.line.ask(action)
 
 
 class Deaths(Notes):

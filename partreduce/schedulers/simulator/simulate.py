@@ -126,9 +126,10 @@ def run_rounds(case: Case) -> Timeline:
     for round_ in range(num_rounds):
         if (due := sync.due(round_)) < num_rounds:
             awaited[due] = round_
+    rows = records[0], records[1], records[2], records[3], records[4]
     return Timeline(
         worker_steps,
-        *records,
+        *rows,
         is_delayed=schedule.strategy.is_delayed,
         awaited=awaited,
         drained=rounds.drained(),

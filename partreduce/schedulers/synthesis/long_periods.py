@@ -252,4 +252,4 @@ class Exchanges:
 
     def _work(self, entries: int, operations: int) -> float:
         size = self.matrices.shape[-1]
-        return operations * (PER_CALL + entries / size**2 * (PER_MATRIX + PER_PRODUCT * size**3))
+        return float(operations * (PER_CALL + entries / size**2 * (PER_MATRIX + PER_PRODUCT * size**3)))

@@ -228,7 +228,6 @@ DUMPS: dict[str, Callable[[Any], Any]] = {
 }
 """How documents hold each member."""
 
-
 FORMAT = "partreduce.cluster"
 VERSION = 1
 

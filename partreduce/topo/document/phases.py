@@ -134,7 +134,6 @@ def _lists(phase: Phase) -> list[list[int]]:
 MAX_PERIOD = 2**18
 """The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""
 
-
 MAX_UNROLLED = 2**24
 """Ranks that repeated phases may stand for in all: about as many as a file of the default size limit lists."""
 

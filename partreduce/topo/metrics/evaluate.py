@@ -24,13 +24,7 @@ from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
 from partreduce.topo.metrics.base import Drift, Kind, Metric, ScheduleMetrics, absent
 from partreduce.topo.metrics.decomposition import DEFAULT, MetricLimits, hop_gap, sectors_of
 from partreduce.topo.metrics.late_distance import RetimedMetrics, is_small, late_distance_like, late_distance_of
-from partreduce.topo.metrics.sectors import (
-    ZERO,
-    Sectors,
-    contraction_of,
-    contraction_per_start,
-    spectral_norms,
-)
+from partreduce.topo.metrics.sectors import ZERO, Sectors, contraction_of, contraction_per_start, spectral_norms
 from partreduce.topo.metrics.stability import pipeline_metrics
 from partreduce.topo.metrics.steady_state import Push, consensus_distance_of, drift_of
 from partreduce.topo.mixing import (

@@ -95,7 +95,6 @@ class OuterStep(JsonObject):
 PLAIN = OuterStep()
 """The mean is the next model."""
 
-
 Fragments = Count | tuple[tuple[Title, ...], ...]
 """Their number, the model then being cut between layers, or the patterns of each one's parameters."""
 

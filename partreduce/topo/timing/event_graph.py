@@ -49,7 +49,12 @@ class CycleTime:
 
 
 def cycle_time(
-    schedule: Schedule, hardware: Hardware, compute: ComputeTimes | None = None, *, algorithm: Algorithm = None
+    schedule: Schedule,
+    hardware: Hardware,
+    compute: ComputeTimes | None = None,
+    *,
+    model_bytes: int | None = None,
+    algorithm: Algorithm = None,
 ) -> CycleTime:
     """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
 
@@ -58,7 +63,7 @@ def cycle_time(
     ignored (`topo.timing.stages.sample` has them).
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
-    return TimedPeriod.of(schedule, hardware, times, algorithm=algorithm).cycle()
+    return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,17 +80,25 @@ class TimedPeriod:
 
     @classmethod
     def of(
-        cls, schedule: Schedule, hardware: Hardware, times: ComputeTimes, *, algorithm: Algorithm = None
+        cls,
+        schedule: Schedule,
+        hardware: Hardware,
+        times: ComputeTimes,
+        *,
+        model_bytes: int | None = None,
+        algorithm: Algorithm = None,
     ) -> TimedPeriod:
         """See `cycle_time` for arguments and refusals."""
         times.check(schedule.num_workers)
         steps_per_round, sync = schedule.strategy.steps_per_round, schedule.strategy.sync
         if not _is_homogeneous(schedule, hardware, times):
-            stages = of_period(schedule, hardware, algorithm=algorithm)
+            stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
             return cls(stages, times.fixed(schedule.num_workers), schedule.worker_steps(), sync)
         count = schedule.cluster.workers_per_node or 0
         worker_steps = np.full(count, steps_per_round if isinstance(steps_per_round, int) else steps_per_round[0])
-        return cls(_one_node(schedule, hardware, algorithm), np.full(count, times.base), worker_steps, sync)
+        return cls(
+            _one_node(schedule, hardware, model_bytes, algorithm), np.full(count, times.base), worker_steps, sync
+        )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
         """The steady speed; with another steps_per_round for all workers, or another delay, if asked for."""
@@ -169,11 +182,11 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
     return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
-def _one_node(schedule: Schedule, hardware: Hardware, algorithm: Algorithm) -> list[Stage]:
+def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: Algorithm) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
     rule = schedule.rule(by_node=True)
     assert rule is not None, "homogeneous nodes have a rule"
-    size, sent = rule.workers_per_node, size_or_one(hardware, None)
+    size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, (first, phase) in enumerate(zip(first_equal(schedule), rule.phases, strict=True)):

@@ -269,6 +269,7 @@ def sample(
     hardware: Hardware,
     compute: ComputeTimes,
     *,
+    model_bytes: int | None = None,
     algorithm: Algorithm = None,
     num_rounds: int = 200,
     num_samples: int = 32,
@@ -283,7 +284,7 @@ def sample(
     if num_rounds < 4 or num_samples < 2:
         raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")
     compute.check(schedule.num_workers)
-    stages = of_period(schedule, hardware, algorithm=algorithm)
+    stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
     worker_steps = schedule.worker_steps()
     rng = np.random.default_rng(seed)
     rounds = Rounds(schedule.strategy.sync, (num_samples, schedule.num_workers), skip_warm_up=True)

@@ -11,10 +11,10 @@ import subprocess
 
 import pytest
 
-from benchmarks.faults.campaign import combinations
-from benchmarks.faults.cell import Cell
+from benchmarks.faults import campaign
 from benchmarks.faults.kinds import KINDS
-from benchmarks.faults.table import PAGE, RESULTS, page
+from benchmarks.faults.run import PAGE, RESULTS, page
+from benchmarks.faults.running import Cell, Outcome
 from helpers import children
 from partreduce.topo.document.strategies import KINDS as DOCUMENTS
 
@@ -50,7 +50,7 @@ CELLS = (
 @pytest.mark.timeout(600)
 def test_faults_end_in_time_named_right_and_leave_nothing_behind():
     """On a busy machine a run may be over before its fault's instant comes; it is run again then."""
-    possible = {"/".join(combination) for combination in combinations()}
+    possible = {"/".join(combination) for combination in campaign.combinations()}
     waiting = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
     for _ in range(3):
         said = verdicts_of(waiting)
@@ -90,3 +90,34 @@ def test_the_page_is_what_the_kept_results_make():
 def test_names_of_cells_are_read_back():
     for name in CELLS:
         assert Cell.of_name(name).name == name
+
+
+@pytest.mark.parametrize(("is_idle", "most"), [(False, campaign.AT_LEAST), (True, 4)])
+def test_more_cells_than_two_run_at_once_only_while_a_processor_is_idle(monkeypatch, is_idle, most):
+    """And never more than asked for."""
+    running, counts, seen = set(), [], []
+
+    def cell(asked, number):
+        assert number not in running, "networks are named after it"
+        running.add(number)
+        for _ in range(5):
+            counts.append(len(running))
+            yield None
+        running.remove(number)
+        yield Outcome(asked)
+
+    monkeypatch.setattr(campaign, "_cell", cell)
+    monkeypatch.setattr(campaign, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(campaign.Idle, "now", lambda _: is_idle)
+    asked = [Cell("static", "kill worker", "run", seed) for seed in range(9)]
+    campaign.run_cells(iter(asked), seen.append, at_once=4)
+    assert max(counts) == most
+    assert sorted(outcome.cell.seed for outcome in seen) == list(range(9))
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.0, False), (1e6, True)])
+def test_a_processor_was_idle_if_the_machine_counts_its_idle_seconds_on(monkeypatch, seconds, expected):
+    monkeypatch.setattr(campaign, "ASK_SECONDS", 0.0)
+    idle = campaign.Idle()
+    monkeypatch.setattr(idle, "_seconds", lambda: idle._spent + seconds)
+    assert idle.now() is expected

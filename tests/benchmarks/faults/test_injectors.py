@@ -12,10 +12,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.faults import injectors
-from benchmarks.faults.cell import Cell, Outcome, Task
 from benchmarks.faults.kinds import WORKERS
 from benchmarks.faults.processes import look_at
-from benchmarks.faults.running import Running
+from benchmarks.faults.running import Cell, Outcome, Running, Task
 from benchmarks.lab.network import Network, why_not
 
 
@@ -63,21 +62,14 @@ def states(sleepers):
     return [look_at(process.pid).state for process in sleepers]
 
 
-@pytest.mark.parametrize("name", ["kill worker", "kill while connecting"])
-def test_a_killed_worker_is_dead_and_the_others_live(running, sleepers, name):
+@pytest.mark.parametrize(("name", "number"), [("kill worker", 1), ("kill while connecting", 1), ("kill two", 2)])
+def test_killed_workers_are_dead_and_the_others_live(running, sleepers, name, number):
     carry_out(fault(name), running)
-    (victim,) = running.victims
     assert running.outcome.fired
-    assert sleepers[victim].wait(60) == -signal.SIGKILL
-    assert [p.poll() for i, p in enumerate(sleepers) if i != victim] == [None] * WORKERS
-
-
-def test_two_killed_workers_are_dead_and_the_others_live(running, sleepers):
-    carry_out(fault("kill two"), running)
-    assert running.outcome.fired
-    assert len(running.victims) == 2
-    assert [sleepers[victim].wait(60) for victim in running.victims] == [-signal.SIGKILL] * 2
-    assert [p.poll() for i, p in enumerate(sleepers) if i not in running.victims] == [None] * (WORKERS - 1)
+    assert len(running.victims) == number
+    assert [sleepers[victim].wait(60) for victim in running.victims] == [-signal.SIGKILL] * number
+    others = [p.poll() for i, p in enumerate(sleepers) if i not in running.victims]
+    assert others == [None] * (WORKERS + 1 - number)
 
 
 @pytest.mark.parametrize(("name", "again"), [("kill joiner", True), ("kill while one joins", False)])
@@ -111,10 +103,12 @@ def test_a_killed_node_is_its_launcher_and_all_its_workers_are_victims(running, 
     assert not re.search(running.culprit, "worker 1 failed")
 
 
-@pytest.mark.parametrize("times", [0.5, 3])
-def test_a_paused_worker_stands_still_for_that_long_and_goes_on(running, sleepers, times):
-    seen = carry_out(injectors.pause(times), running, lambda: (time.monotonic(), states(sleepers)))
+@pytest.mark.parametrize(("name", "times"), [("pause for half", 0.5), ("pause for three", 3), ("pause store host", 3)])
+def test_a_paused_worker_stands_still_for_that_long_and_continues(running, sleepers, name, times):
+    seen = carry_out(fault(name), running, lambda: (time.monotonic(), states(sleepers)))
     (victim,) = running.victims
+    assert name != "pause store host" or victim == 0
+    assert running.must_finish == (times < 1)
     still = [instant for instant, now in seen if now[victim] == "T"]
     assert running.outcome.fired
     assert still[-1] - still[0] < times * 0.4 + 5
@@ -126,7 +120,7 @@ def test_a_paused_worker_stands_still_for_that_long_and_goes_on(running, sleeper
 
 
 def test_a_pause_that_is_taken_back_late_says_by_how_much(running):
-    steps = injectors.pause(0.5)(running)
+    steps = fault("pause for half")(running)
     while not running.outcome.fired:
         next(steps)
     time.sleep(0.5)  # the campaign has other cells to look after
@@ -155,25 +149,22 @@ def test_a_process_that_is_ready_and_gets_no_processor_is_held_up(running):
             process.wait()
 
 
-def test_the_store_s_host_by_hand_is_worker_0(running, sleepers):
-    seen = carry_out(injectors.pause(3, store_host=True), running, lambda: states(sleepers))
-    assert any(now[0] == "T" for now in seen)
-    assert running.victims == {0}
-
-
-@pytest.mark.parametrize("injector", [injectors.pause_launcher, injectors.pause_generator])
-def test_a_paused_launcher_or_generator_stands_still_and_goes_on(running, sleepers, injector):
-    seen = carry_out(injector, running, lambda: states(sleepers))
+@pytest.mark.parametrize("name", ["pause launcher", "pause generator"])
+def test_a_paused_launcher_or_generator_stands_still_and_continues(running, sleepers, name):
+    seen = carry_out(fault(name), running, lambda: states(sleepers))
     assert running.outcome.fired
     assert any(now[-1] == "T" for now in seen)
     assert seen[-1][-1] != "T"
 
 
-@pytest.mark.parametrize("starting", [True, False])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_launcher_gets_the_signal(running, sleepers, number, starting):
-    carry_out(injectors.signal_launcher(number, starting=starting), running)
+@pytest.mark.parametrize(
+    "name", [*(f"SIG{n} launcher{at}" for n in ("TERM", "KILL") for at in ("", " at start")), "kill generator"]
+)
+def test_a_launcher_or_the_generator_gets_the_signal(running, sleepers, name):
+    number = signal.SIGTERM if "TERM" in name else signal.SIGKILL
+    carry_out(fault(name), running)
     assert running.outcome.fired
+    assert running.must_finish == (name == "kill generator")
     assert running.code == -number or sleepers[-1].wait(60) == -number
 
 
@@ -186,7 +177,7 @@ def test_a_killed_parent_is_dead_and_its_children_live(running, sleepers, tmp_pa
         for rank, child in enumerate(children):
             with (tmp_path / f"worker-{rank}.jsonl").open("a") as file:
                 file.write(f'["forked", 0.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, [{child.pid}]]\n')
-        carry_out(injectors.kill_parent, running)
+        carry_out(fault("kill parent of children"), running)
         (victim,) = running.victims
         assert running.outcome.fired
         assert launcher == "run" or victim == 0
@@ -200,7 +191,7 @@ def test_a_killed_parent_is_dead_and_its_children_live(running, sleepers, tmp_pa
 
 def test_without_children_the_death_of_a_parent_does_not_fire(running, sleepers):
     running.task = replace(running.task, children=1)
-    carry_out(injectors.kill_parent, running)
+    carry_out(fault("kill parent of children"), running)
     assert not running.outcome.fired
     assert [process.poll() for process in sleepers] == [None] * (WORKERS + 1)
 
@@ -222,23 +213,15 @@ def test_a_launcher_gets_a_signal_twice(running):
     with subprocess.Popen([sys.executable, "-S", "-c", COUNTER], stdout=subprocess.PIPE) as launcher:
         launcher.stdout.readline()
         running.pid = launcher.pid
-        carry_out(injectors.signal_launcher_twice(signal.SIGTERM), running)
+        carry_out(fault("SIGTERM launcher twice"), running)
         assert running.outcome.fired
-        assert running.must_save
         assert running.code == 42 or launcher.wait(60) == 42
-
-
-def test_a_killed_generator_is_dead(running, sleepers):
-    carry_out(injectors.kill_generator, running)
-    assert running.outcome.fired
-    assert running.must_finish
-    assert running.code == -signal.SIGKILL or sleepers[-1].wait(60) == -signal.SIGKILL
 
 
 def test_an_exception_fires_when_the_worker_says_so(running, tmp_path):
     with (tmp_path / "worker-1.jsonl").open("a") as file:
         file.write(f'["raises", 7.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, null]\n')
-    carry_out(injectors.exception, running)
+    carry_out(fault("exception"), running)
     assert running.outcome.fired
     assert (running.victims, running.fault_time) == ({1}, 7.0)
 

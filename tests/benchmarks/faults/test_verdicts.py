@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.faults import verdicts
-from benchmarks.faults.cell import Cell, Outcome, Task
 from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import belonging
-from benchmarks.faults.running import Running
+from benchmarks.faults.running import Cell, Outcome, Running, Task
 from benchmarks.faults.views import Replay
 
 STEPS = 6
@@ -344,34 +343,6 @@ def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothi
     assert amount or not said
 
 
-def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):
-    def killed(running):
-        running.cell = replace(running.cell, fault="kill worker")
-        verdicts.judge_ends(running)
-
-    (text,) = judged(killed, [ending(12.0), ending(12.0, what="finished"), ending(12.0)], "elastic allreduce", **FAULT)
-    assert text == "did not continue: workers [0, 2] did not finish"
-
-
-@pytest.mark.parametrize(
-    ("lacked", "what", "violations"),
-    [
-        ([(10.0, 0.0), (12.0, 1.0), (12.9, 3.1)], "failed", 0),
-        ([(10.0, 0.0), (12.0, 1.0), (12.9, 3.1)], "raised", 1),
-        ([(10.0, 0.0), (12.0, 1.0), (12.9, 2.9)], "failed", 1),
-        ([(10.0, 0.0), (13.5, 1.6), (17.0, 3.2)], "failed", 1),
-    ],
-    ids=["a timeout within a timeout", "an error of the script", "less", "in a longer stretch"],
-)
-def test_survivors_may_end_if_processes_lacked_a_processor_for_a_timeout_within_one(judged, lacked, what, violations):
-    def killed(running):
-        running.cell = replace(running.cell, fault="kill worker")
-        verdicts.judge_ends(running)
-
-    diaries = [ending(12.0), ending(12.0, what="finished"), ending(12.0, what=what)]
-    assert len(judged(killed, diaries, "elastic allreduce", **FAULT, _lacked=lacked)) == violations
-
-
 def ending(seconds, text="worker 3 was killed", what="failed"):
     return [line("begins", 0.0, 0, np.zeros(WORKERS), os.getpid()), line(what, seconds, 0, np.zeros(WORKERS), text)]
 
@@ -379,20 +350,50 @@ def ending(seconds, text="worker 3 was killed", what="failed"):
 FAULT = {"fault_time": 10.0, "culprit": r"worker 3\b", "victims": {3}}
 
 
-def test_survivors_who_name_the_culprit_in_time_pass(judged):
-    assert judged(verdicts.judge_ends, [ending(12.0)] * 3, **FAULT) == []
+LACK = "worker 3 was killed (worker 0 waited in step 7 for a token to enter step 8 from worker 3)"
+STARVED = [(10.0, 0.0), (12.0, 1.0), (12.9, 3.1)]
+FEW, LONG = [*STARVED[:2], (12.9, 2.9)], [(10.0, 0.0), (13.5, 1.6), (17.0, 3.2)]
+SOON, LATE, LACKED, LATER = ending(12.0), ending(18.5), ending(12.0, LACK), ending(13.1)
+FINISHED, MUST, KIND = ending(12.0, what="finished"), {"must_finish": True}, "elastic allreduce"
+HELD_UP = {"must_finish": True, "lasts": 1.5, "overdue": 1.5}
+LOST, UNDONE = "did not continue: workers [0, 2] did not finish", "did not finish"
+ENDS = {
+    "names the culprit in time": ("static", [SOON] * 3, {}, None),
+    "is late": ("static", [SOON, LATE, SOON], {}, "late: worker 1 ended after 8.5 s, limit 8 s"),
+    "is late by what the machine took": ("static", [SOON, LATE, SOON], {"overdue": 0.6}, None),
+    "is late by more": (
+        "static",
+        [SOON, LATE, SOON],
+        {"overdue": 0.4},
+        "late: worker 1 ended after 8.5 s, limit 8.4 s",
+    ),
+    "never ends": ("static", [SOON, SOON, SOON[:1]], {}, "late: worker 2 ended never"),
+    "blames an innocent": ("static", [SOON, ending(12.0, "waits for worker 1"), SOON], {}, "unnamed: {1: 'waits for "),
+    "of a gap says what it lacked": ("gap tokens", [LACKED] * 3, {}, None),
+    "of a gap does not": ("gap tokens", [LACKED, SOON, LACKED], {}, "vague: {1: 'worker 3 was killed'}"),
+    "should have finished": ("static", [SOON] * 4, MUST, UNDONE),
+    "is held up by the machine": ("static", [LATER] * 4, HELD_UP, None),
+    "is held up for less": ("static", [LATER] * 4, {**HELD_UP, "overdue": 1.4}, UNDONE),
+    "is held up, the script fails": ("static", [ending(13.1, what="raised"), *[LATER] * 3], HELD_UP, UNDONE),
+    "is held up and never ends": ("static", [LATER[:1], *[LATER] * 3], HELD_UP, UNDONE),
+    "does not continue": (KIND, [SOON, FINISHED, SOON], {}, LOST),
+    "starves for a timeout within one": (KIND, [SOON, FINISHED, SOON], {"_lacked": STARVED}, None),
+    "starves, the script fails": (KIND, [SOON, FINISHED, ending(12.0, what="raised")], {"_lacked": STARVED}, LOST),
+    "starves for less": (KIND, [SOON, FINISHED, SOON], {"_lacked": FEW}, LOST),
+    "starves in a longer stretch": (KIND, [SOON, FINISHED, SOON], {"_lacked": LONG}, LOST),
+}
+"""Kind, what survivors of worker 3's death wrote, what the machine did, and the last violation."""
 
 
-def test_a_late_survivor_is_seen(judged):
-    (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(18.5), ending(12.0)], **FAULT)
-    assert text == "late: worker 1 ended after 8.5 s, limit 8 s"
+@pytest.mark.parametrize("name", ENDS)
+def test_a_survivor(judged, name):
+    def killed(running):
+        running.cell = replace(running.cell, fault="kill worker")
+        verdicts.judge_ends(running)
 
-
-def test_a_survivor_may_be_late_by_what_the_machine_took(judged):
-    diaries = [ending(12.0), ending(18.5), ending(12.0)]
-    assert judged(verdicts.judge_ends, diaries, **FAULT, overdue=0.6) == []
-    (text,) = judged(verdicts.judge_ends, diaries, **FAULT, overdue=0.4)
-    assert text == "late: worker 1 ended after 8.5 s, limit 8.4 s"
+    kind, diaries, facts, expected = ENDS[name]
+    said = judged(killed, diaries, kind, **{**FAULT, **facts})
+    assert not said if expected is None else said[-1].startswith(expected), said
 
 
 def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again(judged):
@@ -411,47 +412,6 @@ def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again
 
         lines = [line("begins", 0.0, 0, np.zeros(WORKERS), worker.pid)]
         judged(verdict, [[], [], [], lines])
-
-
-def test_a_survivor_that_never_ends_is_seen(judged):
-    (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(12.0), ending(12.0)[:1]], **FAULT)
-    assert text.startswith("late: worker 2 ended never")
-
-
-def test_an_innocent_that_is_blamed_is_seen(judged):
-    (text,) = judged(verdicts.judge_ends, [ending(12.0), ending(12.0, "waits for worker 1"), ending(12.0)], **FAULT)
-    assert text == "unnamed: {1: 'waits for worker 1'}"
-
-
-def test_a_survivor_of_a_gap_who_does_not_say_what_it_lacked_is_seen(judged):
-    def killed(running):
-        running.cell = replace(running.cell, fault="kill worker")
-        verdicts.judge_ends(running)
-
-    lack = "worker 3 was killed (worker 0 waited in step 7 for a token to enter step 8 from worker 3)"
-    assert judged(killed, [ending(12.0, lack)] * 3, "gap tokens", **FAULT) == []
-    (text,) = judged(killed, [ending(12.0, lack), ending(12.0), ending(12.0, lack)], "gap tokens", **FAULT)
-    assert text == "vague: {1: 'worker 3 was killed'}"
-
-
-def test_a_run_that_should_have_gone_on_is_seen(judged):
-    (text,) = judged(verdicts.judge_ends, [ending(12.0)] * 4, **{**FAULT, "must_finish": True})
-    assert text.startswith("did not finish")
-
-
-HELD_UP = {**FAULT, "must_finish": True, "lasts": 1.5, "overdue": 1.5}
-
-
-def test_a_run_that_the_machine_held_up_for_what_the_timeout_leaves_may_end_by_an_error(judged):
-    assert judged(verdicts.judge_ends, [ending(13.1)] * 4, **HELD_UP) == []
-    (text,) = judged(verdicts.judge_ends, [ending(13.1)] * 4, **{**HELD_UP, "overdue": 1.4})
-    assert text.startswith("did not finish")
-
-
-@pytest.mark.parametrize("end", [ending(13.1, what="raised"), ending(13.1)[:1]])
-def test_a_run_that_the_machine_held_up_must_end_and_by_an_error_of_ours(judged, end):
-    violations = judged(verdicts.judge_ends, [end, *[ending(13.1)] * 3], **HELD_UP)
-    assert violations[-1].startswith("did not finish")
 
 
 def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):

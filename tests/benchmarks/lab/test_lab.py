@@ -7,20 +7,20 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import kit
-from benchmarks.lab import rehearse as rehearse_module
-from benchmarks.lab.campaign import Campaign, Experiment
+from benchmarks.lab.campaign import Campaign, Experiment, best_rate, keep_rates, known_rates, rates_key
 from benchmarks.lab.contestants import contestants
-from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import why_not
 from benchmarks.lab.plan import Point, predicted
-from benchmarks.lab.rehearse import known_rates, rates_key
-from benchmarks.lab.results import Row, baseline, block, page, published
-from benchmarks.lab.results import main as redraw
+from benchmarks.lab.results import Measured, Row, baseline, block, page, published, read_cell
 from benchmarks.lab.run import main as lab_main
-from benchmarks.lab.setting import MODEL_BYTES, Job, Setting, settings
+from benchmarks.lab.setting import MODEL_BYTES, REHEARSED, SEGMENTS, Job, Lengths, Setting, StepLengths
+from benchmarks.lab.tasks import write_data
+from benchmarks.lab.worker import Board
+from helpers import children
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
@@ -86,8 +86,6 @@ def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases
 
 
 def test_the_segments_of_a_task_are_its_model():
-    from benchmarks.lab.setting import MODEL_BYTES, SEGMENTS
-
     for task, size in MODEL_BYTES.items():
         assert sum(SEGMENTS[task]) == size
 
@@ -96,7 +94,6 @@ def test_the_segments_of_a_task_are_its_model():
 def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
     import torch
 
-    from benchmarks.lab.setting import SEGMENTS
     from benchmarks.lab.tasks import Clock, Samples, make_model
     from partreduce.runtime.averaging.bucketed_gradients import segments_of
     from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
@@ -148,35 +145,6 @@ def test_what_is_published_makes_the_page_of_all_that_was_measured():
     assert sum("ring" in line and "curve" in line for line in text.splitlines()) == 1, "a cell is one line"
 
 
-def test_redraw_writes_table_and_pictures_from_the_json_file_alone(tmp_path):
-    cell = measured(90.0, [(0, 0.0, 2.0), (4, 1.0, 0.1)])
-    content = {
-        "head": {"commit": "none"},
-        "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
-        "settings": [asdict(SLOW)],
-        "cells": [{"setting": "slow", "contestant": "ring", "repetition": 0, "load": 1.0, "measured": asdict(cell)}],
-        "notes": [],
-        "prediction": None,
-    }
-    (tmp_path / "lab-one.json").write_text(json.dumps(content))
-    assert redraw([], tmp_path) == 0
-    assert "| ring (baseline) |" in (tmp_path / "lab-one.md").read_text()
-    assert (tmp_path / "lab-one-slow.png").stat().st_size > 10_000
-
-
-def test_the_list_needs_no_root():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.lab.run", "--list"],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=True,
-        cwd=HOME,
-    )
-    assert "200mbit homogeneous" in done.stdout
-    assert set(settings(16)) <= {line.strip() for line in done.stdout.splitlines()}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["--settings", "5mbit"], "no setting '5mbit'"), (["--contestants", "DPP"], "no contestant 'DPP'")],
@@ -188,36 +156,119 @@ def test_a_setting_or_a_contestant_that_is_not_there_is_named(words, said, monke
 
 
 def test_rates_are_those_of_the_schedule_and_not_of_its_name(tmp_path, monkeypatch):
-    """A recommendation of yesterday under the same name says nothing of today's: it is rehearsed anew."""
-    monkeypatch.setattr("benchmarks.lab.rehearse.RATES", tmp_path / "rates.json")
-    monkeypatch.setitem(rehearse_module.CASES, "digits", 4)
-    cluster, setting = Cluster.regular(1, 2), replace(PLAIN, steps=4)
-    campaign = Campaign(Experiment(setting=setting, shape=(1, 2), contestants=("node-then-all 3",)), None, 0.0)
-    (contestant,) = campaign.contestants
-    campaign.fitting()
-    (known,) = known_rates("digits, 2 workers")
-    assert known == rates_key(contestant, contestant.make(cluster, setting))
-    assert known != rates_key(contestant, build("node-then-all", cluster, node_rounds=4))
-    assert known.startswith("node-then-all 3 ")
-    assert campaign._by_rate(contestant) == known_rates("digits, 2 workers")[known] != {}
+    """A recommendation of yesterday under the same name says nothing of today's: it is rehearsed again."""
+    monkeypatch.setattr("benchmarks.lab.campaign.RATES", tmp_path / "rates.json")
+    cluster = Cluster.regular(1, 2)
+    asked = Experiment(setting=PLAIN, shape=(1, 2), contestants=("node-then-all 3",))
+    (contestant,) = Campaign(asked, None, 0.0).contestants
+    key = rates_key(contestant, contestant.make(cluster, PLAIN))
+    assert key.startswith("node-then-all 3 ")
+    assert key != rates_key(contestant, build("node-then-all", cluster, node_rounds=4))
+    keep_rates("digits, 2 workers", key, found := {"0.4": None, "0.2": 40.0, "0.1": 44.5})
+    assert known_rates("digits, 2 workers") == {key: found}
+    assert Campaign(asked, None, 0.0)._rate(contestant) == best_rate(found) == 0.2
+
+
+DELAYED = {"delayed": (2, 0.5)}
+SHIFTING = {"skew": (0.1, 0.4)}
+RANDOM = {"random_factor": 6.0, "random_chance": 0.25}
+
+
+def lengths_of(lengths, num_workers, steps, seed=0):
+    """Seconds, shape (steps, num_workers), as each worker computes its own column."""
+    workers = [StepLengths(lengths, num_workers, rank, seed) for rank in range(num_workers)]
+    return np.array([[worker(step) for worker in workers] for step in range(steps)])
+
+
+def test_so_many_workers_are_delayed_in_every_step_and_all_agree_who():
+    seconds = lengths_of(Lengths(compute=0.1, **DELAYED), 8, 200)
+    assert (np.isclose(seconds, 0.6).sum(axis=1) == 2).all()
+    assert np.isclose(seconds, 0.1).sum() == 6 * 200
+    assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn anew: everybody's turn comes"
+
+
+def test_shifting_delays_move_on_by_one_worker_from_step_to_step():
+    seconds = lengths_of(Lengths(compute=0.1, **SHIFTING), 4, 8)
+    assert np.allclose(seconds[0], [0.2, 0.3, 0.4, 0.5])
+    assert all(np.allclose(seconds[step], np.roll(seconds[0], -step)) for step in range(8))
+
+
+@pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
+def test_mean_steps_are_those_of_many_steps(disturbance):
+    lengths = Lengths(compute=0.1, slow=((1, 3.0),), **disturbance)
+    found = np.mean([lengths_of(lengths, 4, 500, seed) for seed in range(4)], axis=(0, 1))
+    assert found == pytest.approx(lengths.mean_seconds(4), rel=0.12)
+
+
+@pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
+def test_a_job_and_a_setting_keep_their_lengths_on_their_way_through_json(disturbance):
+    setting = Setting(name="one", slow=((2, 5.0),), **disturbance)
+    assert Setting.of_json(json.loads(json.dumps({**setting.lengths(), "name": "one"}))) == setting
+    fields = {"name": "", "folder": "", "how": "", "num_nodes": 1, "workers_per_node": 4, "address": "", "port": 0}
+    job = Job(**fields, **setting.lengths())
+    assert Job.of_line(job.to_line()) == job
+    assert job.lengths() == setting.lengths()
+
+
+def test_two_disturbances_at_once_are_refused():
+    with pytest.raises(ValueError, match="one at most"):
+        Lengths(**DELAYED, **SHIFTING).compute_times()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
+    """Two cells of two workers through a process of the lab, without its network, which these need not."""
+    write_data("digits", tmp_path / "digits.npz")
+    plain = Job(
+        name="", folder="", how="alone", num_nodes=1, workers_per_node=2, address="", port=0, compute=0.03, steps=6,
+        data_file=str(tmp_path / "digits.npz"),
+    )  # fmt: skip
+    jobs = {
+        "delayed": replace(plain, delayed=(1, 0.2)),
+        "shifting": replace(plain, skew=(0.0, 0.2)),
+    }
+    lines = []
+    for name, job in jobs.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        Board(folder, 2, create=True)
+        lines.append(replace(job, folder=str(folder)).to_line())
+    done = subprocess.run(
+        [*children.module("benchmarks.lab.crew"), "0"], env=children.environment(), input="\n".join(lines) + "\n",
+        stdout=subprocess.PIPE, text=True, timeout=280, check=True,
+    )  # fmt: skip
+    assert done.stdout.split("\n")[:3] == ["ready", "done 0", "done 0"]
+    for name, job in jobs.items():
+        told = lengths_of(job, 2, 6)
+        said = [json.loads((tmp_path / name / f"worker-{rank:03d}.json").read_text()) for rank in range(2)]
+        times = np.array([worker["times"] for worker in said])  # (workers, steps, 3)
+        slept = (times[:, :, 1] - times[:, :, 0]).T
+        assert (slept >= told - 1e-3).all(), name
+        # Others' processes may make steps longer, but hardly each of those of which no delay was asked.
+        assert slept[told < 0.1].min() < 0.15, name
+        assert (told >= 0.2).sum() == 6, "in each of these steps one of the two is held up"
 
 
 @pytest.mark.lab
 @pytest.mark.processes
 def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_and_leave_nothing_behind(
-    tmp_path, stored
+    tmp_path, stored, monkeypatch
 ):
+    """One contestant has no known rate, and is rehearsed first."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     from benchmarks.lab.crew import standing
-    from benchmarks.lab.measure import read_cell
-    from benchmarks.lab.tasks import read_data, write_data
+    from benchmarks.lab.tasks import read_data
 
     data = tmp_path / "digits.npz"
     write_data("digits", data)
     setting = replace(PLAIN, compute=0.01, steps=4)
     reachable = Experiment(setting=setting, shape=(2, 2), contestants=("flat ring",), rate=0.4, target=1.5)
     endless = replace(reachable, setting=replace(setting, steps=10_000), target=0.0, limit=2.0)
+    unknown = replace(reachable, rate=None, target=2.0)
+    monkeypatch.setattr("benchmarks.lab.campaign.RATES", tmp_path / "rates.json")
+    monkeypatch.setitem(REHEARSED, "digits", (1.5, 24))
     with standing(2) as lab:
         lab.shape("200mbit")
         schedule = str(stored(build("allreduce", Cluster.regular(2, 2))))
@@ -226,8 +277,9 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
         assert lab.crew.run(job) == [0, 0]
         found = read_cell(job, read_data(data))
         assert (job.path / "trace-00000.json").exists()
-        reached, cut = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in (reachable, endless))
-        for campaign in (reached, cut):
+        asked = (reachable, endless, unknown)
+        reached, cut, rehearsed = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in asked)
+        for campaign in (reached, cut, rehearsed):
             campaign.prepare()
             (contestant,) = campaign.listed
             campaign._cell(contestant, 0)
@@ -242,5 +294,8 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
     assert cell.measured.steps[0] > 4
     (cell,) = cut.cells
     assert cell.measured.ended == "time"
+    (by_rate,) = known_rates("digits, 4 workers").values()
+    assert by_rate["0.4"] < 24, "a rehearsal counts the steps to its loss"
+    assert len(rehearsed.cells) == 1
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert not any(name in left for name in names)

@@ -1,18 +1,22 @@
 """The papers' tables: rows that mean something, files that merge, and one truth in JSON and on the pages."""
 
-import json
 import random
 import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean
 
+import numpy as np
 import pytest
+import torch
 
+from benchmarks.lab.campaign import Experiment
 from benchmarks.lab.contestants import contestants, hop_name
 from benchmarks.lab.network import why_not
-from benchmarks.lab.setting import Setting, settings
-from benchmarks.papers import cells, hop, page, pipe_sgd, prague, rows
+from benchmarks.lab.setting import Job, Setting
+from benchmarks.lab.tasks import MOST, Batches, Samples
+from benchmarks.papers import cells, eager_sgd, hop, page, pipe_sgd, prague, rows
 from benchmarks.papers.page import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
@@ -45,18 +49,6 @@ def test_the_page_and_all_tables_say_what_the_files_say():
     for paper in PAPERS:
         written = (rows.RESULTS / f"{paper.name}.md").read_text()
         assert written == page.tables(paper, results()[paper.name]), "stale: python -m benchmarks.papers --write"
-
-
-def test_the_page_shows_all_five_papers_by_at_most_ten_rows_each_and_says_which_are_not_yet_there():
-    shown = page.page(results())
-    assert len(PAPERS) == 5
-    for paper in PAPERS:
-        (part,) = (part for part in shown.split("## ")[1:] if part.startswith(f"{paper.title}\n"))
-        found = results()[paper.name].rows
-        assert (page.NOT_YET in part) == (not found)
-        lines = [line for line in part.splitlines() if line.startswith("| ")][1:]
-        assert len(lines) == (len(paper.headlines) if found else 0) <= 10
-        assert paper.picture is None or (rows.RESULTS / paper.picture).exists()
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.name)
@@ -108,14 +100,6 @@ def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone()
         assert "new" in merged.notes
 
 
-def test_files_are_merged_where_they_lie(tmp_path):
-    rows.add(Results(paper="p", commit="one", rows=(row(), row(setting="there"))), tmp_path)
-    rows.add(Results(paper="p", commit="two", rows=(row(measured=2.0),)), tmp_path)
-    kept = rows.read("p", tmp_path)
-    assert [(each.setting, each.measured) for each in kept.rows] == [("here", 2.0), ("there", 1.0)]
-    assert set(json.loads((tmp_path / "p.json").read_text())) == {"paper", "commit", "rows", "why", "notes"}
-
-
 def test_a_run_that_measured_nothing_leaves_the_file_as_it_is(tmp_path):
     rows.add(Results(paper="p", commit="one", rows=(row(),), notes=("went well",)), tmp_path)
     before = (tmp_path / "p.json").read_text()
@@ -131,28 +115,6 @@ def test_the_ends_of_a_ratio_are_those_of_any_two_runs():
     assert value(ours, figure="f", setting="s").measured == 11.0
 
 
-def test_a_table_shows_paper_measured_runs_and_why():
-    found = Results(
-        paper="p",
-        commit="abc",
-        rows=(
-            row(paper=(2.0, 3.2), low=2.5, measured=2.9, high=3.125, runs=3),
-            row(setting="there", measured=123.4, unit="milliseconds", derived=True, predicted=99.96, aim=0.5),
-        ),
-        why={"one": "other links."},
-    )
-    assert page.table(found).splitlines() == [
-        "## one",
-        "",
-        "| setting | paper | measured [low–high] | predicted | runs |",
-        "|---|---|---|---|---|",
-        "| here | 2–3.2× | 2.9× [2.5–3.12] |  | 3 |",
-        "| there | – (aim: 0.5) | ≈ 123 ms | 100 ms | 1 |",
-        "",
-        "Why they differ: other links.",
-    ]
-
-
 def test_pragues_rows_come_from_the_kept_cells():
     found = {kept.key: kept for kept in prague.PAPER.stored().rows}
     recommendation = found[prague.EQUAL, "planner's recommendation, 40 Mbit/s"]
@@ -160,19 +122,6 @@ def test_pragues_rows_come_from_the_kept_cells():
     assert found[prague.SLOW, "smart generator, the paper's rule, against the flat ring"].measured == pytest.approx(
         2.05, abs=0.01
     )
-
-
-def test_pragues_own_regime_is_compared_to_the_loss_and_per_step():
-    setting = settings(16)["1gbit slow +5"]
-    runs = {prague.FLAT: (600.0, 30), prague.OVERLAPPED: (480.0, 40), prague.PUBLISHED: (150.0, 30)}
-    others = {name: (500.0, 30) for made in prague.PAPER.parts["own"] for name in made.contestants}
-    found = experiment_of(setting, {name: [run] for name, run in (others | runs).items()})
-    made = {kept.key: kept for kept in prague.rows(cells.Cells([found], None))}
-    smart = "1 Gbit/s, one worker +5 steps: smart generator, as published"
-    assert (made[prague.OVER_FLAT, smart].measured, made[prague.OVER_FLAT, smart].paper) == (4.0, 4.4)
-    assert made[prague.OVER_HIDDEN, smart].measured == pytest.approx(480 * 40 / (150 * 30))
-    assert made[prague.PER_STEP, smart].measured == 4.0
-    assert (made[prague.STEPS, smart].measured, made[prague.MS, smart].measured) == (pytest.approx(30), 150.0)
 
 
 def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
@@ -193,22 +142,6 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
     gain = found[pipe_sgd.LOSS_D, f"{shape}, 200 Mbit/s: Pipe"]
     assert (gain.measured, gain.low, gain.high) == (2.0, pytest.approx(28 * 0.19 / 3.5), pytest.approx(33 * 0.22 / 2.4))
     assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "nobody knows its steps to the loss"
-
-
-def test_a_step_goes_into_computing_its_sum_and_a_rest_that_is_negative_where_they_overlap():
-    alone = pipe_sgd.figures(pipe_sgd.BARE, 1)[0]
-    made = (
-        row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: D-Sync", 210.0, unit="milliseconds", runs=3),
-        row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: Pipe", 150.0, unit="milliseconds", runs=3),
-        row(alone, "200 Mbit/s: flat ring, fp32", 140.0, low=130.0, high=145.0, unit="milliseconds", runs=12),
-    )
-    found = {
-        one.setting: one for one in pipe_sgd.derived(Results(paper="p", rows=made)) if one.figure == pipe_sgd.PIECES
-    }
-    waits, hidden = (found[f"digits, 4x1, 200 Mbit/s: {name}: the rest"] for name in ("D-Sync", "Pipe"))
-    assert (waits.measured, waits.low, waits.high, waits.runs) == (10.0, 5.0, 20.0, 3)
-    assert hidden.measured == -50.0
-    assert not any("8 bit" in setting for setting in found), "nobody measured its step"
 
 
 def hops_cells(**runs):
@@ -279,20 +212,30 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
     assert (again.bars, [curve.steps for curve in again.curves]) == (results.bars, [c.steps for c in results.curves])
 
 
-def test_of_several_rates_every_contestant_counts_at_its_best():
-    grid: dict[str, set[float]] = {}
-    for made in hop.PAPER.parts["grid"]:
-        grid.setdefault(made.setting.name, set()).add(made.rate)
-    assert set(map(len, grid.values())) == {3}, "the same rates for all"
-    setting = hop.setting_of("svm", hop.RANDOM + hop.BEST)
-    standard, backup = (hop_name("ring-based", gap) for gap in ("standard", "backup 1"))
-    runs = [
-        {standard: [(400.0, 60)], backup: [(250.0, 30)]},
-        {standard: [(400.0, 30)], backup: [(250.0, 90)]},
-        {standard: [(400.0, 200)], backup: [(250.0, 40)]},
-    ]
-    found = {kept.key: kept for kept in hop.rows(cells.Cells([experiment_of(setting, run) for run in runs], None))}
-    assert found[hop.F17, f"svm{hop.BEST}: ring-based, backup 1"].measured == pytest.approx(30 * 400 / (30 * 250))
+def docstrings(count=256):
+    """Docstrings of 1 to 200 words, whose label says how long they are."""
+    rng = np.random.default_rng(0)
+    words = np.zeros((count, MOST), dtype=np.int32)
+    lengths = rng.integers(1, 201, count)
+    for row, length in zip(words, lengths, strict=True):
+        row[:length] = rng.integers(1, 4096, length)
+    return Samples(torch.from_numpy(words), torch.from_numpy((lengths > 100).astype(np.int64)))
+
+
+def test_a_batch_of_docstrings_is_as_long_as_its_longest():
+    samples = docstrings()
+    job = Job(num_nodes=1, workers_per_node=2, task="docstrings")
+    batches = Batches(job, 1, samples)
+    drawn = [batches.draw() for _ in range(400)]
+    assert mean(share for _, share in drawn) == pytest.approx(1.0, abs=0.1)
+    for places, share in drawn[:20]:
+        lengths = (samples.inputs[places] > 0).sum(1)
+        assert len(places) == job.batch
+        assert share == pytest.approx(
+            int(lengths.max()) / int((samples.inputs[drawn[0][0]] > 0).sum(1).max()) * drawn[0][1]
+        )
+    again = Batches(job, 1, samples)
+    assert [share for _, share in drawn[:5]] == [again.draw()[1] for _ in range(5)]
 
 
 def test_every_experiment_names_contestants_of_the_lab():
@@ -303,9 +246,10 @@ def test_every_experiment_names_contestants_of_the_lab():
             assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
     for experiment in prague.PAPER.experiments():
         assert set(experiment.contestants) <= known
-    wanted = [(e.setting.name, e.rate, name) for e in hop.PAPER.experiments() for name in e.contestants]
-    assert {name for *_, name in wanted} <= known
-    assert len(set(wanted)) == len(wanted), "a cell of Hop's is run by one experiment"
+    for paper in (hop.PAPER, eager_sgd.PAPER):
+        wanted = [(e.setting.name, e.rate, name) for e in paper.experiments() for name in e.contestants]
+        assert {name for *_, name in wanted} <= known
+        assert len(set(wanted)) == len(wanted), "a cell is run by one experiment"
 
 
 def test_the_list_names_all_papers_without_root():
@@ -330,10 +274,10 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
     skipping = hop_name("ring-based", hop.SKIPS[1])
     listed = [
-        cells.Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
-        cells.Experiment(setting=slow, shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
+        Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
+        Experiment(setting=slow, shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
     ]
-    found = cells.run("tiny", listed, minutes=2.0, profile=False)
+    found = cells.run("tiny", listed, 2.0, predict=False)
     assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
     (skipped,) = found.blocks()[slow.name]
     assert (skipped.contestant, skipped.learning_rate) == (skipping, 0.02)

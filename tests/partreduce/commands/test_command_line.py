@@ -575,7 +575,7 @@ def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
 
 def test_the_choices_of_the_command_line_are_those_of_the_libraries():
     from partreduce.commands import design, import_
-    from partreduce.planner.delay import Delay
+    from partreduce.planner.job import Delay
     from partreduce.planner.steps_model import Optimizer
     from partreduce.schedulers.imports import formats
     from partreduce.topo.graphs.weights import METHODS

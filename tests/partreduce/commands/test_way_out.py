@@ -9,7 +9,7 @@ import pytest
 
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
-from partreduce.planner.answer import Answer
+from partreduce.planner.plan import Answer
 from partreduce.report.kinds import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
@@ -190,7 +190,7 @@ def test_a_name_that_no_row_has_is_told_with_the_nearest_one(capsys):
 
 @pytest.mark.usefixtures("weighed_once")
 def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(capsys):
-    assert main([*SLOW, "--select", "exponential gap: skip 3, backup beside the slow, serial"]) == 0
+    assert main([*SLOW, "--select", "exponential gap: skip 3, backup for neighbors of slow workers, serial"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "worker 5 is never heard: this is training with 7 workers, which a cluster without it could do as well" in said

@@ -11,13 +11,12 @@ import pytest
 from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes, Setting
-from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
-from partreduce.planner.gain import decisive_time
-from partreduce.planner.measuring import Label, measure
+from partreduce.planner.job import Delay
+from partreduce.planner.measuring import Label, measure, with_timing
+from partreduce.planner.option import preference
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
-from partreduce.planner.preference import preference
-from partreduce.planner.travel import timed
+from partreduce.planner.recommend import decisive_time
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
@@ -42,14 +41,14 @@ def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) 
 def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: str, hardware: Hardware) -> None:
     schedule = registry.build(name, Cluster.parse("4x4"))
     everything = [
-        measure(timed(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
+        measure(with_timing(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
         for late in Delay
         for steps_per_round in range(1, 25)
         for algorithm in (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
         if late.suits(replace(schedule.strategy, steps_per_round=steps_per_round))
     ]
     for objective in (Objective.BALANCED, Objective.COMMUNICATION, Objective.WAITING):
-        axes = Axes.of(schedule, job(hardware=hardware, objective=objective))
+        axes = Axes(schedule, job(hardware=hardware, objective=objective))
         assert axes.most() == 24
         least = min(preference(option.costs, objective) for option in axes.options(Label(name=name)))
         assert least == pytest.approx(min(preference(option.costs, objective) for option in everything))
@@ -111,7 +110,7 @@ def test_command_line_says_which_algorithm_and_sync_may_be(capsys: pytest.Captur
 @pytest.mark.parametrize("name", ["allreduce", "node-then-all", "pairs-pairs-all", "node-digits"])
 def test_no_setting_takes_less_than_the_bound_by_which_settings_are_ordered(hardware, name):
     asked = job("4x4", hardware)
-    axes = Axes.of(registry.build(name, asked.cluster), asked)
+    axes = Axes(registry.build(name, asked.cluster), asked)
     for timing in axes.timings:
         for delay in (Delay.SYNCHRONOUS, Delay.LATE):
             for steps in (1, 2, 5, 17):

@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from partreduce.planner.calibration import (
-    calibrated,
-    drift_that_counts,
-    fit_prices,
-    steps_model,
-    steps_ratio_between,
-)
-from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
-from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.calibration import calibrate, drift_that_counts, fit_prices, steps_model, steps_ratio_between
+from partreduce.planner.job import Data, Delay, PlanRequest
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import FITTED
-from partreduce.report.reasons import explained, reasons
+from partreduce.report.reasons import add_reasons, reasons
 from partreduce.runtime.pilot.job import Curve, probes, reference, ring_pairs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -74,7 +67,7 @@ def simulated(
             factor += averaging * (not schedule.strategy.averages_gradients)
             factor += later * late_distance(schedule) * max(0.0, late_distance(schedule) - 1)
             curves.append(curve(schedule, seed, factor * math.exp(0.01 * draw.normal()), draw, 0.03))
-    return calibrated(curves, data=data, steps=60)
+    return calibrate(curves, data=data, steps=60)
 
 
 @pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
@@ -168,7 +161,7 @@ def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
             factor = 1 + 0.03 * float(consensus_distance(schedule)) + 0.05 * late_distance(schedule)
             run = curve(schedule, seed, factor, draw, 0.01)
             curves.append(replace(run, losses=(*run.losses[:9], *[math.nan] * 12)) if seed and hard(schedule) else run)
-    return calibrated(curves, data="shuffled", steps=60)
+    return calibrate(curves, data="shuffled", steps=60)
 
 
 def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
@@ -229,9 +222,9 @@ def test_a_job_that_does_not_learn_is_refused() -> None:
     flat = [Curve(schedule, seed, 3, (1.0,) * POINTS) for seed in (0, 1)
             for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled"))]  # fmt: skip
     with pytest.raises(InputError, match="All-Reduce's loss did not fall in 60 steps"):
-        calibrated(flat, data="shuffled", steps=60)
+        calibrate(flat, data="shuffled", steps=60)
     with pytest.raises(InputError, match="at least 2"):
-        calibrated(flat[:8], data="shuffled", steps=60)
+        calibrate(flat[:8], data="shuffled", steps=60)
 
 
 @pytest.mark.parametrize("shape", ["1x2", "1x3", "2x2", "3,2", "1x7"])
@@ -302,7 +295,7 @@ def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_s
 
 def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     asked, model = job(pilot=replace(PRICED, num_workers=4)), steps_model(PRICED)
-    planned = explained(plan(asked), asked)
+    planned = add_reasons(plan(asked), asked)
     for option in planned.options:
         spread = option.consensus_distance.value
         if spread is not None:

@@ -161,7 +161,7 @@ def test_measuring_ends_by_itself_and_leaves_the_model_as_it_was(place):
 def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(place):
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER).tables}
     assert tables["words.weight"].ways == (Placement.DENSE,)
-    assert tables["words.weight"].because.startswith("nobody said how many of its rows a step touches")
+    assert tables["words.weight"].because.startswith("it is not known how many of its rows a step touches")
     said = {"words.weight": RowAccess(0.01, 0.02, 0.04)}
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER, touched=said).tables}
     assert tables["words.weight"].touched == said["words.weight"]
@@ -180,7 +180,7 @@ def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(pla
         ("few", "gave 3 batches, and a step of 4 workers takes one for each"),
         ("outside", "parameter 'words.weight': an index of a sample batch is out of range; its rows are 0..19999"),
         ("biuld", "has no function biuld; did you mean build?"),
-        ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; nobody said"),
+        ("sparse", "table 'words.weight': has a sparse gradient, which way dense does not know; it is not known"),
         ("", "write FILE.py:NAME"),
     ],
 )

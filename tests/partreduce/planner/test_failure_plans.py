@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from partreduce.planner.delay import Delay
 from partreduce.planner.failure_plans import FACTOR, survival, survivors_of
-from partreduce.planner.job import PlanRequest
+from partreduce.planner.job import Delay, PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.runtime.elastic.support import elastic_blocker

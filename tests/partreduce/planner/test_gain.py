@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from partreduce import Data, Objective, PlanRequest
-from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
-from partreduce.planner.front import baselines, front
-from partreduce.planner.gain import (
+from partreduce.planner.job import MOST_DRIFT, Delay
+from partreduce.planner.measuring import measure
+from partreduce.planner.options import competitors
+from partreduce.planner.plan import plan
+from partreduce.planner.recommend import (
     LEAST_ERROR,
     TIE,
     WORTH,
+    baselines,
     beats,
     best_plain,
     decisive_time,
+    front,
     gain,
     is_simple,
     least_time,
+    recommend,
     regrets,
     simplicity,
     unbeaten,
 )
-from partreduce.planner.job import MOST_DRIFT
-from partreduce.planner.measuring import measure
-from partreduce.planner.plan import plan
-from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import LOST_RATIO, NEVER, Optimizer, Prices
 from partreduce.report.reasons import cautions, reasons
 from partreduce.topo.cluster import Cluster

@@ -12,16 +12,13 @@ import pytest
 
 from partreduce import Data, PlanRequest, describe, load_schedule
 from partreduce.__main__ import main
-from partreduce.planner.candidates import KINDS
-from partreduce.planner.front import front
-from partreduce.planner.gain import TIE, simplicity
+from partreduce.planner.candidates import KINDS, Slowdown
+from partreduce.planner.measuring import payer
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import recommend
-from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.recommend import TIE, front, recommend, simplicity
 from partreduce.planner.trials import try_all
-from partreduce.planner.work import payer
 from partreduce.report.kinds import WORDS
-from partreduce.report.reasons import explained
+from partreduce.report.reasons import add_reasons
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
@@ -222,7 +219,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
 
 def test_a_job_without_the_wish_still_hears_of_gaps() -> None:
     asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
-    planned = explained(plan(asked), asked)
+    planned = add_reasons(plan(asked), asked)
     assert any(option.gap for option in planned.options)
     assert any("gap" in sentence for sentence in planned.reasons)
     assert all(math.isfinite(option.time) for option in planned.front)

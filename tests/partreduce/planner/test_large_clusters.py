@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from partreduce import PlanRequest
-from partreduce.planner.slowdown import Slowdown
-from partreduce.planner.work import PER_OPTION, work_of
+from partreduce.planner.candidates import Slowdown
+from partreduce.planner.measuring import PER_OPTION, work_of
 from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.choices import choices_of

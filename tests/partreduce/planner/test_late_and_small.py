@@ -14,17 +14,22 @@ import pytest
 from partreduce import Objective, PlanRequest, load_schedule
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes, Setting
-from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
-from partreduce.planner.front import baselines
-from partreduce.planner.gain import best_plain
-from partreduce.planner.measuring import Label, measure
+from partreduce.planner.job import Delay
+from partreduce.planner.measuring import (
+    WORTH,
+    WORTH_OVERLAPPED,
+    Label,
+    cheapest_transports,
+    measure,
+    transports_of,
+    traveling,
+    with_timing,
+)
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import recommend
+from partreduce.planner.recommend import baselines, best_plain, recommend
 from partreduce.planner.steps_model import FITTED
-from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_transports, timed, transports_of, traveling
-from partreduce.report.payoff import late_and_small
-from partreduce.report.reasons import reasons
+from partreduce.report.reasons import late_and_small, reasons
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -92,7 +97,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
     schedule = registry.build("allreduce", Cluster.parse("4x4"))
     for objective in (Objective.BALANCED, Objective.COMMUNICATION):
         asked = job(hardware, codec=None, objective=objective)
-        axes = Axes.of(schedule, asked)
+        axes = Axes(schedule, asked)
         for late, steps_per_round in product(Delay, (1, 3)):
             if not late.suits(replace(schedule.strategy, steps_per_round=steps_per_round)):
                 continue
@@ -105,7 +110,9 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
                 ):
                     transport = Transport(algorithm=algorithm, codec=codec, where=where)
                     option = measure(
-                        traveling(timed(schedule, late.sync, steps_per_round), transport), asked, algorithm=algorithm
+                        traveling(with_timing(schedule, late.sync, steps_per_round), transport),
+                        asked,
+                        algorithm=algorithm,
                     )
                     merit = option.time if objective is Objective.BALANCED else option.communication
                     known[codec] = min(known.get(codec, math.inf), merit)
@@ -113,7 +120,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
             reached = chosen.time if objective is Objective.BALANCED else chosen.communication
             assert reached == pytest.approx(known[chosen.transport.codec])
             best, finer = min(known.values()), asked.codecs[: asked.codecs.index(chosen.transport.codec)]
-            part = 1 - (WORTH if late is Delay.SYNCHRONOUS else WORTH_BESIDE)
+            part = 1 - (WORTH if late is Delay.SYNCHRONOUS else WORTH_OVERLAPPED)
             assert reached * part <= best
             assert all(known[codec] * part > best for codec in finer)
 
@@ -236,7 +243,7 @@ def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plai
 
 
 def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> None:
-    schedule = timed(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
+    schedule = with_timing(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
     transports = transports_of(schedule, job(codec=None))
     assert [costed.transport.codec for costed in transports] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
     costs = [costed.cost.per_round for costed in transports]

@@ -18,10 +18,10 @@ from benchmarks.planner.random_clusters import draw_job
 from helpers.synthesis import synthesize
 from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.__main__ import main
-from partreduce.planner.delay import Delay
+from partreduce.planner.job import Delay
 from partreduce.planner.plan import plan
 from partreduce.planner.steps_model import Optimizer
-from partreduce.report.reasons import explained
+from partreduce.report.reasons import add_reasons
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo import metrics
@@ -72,7 +72,7 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # half a second passes from look to look
     told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
     asked = job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, **told)
-    quiet = explained(plan(asked), asked)
+    quiet = add_reasons(plan(asked), asked)
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
     assert document["answer"]["capped"] is False
@@ -91,7 +91,7 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: float(next(looks)))
     asked = job("5,3,2", effort=effort, time_limit=10.0, data=Data.PER_NODE)
-    answer = explained(plan(asked), asked)
+    answer = add_reasons(plan(asked), asked)
     assert answer.answer.capped
     assert "its time limit of 10 s" in answer.answer.ended
     assert len(answer.options) < 12
@@ -241,7 +241,7 @@ def test_what_is_taken_by_name_need_not_keep_limits_that_nothing_keeps():
 def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
     asked = job("300x2", hardware=hardware, effort=0.3)
-    answer = explained(plan(asked), asked)
+    answer = add_reasons(plan(asked), asked)
     assert answer.recommendation.status == "catalogue"
     not_weighed = (
         "weighted graphs, unequal steps per round, neighbors that keep a gap and quorums are weighed for at most 256"

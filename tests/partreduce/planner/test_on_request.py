@@ -10,12 +10,11 @@ import pytest
 
 from partreduce import PlanRequest
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.gain import WORTH, decisive_time
+from partreduce.planner.measuring import payer
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.recommend import WORTH, allowed_options, decisive_time, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import PAIRS_AT_WORST, try_all
-from partreduce.planner.work import payer
 from partreduce.report.kinds import not_weighed
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
@@ -86,7 +85,7 @@ def test_with_one_more_kind_allowed_the_recommendations_time_rises_by_no_more_th
     for size in range(1, len(kinds)):
         for few in itertools.combinations(kinds, size):
             fewer = [option for option in planned.options if kind_of(option) in few]
-            if not permitted(fewer, job()):
+            if not allowed_options(fewer, job()):
                 continue
             before = decisive_time(recommend(fewer, job()), job())
             for more in set(kinds) - set(few):

@@ -11,14 +11,12 @@ import pytest
 
 from partreduce import Limits, PlanRequest
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.gain import contenders, decisive_time, regrets, simplest, times_by_case
 from partreduce.planner.job import Data
-from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import recommend
-from partreduce.planner.steps_model import TASKS, Optimizer
+from partreduce.planner.recommend import contenders, decisive_time, recommend, regrets, simplest, times_by_case
+from partreduce.planner.steps_model import OUTER_FRAGMENTS, OUTER_SETTINGS, TASKS, Optimizer
 from partreduce.report.kinds import WORDS, not_weighed
-from partreduce.report.reasons import cautions, explained, reasons
+from partreduce.report.reasons import add_reasons, cautions, reasons
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.compute import ComputeTimes
@@ -44,7 +42,7 @@ def planned():
     """With one of them taken by its name, which changes no option."""
     (taken, *_) = KINDS["outer"].candidates(job(), lambda _: True)
     asked = job(take=taken.name)
-    return explained(plan(asked), asked)
+    return add_reasons(plan(asked), asked)
 
 
 @pytest.fixture
@@ -53,7 +51,7 @@ def outer(planned):
 
 
 def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_price(outer):
-    prices = {one.ratio: one for one in MEASURED[Optimizer.ADAM]}
+    prices = {one.ratio: one for one in OUTER_SETTINGS[Optimizer.ADAM]}
     assert {option.steps_ratio for option in outer} == set(prices), "also those of 30 phases, which --max allows"
     assert {option.schedule.strategy.kind for option in outer} == {"allreduce", "static"}
     for option in outer:
@@ -70,7 +68,7 @@ def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_pric
 def test_prices_are_those_of_the_results():
     rows = json.loads((ROOT / "benchmarks" / "results" / "steps_to_loss_outer.json").read_text())["rows"]
     found = {(row["schedule"], row["task"], row.get("share", 1)): row["ratio"] or 3.0 for row in rows}
-    for optimizer, listed in MEASURED.items():
+    for optimizer, listed in OUTER_SETTINGS.items():
         for one in listed:
             words = "nodes, all " * one.in_nodes + f"every {one.every}, {float(one.outer.momentum):g}"
             words += f", 2 fragments, alpha {one.alpha}" if one.late else ""
@@ -79,7 +77,7 @@ def test_prices_are_those_of_the_results():
 
 
 def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_dearest_that_was():
-    for optimizer, listed in MEASURED.items():
+    for optimizer, listed in OUTER_SETTINGS.items():
         for one in listed:
             counted = dict(zip(TASKS[optimizer], one.by_task(optimizer), strict=True))
             assert len(one.ratios) >= 2, "a price needs kinds of networks"
@@ -159,9 +157,9 @@ def test_a_streamed_fragment_hides_behind_the_computing_and_lowers_the_peak(oute
 def test_more_fragments_than_were_measured_are_said_to_be_a_guess(outer):
     for option in outer:
         count = option.schedule.strategy.payload.num_fragments
-        assert option.extrapolated == (count > FRAGMENTS)
+        assert option.extrapolated == (count > OUTER_FRAGMENTS)
         guessed = [sentence for sentence in cautions(option, job()) if "a guess" in sentence]
-        told = f"its model is cut into {count} fragments and at most {FRAGMENTS} were measured"
+        told = f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
         assert [sentence.startswith(told) for sentence in guessed] == [True] * option.extrapolated
     assert any(option.extrapolated for option in outer)
 

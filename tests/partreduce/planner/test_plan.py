@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from partreduce import Data, Limits, Objective, PlanRequest
-from partreduce.planner.candidates import competitors
-from partreduce.planner.delay import Delay
-from partreduce.planner.front import front
-from partreduce.planner.gain import LEAST_ERROR, TIE
+from partreduce.planner.job import Delay
 from partreduce.planner.measuring import measure
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import recommend
-from partreduce.planner.steps_model import BORNE, FITTED, LOST, Optimizer, shortened
+from partreduce.planner.recommend import LEAST_ERROR, TIE, front, recommend
+from partreduce.planner.steps_model import BORNE, FITTED, LOST, Optimizer, price_of_moments
 from partreduce.report.reasons import cautions, reasons
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
@@ -273,7 +271,7 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
 
 def test_an_overlapped_schedule_is_predicted_from_its_delayed_metrics_and_pays_for_its_late_distance() -> None:
     assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(
-        1 + shortened(FITTED.noise, FITTED.num_workers) + FITTED.a * 0.9375
+        1 + price_of_moments(FITTED.noise, FITTED.num_workers) + FITTED.a * 0.9375
     )
     assert replace(FITTED, late=0.1).steps_ratio(0.5, 2.0, late=3.0) == pytest.approx(
         FITTED.steps_ratio(0.5, 2.0) + 0.3
@@ -289,7 +287,7 @@ def test_under_adam_averaging_parameters_costs_steps_even_where_workers_are_neve
         measure(registry.entry(name).build(asked.cluster), asked) for name in ("node-then-all", "allreduce")
     )
     assert alike.consensus_distance.value == 0
-    assert alike.steps_ratio == pytest.approx(1 + shortened(asked.steps_model.noise, 8))
+    assert alike.steps_ratio == pytest.approx(1 + price_of_moments(asked.steps_model.noise, 8))
     assert alike.steps_ratio > 1.3
     assert every_step.steps_ratio == 1
     assert measure(alike.schedule, replace(asked, optimizer=Optimizer.SGD)).steps_ratio == 1

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from partreduce import Limits, Objective, PlanRequest, describe
-from partreduce.planner.candidates import RESTS
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure
+from partreduce.planner.options import RESTS
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer

@@ -10,13 +10,13 @@ import pytest
 from partreduce import PlanRequest, load_schedule
 from partreduce.__main__ import main
 from partreduce.planner.candidates import all_reduce, quorum_settings
-from partreduce.planner.delay import Delay
+from partreduce.planner.job import Delay
 from partreduce.planner.plan import plan
 from partreduce.planner.predict import predict
-from partreduce.planner.recommend import permitted
+from partreduce.planner.recommend import allowed_options
 from partreduce.planner.trials import price_of
 from partreduce.report.kinds import not_weighed
-from partreduce.report.reasons import explained
+from partreduce.report.reasons import add_reasons
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster
@@ -38,7 +38,7 @@ def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) 
 @pytest.fixture(scope="module")
 def planned():
     asked = job(hardware=ONE_SLOW, effort=3.0)
-    return explained(plan(asked), asked)
+    return add_reasons(plan(asked), asked)
 
 
 def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
@@ -79,7 +79,7 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
 
 def test_equal_workers_need_no_quorum():
     asked = job(effort=2.0)
-    found = explained(plan(asked), asked)
+    found = add_reasons(plan(asked), asked)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")
 
@@ -113,8 +113,8 @@ def test_the_price_of_delay_is_a_pipelines_in_proportion():
 def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
     assert Delay.of(AllReduce(sync=PartialAllReduce(quorum="solo"))) is None
     assert Delay.of(AllReduce(sync=Pipeline())) is Delay.PIPELINE
-    assert all(option.quorum for option in permitted(planned.options, job(hardware=ONE_SLOW)))
-    assert not any(option.quorum for option in permitted(planned.options, job(hardware=ONE_SLOW, quorum=False)))
+    assert all(option.quorum for option in allowed_options(planned.options, job(hardware=ONE_SLOW)))
+    assert not any(option.quorum for option in allowed_options(planned.options, job(hardware=ONE_SLOW, quorum=False)))
     with pytest.raises(InputError, match="a quorum is asked for, and something else"):
         job(gap=True)
 

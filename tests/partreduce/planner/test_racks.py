@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from partreduce import Data, Limits, Objective, PlanRequest
-from partreduce.planner.candidates import competitors
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.report.terminal import switch_levels
+from partreduce.report.table import switch_levels
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.document.cluster import load_cluster

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from partreduce.planner.calibration import calibrated, trained_sha256
+from partreduce.planner.calibration import calibrate, trained_sha256
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import as_ran
-from partreduce.planner.plan import plan
-from partreduce.planner.run_off import RunOff, finalists
+from partreduce.planner.plan import RunOff, finalists, plan
 from partreduce.runtime.pilot.job import Curve, probes, reference
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
@@ -90,7 +89,7 @@ def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended() -> None:
 
 def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist() -> None:
     curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
-    job = replace(JOB, pilot=calibrated(curves, data="shuffled", steps=STEPS))
+    job = replace(JOB, pilot=calibrate(curves, data="shuffled", steps=STEPS))
     planned = plan(job)
     chosen = planned.recommendation
     found = finalists(chosen, planned.options, job)
@@ -99,7 +98,7 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist() -> None:
         assert one is chosen or one.step_seconds < chosen.time
         longest = one.schedule.worker_steps().max()
         assert one.schedule.strategy.averages_gradients or one.schedule.rounds_to_connect() * longest <= STEPS
-    brief = replace(job, pilot=calibrated(curves, data="shuffled", steps=2))
+    brief = replace(job, pilot=calibrate(curves, data="shuffled", steps=2))
     for one in finalists(chosen, planned.options, brief):
         assert one.schedule.rounds_to_connect() * one.schedule.worker_steps().max() <= 2
 
@@ -107,7 +106,7 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist() -> None:
 def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too() -> None:
     curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
     hardware = replace(SLOW, slowdown=((3, 4.0),))
-    pilot = calibrated(curves, data="shuffled", steps=STEPS)
+    pilot = calibrate(curves, data="shuffled", steps=STEPS)
     job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot)
     planned = plan(job)
     found = finalists(planned.recommendation, planned.options, job)
@@ -122,9 +121,9 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses() -> None:
     def steps_ratio(schedule: Schedule) -> float:
         return 1.7 if schedule is pipeline else by_distance(schedule)
 
-    without = calibrated(train(compared, steps_ratio), data="shuffled", steps=STEPS)
+    without = calibrate(train(compared, steps_ratio), data="shuffled", steps=STEPS)
     curves = train([*compared, pipeline], steps_ratio)
-    pilot = calibrated(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(pipeline)})
+    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(pipeline)})
     assert pilot.prices == without.prices
     job = replace(JOB, pilot=pilot)
     options = as_ran(plan(replace(job, pilot=without)).options, job)
@@ -135,7 +134,7 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses() -> None:
 def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one() -> None:
     compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
     curves = train(compared, by_distance)
-    pilot = calibrated(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(compared[1])})
+    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(compared[1])})
     known = next(probe for probe in pilot.probes if probe.sha256)
     job = replace(JOB, pilot=pilot)
     option = next(one for one in plan(job).options if trained_sha256(one.schedule) == known.sha256)

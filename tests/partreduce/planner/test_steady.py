@@ -10,10 +10,10 @@ import pytest
 
 from partreduce import PlanRequest
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.gain import decisive_time
 from partreduce.planner.measuring import measure
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import plan
+from partreduce.planner.recommend import decisive_time
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import SteadyCheck, is_steady, try_all
 from partreduce.schedulers import registry
@@ -184,3 +184,13 @@ def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
         assert not SteadyCheck(other, check.clock, 1e3).lost(chosen, [chosen, just_behind]), "it is asked for"
     late = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 0.0)
     assert "there was no time to run it with less slow workers" in late.lost(chosen, [chosen, just_behind])
+
+
+@pytest.mark.parametrize(("slow", "wins"), [(1.88, False), (1.95, True)])
+def test_unequal_steps_are_recommended_only_if_they_also_win_with_a_worker_half_as_slow(slow, wins):
+    link, name = Link.of_bandwidth(1e9), "paced allreduce hierarchical"
+    hardware = Hardware(inside=link, nic=link, model_bytes=1_000_000, compute=0.05, slowdown=((5, slow),))
+    planned = plan(replace(job("2x4", hardware, optimizer=Optimizer.ADAM, gap=False, quorum=False), time_limit=None))
+    left_out = f"left out, because it wins only if workers are as slow as said: {name} (if they were half as slow, "
+    assert (planned.recommendation.name == name) is wins
+    assert any(one.startswith(left_out) for one in planned.cautions) is not wins

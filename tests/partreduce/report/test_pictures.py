@@ -13,12 +13,11 @@ from partreduce.demo.report import draw_curves, draw_operations
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.report import palette
-from partreduce.report.axes import logarithmic
 from partreduce.report.front import NAME, draw_front
-from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import grid_of
-from partreduce.report.picture import draw_schedule, new_figure
-from partreduce.report.terminal import terminal_tables
+from partreduce.report.palette import logarithmic
+from partreduce.report.picture import draw_rounds, draw_schedule, new_figure
+from partreduce.report.table import terminal_tables
 from partreduce.report.timeline import draw_timeline
 from partreduce.topo.describe import describe
 

@@ -8,16 +8,13 @@ import pytest
 
 from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe
 from partreduce.__main__ import main
-from partreduce.planner.candidates import competitors
-from partreduce.planner.comparison import compare, family, repriced, variants
-from partreduce.planner.delay import Delay
-from partreduce.planner.gain import gain
-from partreduce.planner.job import EFFORTS
-from partreduce.planner.measuring import measure
+from partreduce.planner.job import EFFORTS, Delay
+from partreduce.planner.measuring import measure, reprice
+from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.recommend import allowed_options, family, gain, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.report.recommendation import recommendation, three_reasons, times
+from partreduce.report.recommendation import compare, recommendation, three_reasons, times, variants
 from partreduce.schedulers import registry
 from partreduce.topo.strategies import PartialAllReduce
 
@@ -131,9 +128,9 @@ def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(wei
         compared = compare(chosen, options, job)
         assert family(compared.simple.schedule)
         assert (compared.simple is chosen) == bool(family(chosen.schedule))
-        simple = [one for one in permitted(options, job) if family(one.schedule) and not one.may_fail]
+        simple = [one for one in allowed_options(options, job) if family(one.schedule) and not one.may_fail]
         assert compared.simple is chosen or compared.simple.time == min(one.time for one in simple)
-        assert compared.fastest.time == min(one.time for one in permitted(options, job))
+        assert compared.fastest.time == min(one.time for one in allowed_options(options, job))
         assert not compared.without_delay.late
         assert compared.every_step.schedule.strategy.averages_gradients
         assert compared.over_every_step == gain(chosen, compared.every_step, job.data)
@@ -165,12 +162,12 @@ def test_variants_are_priced_and_recommended_as_a_job_that_asks_for_them(weighed
         asked = competitors(other, until=0.0)
         every = min(one.time for one in asked if one.name in {"allreduce", "allreduce hierarchical"})
         mine = measure(chosen.schedule, other, algorithm=chosen.algorithm)
-        assert repriced(chosen, other).steps_ratio == pytest.approx(mine.steps_ratio)
+        assert reprice(chosen, other).steps_ratio == pytest.approx(mine.steps_ratio)
         assert found[optimizer].ours == pytest.approx(every / mine.time)
-        best = recommend([repriced(one, other) for one in plain], other)
+        best = recommend([reprice(one, other) for one in plain], other)
         assert found[optimizer].speedup == pytest.approx(every / best.time)
     sorted_data = replace(job, data=Data.PER_WORKER)
-    assert repriced(chosen, sorted_data).steps_ratio == pytest.approx(measure(chosen.schedule, sorted_data).steps_ratio)
+    assert reprice(chosen, sorted_data).steps_ratio == pytest.approx(measure(chosen.schedule, sorted_data).steps_ratio)
     assert next(variants(chosen, options, replace(job, optimizer=Optimizer.SGD))).value == "momentum"
 
 
