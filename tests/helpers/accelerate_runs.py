@@ -1,7 +1,5 @@
 """What scripts do with accelerate, in real processes; `python -m helpers.accelerate_runs` as helpers.scenarios."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch
@@ -9,8 +7,8 @@ from accelerate import Accelerator, DistributedType
 from accelerate.local_sgd import LocalSGD
 
 from helpers.scenarios import everyone, main, network, pairs, rank, report, weights
-from partreduce.runtime.adapters.averager import ScheduleAverager, ScheduleLocalSGD
-from partreduce.topo.errors import InputError
+from partreduce import ScheduleAverager, ScheduleLocalSGD
+from partreduce.errors import InputError
 
 PARTS = 2
 
@@ -49,7 +47,7 @@ def by_hand(schedule):
     return weights(model).tolist()
 
 
-def local_sgd() -> None:
+def local_sgd():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=PARTS)
     theirs = trained(accelerator, lambda one, model: LocalSGD(one, model, 3 * PARTS))
     ours = trained(accelerator, lambda one, model: ScheduleLocalSGD(one, model, everyone(3)))

@@ -3,18 +3,15 @@
 `python -m helpers.coded_scenarios` reads requests and answers them as `helpers.scenarios` does.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 
 import torch
 
-from helpers.scenarios import everyone, main, rank, report, reporting, weights
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.scenarios import everyone, main, rank, report, reporting, weights, wrapped
+from partreduce import PartreduceError
 from partreduce.runtime.transport.multistage_allreduce import CodedStages
-from partreduce.topo.errors import PartreduceError
-from partreduce.topo.strategies import AllReduceAlgorithm, Codec, Transport
+from partreduce.strategies import AllReduceAlgorithm, Codec, Transport
 
 STAGES = {AllReduceAlgorithm.RING: 4, AllReduceAlgorithm.HIERARCHICAL: 7}
 """Calls of the methods below that make up one sum."""
@@ -22,7 +19,7 @@ KILLED_IN = 2
 """The step in whose sum worker 3 is killed."""
 
 
-def killed_in_stage(algorithm, stage) -> None:
+def killed_in_stage(algorithm, stage):
     """Worker 3 is killed when the given stage of its third sum begins; the others have to say so."""
     calls = 0
 
@@ -42,9 +39,9 @@ def killed_in_stage(algorithm, stage) -> None:
     torch.nn.init.zeros_(model.weight)
     transport = Transport(algorithm=algorithm, codec=Codec.INT8)
     plan = everyone(num_nodes=1 if algorithm is AllReduceAlgorithm.RING else 2, transport=transport)
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, plan, timeout=60)
+    optimizer = wrapped(model, plan, lr=1.0)
 
-    def loop() -> None:
+    def loop():
         for _ in range(KILLED_IN + 2):  # who had all it needs from worker 3 learns of its death one step later
             model.weight.grad = torch.ones_like(model.weight)
             try:

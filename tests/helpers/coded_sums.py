@@ -4,8 +4,6 @@ Arrays of members are [members, numbers], float32. Bytes are not modeled, number
 every addition with its rounding.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from fractions import Fraction
@@ -168,44 +166,30 @@ class ErrorBound:
 class _Tracked:
     """What is known of a sum on its way: its error, and the size of its terms, each as (part of M, absolute)."""
 
-    def __init__(self, error: Fraction, underflow: Fraction) -> None:
+    def __init__(self, error, underflow):
         self._codec_error, self._underflow = error, underflow
         self.error, self.size = (Fraction(0), Fraction(0)), (Fraction(1), Fraction(0))
 
-    def encode(self, count: int) -> None:
+    def encode(self, count):
         """Each of `count` terms is rounded once."""
         grown = tuple(part * self._codec_error for part in self.size)
         more = (grown[0], grown[1] + count * self._underflow)
         self.error = (self.error[0] + more[0], self.error[1] + more[1])
         self.size = (self.size[0] + more[0], self.size[1] + more[1])
 
-    def add(self, count: int, unit: Fraction) -> None:
+    def add(self, count, unit):
         """Numbers are added `count` at a time, one after another, each addition rounded."""
         factor = (1 + unit) ** (count - 1) - 1
         self.error = (self.error[0] + factor * self.size[0], self.error[1] + factor * self.size[1])
         self.size = (self.size[0] * (1 + factor), self.size[1] * (1 + factor))
 
 
-def sum_error(
-    codec: str,
-    num_members: int,
-    *,
-    on_each_node: int = 1,
-    across_only: bool = False,
-    through_servers: bool = False,
-) -> ErrorBound:
+def sum_error(codec, num_members, *, on_each_node=1, across_only=False, through_servers=False):
     """How far a coded sum may be from the exact sum of what the members gave.
 
     The rounding of every stage is followed in exact fractions: a term that is rounded is off by e·(its size) + t, and
     an addition by u·(its result), with u that of float32 where codes are decoded before they are added, which is
     everywhere but in a ring of 16-bit numbers.
-
-    Args:
-        codec: float16, bfloat16, int8 or int4.
-        num_members: of the group.
-        on_each_node: l, for a hierarchical sum over num_members / l nodes; 1 for one stage over all.
-        across_only: whether numbers are added inside the nodes before they are rounded.
-        through_servers: whether a host adds the decoded numbers.
     """
     float32 = UNIT_ROUNDOFF["float32"]
     decoded = codec in LEVELS or through_servers or on_each_node > 1

@@ -9,11 +9,11 @@ from helpers.warm import WARM
 
 
 class Driver:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name = name
         self.process, self.stdin, self.stdout = WARM.talk(name)
 
-    def run(self, name: str, *, limit: float = 250, **request) -> dict:
+    def run(self, name, *, limit=250, **request):
         self.stdin.write(json.dumps({"name": name, **request}) + "\n")
         self.stdin.flush()
         with selectors.DefaultSelector() as selector:
@@ -29,7 +29,7 @@ class Driver:
         answer["faults"] = [r for r in answer["reports"] if "fault" in r]
         return answer
 
-    def close(self) -> None:
+    def close(self):
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.stdin.close()

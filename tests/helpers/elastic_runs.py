@@ -1,9 +1,10 @@
-"""A run that goes on after losses, with deaths at instants that are chosen, and what it must come to by hand.
+"""A run that continues after failures, with deaths at instants that are chosen, and what it must come to by hand.
 
 Gradients do not depend on the model and are multiples of 12/8: their means over 4, 3 and 2 workers are exact, so the
 replay, which knows nothing but who was in which sum, has the same bits.
 """
 
+import copy
 import io
 import json
 import os
@@ -14,22 +15,20 @@ import time
 import warnings
 
 import numpy as np
+import pytest
 import torch
 
+from partreduce import Cluster, DistributedOptimizer, RoundSampler, Schedule
 from partreduce.runtime.averaging.bucketed_gradients import LayerSender
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.data.sampler import RoundSampler
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.saved_state import Handover
 from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.strategies import AllReduce
 
 RATE = 0.25
 START = (1.0, -2.0, 0.5)
@@ -42,19 +41,21 @@ def gradient(rank, step, size=3):
     return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(size))
 
 
+ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
+"""The workers, and those that are left without worker 2."""
 EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
 """Pairs that take turns."""
 
 
-def pairs_until(resume, pairs_of_4, schedule, left=(0, 1, 3)):
+def pairs_until(resume, pairs_of_4, schedule, *, lost=4, before=lambda round_: EVEN_ODD[round_ % 2]):
     """The groups of a round where one of such pairs is lost in round 4, and the rest resumes as a schedule says."""
 
     def groups(round_):
-        if round_ < 4:
-            return EVEN_ODD[round_ % 2]
+        if round_ < lost:
+            return before(round_)
         if round_ < resume:
             return pairs_of_4
-        return [tuple(left[place] for place in group.members) for group in schedule.phase(round_)]
+        return [tuple(THREE[place] for place in group.members) for group in schedule.phase(round_)]
 
     return groups
 
@@ -167,35 +168,74 @@ INSTANTS = {
 }
 
 
+def launched(work, **options):
+    """(exit code, what each worker reported, by rank, all that was written) of a run."""
+    output = io.StringIO()
+    code = launch(work, threads=1, output=output, **{"num_workers": 4} | options)
+    text = output.getvalue()
+    said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
+    return code, {one["rank"]: one for one in said}, text
+
+
+def report(**facts):
+    sys.stdout.write(f"REPORT {json.dumps({'rank': int(os.environ['RANK']), **facts})}\n")
+
+
+class Ended:
+    """What came of a run."""
+
+    def __init__(self, code, said, text):
+        self.code, self.said, self.text = code, said, text
+        self.own = {rank: one["own"] for rank, one in said.items()}
+        """What each worker held before `finish()`."""
+
+    @property
+    def views(self):
+        """(after which turn, members), as the workers have heard."""
+        return [(after, tuple(members)) for after, members in next(iter(self.said.values()))["views"]]
+
+    def members(self, turn):
+        return next(members for after, members in reversed(self.views) if after <= turn)
+
+    def groups(self, turn):
+        return [self.members(turn)]
+
+    @property
+    def joined(self):
+        """(rank, turn, donor) of all who have joined: one view may lose a worker and take it in again."""
+        said = r"(worker \d(?: and worker \d)*) joined in round (\d+)(?: \(fragment (\d)\))? with the state "
+        return [
+            (int(rank), 2 * int(round_) + int(fragment) if fragment else int(round_), int(donor))
+            for names, round_, fragment, donor in re.findall(said + r"of worker (\d), and all", self.text)
+            for rank in re.findall(r"\d", names)
+        ]
+
+    @property
+    def joins(self):
+        """By rank, (turn, donor) of the last time it joined."""
+        return {rank: (turn, donor) for rank, turn, donor in self.joined}
+
+    def all_ended_equal(self, steps):
+        """Whether all hold one model after `finish()`, after so many steps."""
+        ends = [(one["end"], one["steps"]) for one in self.said.values()]
+        return all(end == (ends[0][0], steps) for end in ends)
+
+
+def survived(deaths, **options):
+    """A run that ends well, of three losses at most."""
+    ended = run(deaths, **options)
+    assert ended.code == 0, ended.text
+    return ended
+
+
+def near(models):
+    return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
+
+
 def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None,
         failure_plan=None, restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
         dtype=torch.float64, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
-    """(exit code, what each worker said at its end, all that was written) of a run.
-
-    Args:
-        deaths: by rank, (instant, round).
-        steps_per_round: gradients are averaged where it is 1.
-        steps: of each worker.
-        workers: at the start.
-        max_failures: how many may be.
-        evaluate: after which steps the mean model is looked at.
-        timeout: of the optimizer, in seconds.
-        strategy: in place of `allreduce` with these steps per round.
-        failure_plan: what the schedule plans.
-        restarts: how often lost workers are started again.
-        again: by the number of a restart, the deaths of that process, as (instant, round).
-        back: who comes back: from the step `waits_at` on workers wait for that, and those that come back for this.
-        waits_at: a step after the deaths.
-        decays: with a learning rate that halves every fifth step; "handed over" or not.
-        nodes: on which workers lie, equally many on each.
-        size: numbers of the model; a sum over nodes has stages from 1 kB on.
-        dtype: of the model.
-        pause: seconds that a worker computes in a step, beside what that takes anyway.
-        parameters: into how many the numbers of the model are cut, `weight0` and so on.
-        samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps
-            alike.
-    """
-
+    """What came of a run."""
     again = again or {}
 
     def work():
@@ -221,9 +261,8 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
                 optimizer.register_stateful(scheduler)
         batches = range(steps)
         if samples:
-            batches = torch.utils.data.DataLoader(
-                range(samples), 1, sampler=RoundSampler(samples, schedule, 1, shuffle=False), drop_last=True
-            )
+            sampler = RoundSampler(samples, schedule, 1, shuffle=False)
+            batches = torch.utils.data.DataLoader(range(samples), 1, sampler=sampler, drop_last=True)
         for batch in optimizer.batches(batches):
             step = optimizer.steps if samples else batch
             seen += [(step, int(batch))]
@@ -239,26 +278,15 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
             if step in evaluate:
                 with optimizer.mean_model():
                     means.append(weights())
-        own = weights()
-        said = {"in_stages": _sums_in_stages(optimizer)}
-        said |= {
-            "reference": next(
-                (part.reference.round for part in getattr(optimizer.runner, "parts", []) if part.reference), None
-            )
-        }
+        own, in_stages, parts = weights(), _sums_in_stages(optimizer), getattr(optimizer.runner, "parts", [])
+        reference = next((part.reference.round for part in parts if part.reference), None)
         optimizer.finish()
-        said |= {"rank": rank, "own": own, "end": weights(), "means": means, **optimizer.stats()}
-        said |= {"seen": seen, "views": getattr(optimizer.run.membership, "views", [])}
-        sys.stdout.write(f"REPORT {json.dumps(said)}\n")
+        views = getattr(optimizer.run.membership, "views", [])
+        report(in_stages=in_stages, reference=reference, own=own, end=weights(), means=means, seen=seen, views=views,
+               **optimizer.stats())  # fmt: skip
 
-    output = io.StringIO()
-    code = launch(
-        work, num_workers=workers, num_nodes=nodes, threads=1, max_failures=max_failures, max_restarts=restarts,
-        output=output,
-    )  # fmt: skip
-    text = output.getvalue()
-    said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
-    return code, {one["rank"]: one for one in said}, text
+    options = {"num_workers": workers, "num_nodes": nodes, "max_failures": max_failures, "max_restarts": restarts}
+    return Ended(*launched(work, **options))
 
 
 def _sums_in_stages(optimizer):
@@ -268,114 +296,93 @@ def _sums_in_stages(optimizer):
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 
-def own(said):
-    """What each worker that said something held before `finish()`, by rank."""
-    return {rank: one["own"] for rank, one in said.items()}
-
-
-def views_of(said):
-    """Who is a member in a turn, as the workers have heard."""
-    views = [(after, tuple(members)) for after, members in next(iter(said.values()))["views"]]
-    return lambda turn: next(members for after, members in reversed(views) if after <= turn)
-
-
-def replayed(groups_in, survivors, *, steps_per_round=1, steps=9, workers=4, gradients=None, joins=None, decays=False,
-             begun=0, models=None, size=3, outer=None, present=None):  # fmt: skip
-    """What survivors hold before `finish()`, by rank; `groups_in(round)` are those whose means are taken.
-
-    `joins` says by rank in which round a worker joins, and with whose state. A run that goes on has `begun` before,
-    with these `models`. With `outer` a group makes outer steps of as many as are `present` in the round.
-    """
-    models = models or {rank: start_of(size) for rank in range(workers)}
-    outer_params, momentum = start_of(size), [0.0] * size
-    for step in range(begun, steps):
-        groups, rate = groups_in(step // steps_per_round), RATE * (0.5 ** (step // 5) if decays else 1)
-        if gradients or (gradients is None and steps_per_round == 1):
-            (members,) = groups
-            moves = [sum(g) / len(members) for g in zip(*(gradient(rank, step, size) for rank in members), strict=True)]
-            models = {rank: [x - rate * g for x, g in zip(model, moves, strict=True)] for rank, model in models.items()}
-            continue
-        for rank, model in models.items():
-            models[rank] = [x - rate * g for x, g in zip(model, gradient(rank, step, size), strict=True)]
-        for rank, (round_, donor) in (joins or {}).items():
-            if step == (round_ + 1) * steps_per_round - 1:
-                own = gradient(rank, step, size)
-                models[rank] = [x - rate * g for x, g in zip(models[donor], own, strict=True)]
-        for members in groups if step % steps_per_round == steps_per_round - 1 else ():
-            mean = [sum(x) / len(members) for x in zip(*(models[rank] for rank in members), strict=True)]
-            if outer is not None and len(members) == present(step // steps_per_round):
-                moved = [m - a for m, a in zip(mean, outer_params, strict=True)]
-                momentum = [float(outer.momentum) * b + d for b, d in zip(momentum, moved, strict=True)]
-                if outer.nesterov:
-                    moved = [d + float(outer.momentum) * b for d, b in zip(moved, momentum, strict=True)]
-                else:
-                    moved = momentum
-                outer_params = mean = [a + float(outer.lr) * d for a, d in zip(outer_params, moved, strict=True)]
-            models = {rank: list(mean) if rank in members else model for rank, model in models.items()}
-    return {rank: models[rank] for rank in survivors}
-
-
-def replayed_in_turns(
-    members_of, survivors, *, steps_per_round, steps, fragments, outer, joins=None, workers=4, size=3, late=0, alpha=0
+def replayed_gradients(
+    members_of, *, steps, lag=0, warm_up=0, joined=(), size=3, total=False, drops=False, decays=False
 ):
-    """What survivors hold before `finish()`, by rank, where fragments of the model make outer steps in turn.
+    """What all hold before `finish()`, and after, where gradients are averaged and applied so many steps late.
 
-    `members_of(turn)` are who averages in it; fragment p has turn `round * fragments + p`, after (p + 1) / fragments of
-    the round's steps. `joins` says by rank in which turn a worker joins, and with whose state. What is averaged is of
-    `late` steps before, and `alpha` of a worker's own model stays.
+    A mean is over those who are left when it is applied and were there when it was taken.
     """
-    models = {rank: np.array(start_of(size)) for rank in range(workers)}
-    sent = {rank: [None] * fragments for rank in range(workers)}
-    outer_params, momentum = np.array(start_of(size)), np.zeros(size)
+
+    def mean(step, turn):
+        late = {rank for rank, turn_joined, *_ in joined if step < turn_joined <= turn}
+        givers = [rank for rank in members_of(turn) if rank not in late]
+        divisor = 1 if total else len(givers)
+        return [sum(g) / divisor for g in zip(*(gradient(rank, step, size) for rank in givers), strict=True)]
+
+    own = model = start_of(size)
+    for turn in range(steps + lag):
+        step, rate = turn if turn < warm_up else turn - lag, RATE * (0.5 ** (turn // 5) if decays else 1)
+        if step >= warm_up * (turn >= warm_up):
+            model = [x - rate * g for x, g in zip(model, mean(step, turn), strict=True)]
+        own = model if turn < steps else own
+    return own, model
+
+
+class Worker:
+    """One worker of a replay: its model, that with which its round began, what it has sent, its outer parameters."""
+
+    def __init__(self, model, fragments):
+        self.model, self.start, self.outer_params = (np.array(model) for _ in range(3))
+        self.sent, self.momentum = [None] * fragments, np.zeros(len(model))
+
+    def outer_step(self, part, mean, outer):
+        moved = mean - self.outer_params[part]
+        self.momentum[part] = momentum = float(outer.momentum) * self.momentum[part] + moved
+        ahead = moved + float(outer.momentum) * momentum if outer.nesterov else momentum
+        self.outer_params[part] += float(outer.lr) * ahead
+        return self.outer_params[part]
+
+
+def replayed(groups_in, survivors, *, steps_per_round=1, steps=9, gradients=None, fragments=1, outer=None, present=None,
+             overlaps=False, late=0, alpha=0.0, joins=None, decays=False, begun=0, models=None, workers=4, size=3,
+             mean_of=lambda given: np.mean(given, axis=0)):  # fmt: skip
+    """What survivors hold before `finish()`, by rank; `groups_in(turn)` are those whose means are taken.
+
+    Fragment p of a model has turn `round * fragments + p`, after (p + 1) / fragments of the round's steps. What is
+    averaged is of the beginning of the round if it `overlaps`, or of `late` steps before, and `alpha` of a worker's own
+    model stays. With `outer` a group makes outer steps, if it is of as many as are `present` in the turn. `joins` says
+    by rank in which turn a worker joins, and with whose state; a run that continues has `begun` before, with these
+    `models`.
+    """
+    if gradients or (gradients is None and steps_per_round == 1):
+        own = replayed_gradients(lambda turn: groups_in(turn)[0], steps=steps, size=size, decays=decays)[0]
+        return dict.fromkeys(survivors, own)
+    models = models or {rank: start_of(size) for rank in range(workers)}
+    everyone, moves = {rank: Worker(model, fragments) for rank, model in models.items()}, {}
     parts = np.array_split(np.arange(size), fragments)
     ends = [(number + 1) * steps_per_round // fragments for number in range(fragments)]
-    for step in range(steps):
+    for step in range(begun, steps):
         round_, taken = step // steps_per_round, step % steps_per_round + 1
-        moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
-        models = {rank: model + moves[rank] for rank, model in models.items()}
-        if not late:
-            sent = {rank: [model[part] for part in parts] for rank, model in models.items()}
+        for rank, worker in everyone.items():
+            worker.start = worker.model if taken == 1 else worker.start
+            moves[rank] = -RATE * np.array(gradient(rank, step, size))
+            worker.model = worker.model + moves[rank]
         for number, part in enumerate(parts):
             if ends[number] != taken:
                 continue
             turn = round_ * fragments + number
             for rank, (joined, donor) in (joins or {}).items():
                 if joined == turn:
-                    models[rank], sent[rank] = models[donor] + moves[rank], list(sent[donor])
-                    if not late:
-                        sent[rank][number] = models[rank][part]
-            if any(sent[rank][number] is None for rank in members_of(turn)):
-                continue  # nothing was sent yet
-            moved = np.mean([sent[rank][number] for rank in members_of(turn)], axis=0) - outer_params[part]
-            momentum[part] = float(outer.momentum) * momentum[part] + moved
-            ahead = moved + float(outer.momentum) * momentum[part] if outer.nesterov else momentum[part]
-            outer_params[part] += float(outer.lr) * ahead
-            for rank in members_of(turn):
-                models[rank][part] = alpha * models[rank][part] + (1 - alpha) * outer_params[part]
+                    everyone[rank] = copy.deepcopy(everyone[donor])
+                    everyone[rank].model += moves[rank]
+            for members in groups_in(turn):
+                group = [everyone[rank] for rank in members]
+                given = [one.start if overlaps else one.sent[number] if late else one.model[part] for one in group]
+                if any(one is None for one in given):
+                    continue  # nothing was sent yet
+                mean = mean_of(given)
+                for worker in group:
+                    if outer is not None and (present is None or len(members) == present(turn)):
+                        value = worker.outer_step(part, mean, outer)
+                    else:
+                        value = worker.model + mean - worker.start if overlaps else mean
+                    worker.model[part] = alpha * worker.model[part] + (1 - alpha) * value
         for number, part in enumerate(parts) if late else ():
             if (taken + late - ends[number]) % steps_per_round == 0:
-                for rank, model in models.items():
-                    sent[rank][number] = model[part].copy()
-    return {rank: models[rank].tolist() for rank in survivors}
-
-
-def replayed_own_outer(groups_in, survivors, *, steps, outer, joins=None, workers=4, size=3):
-    """What survivors hold before `finish()`, by rank, where each takes outer steps from its last model, every step."""
-    outer_params = {rank: np.array(start_of(size)) for rank in range(workers)}
-    models, momentum = dict(outer_params), {rank: np.zeros(size) for rank in range(workers)}
-    for step in range(steps):
-        moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
-        models = {rank: model + moves[rank] for rank, model in models.items()}
-        for rank, (joined, donor) in (joins or {}).items():
-            if joined == step:
-                models[rank] = models[donor] + moves[rank]
-                outer_params[rank], momentum[rank] = outer_params[donor], momentum[donor]
-        for members in groups_in(step):
-            mean = np.mean([models[rank] for rank in members], axis=0)
-            for rank in members:
-                momentum[rank] = float(outer.momentum) * momentum[rank] + mean - outer_params[rank]
-                outer_params[rank] = models[rank] = outer_params[rank] + float(outer.lr) * momentum[rank]
-    return {rank: models[rank].tolist() for rank in survivors}
+                for worker in everyone.values():
+                    worker.sent[number] = worker.model[part].copy()
+    return {rank: everyone[rank].model.tolist() for rank in survivors}
 
 
 def replayed_by_steps(members_of, survivors, *, worker_steps, rounds, joins=None, size=3):
@@ -398,61 +405,4 @@ def replayed_by_steps(members_of, survivors, *, worker_steps, rounds, joins=None
                 brought[rank] = given + last * (mean_steps if worker_steps[rank] == 1 else 1)
         mean = np.mean([brought[rank] for rank in members], axis=0)
         models = {rank: mean if rank in members else brought[rank] for rank in models}
-    return {rank: models[rank].tolist() for rank in survivors}
-
-
-def joins_in(text):
-    """(rank, round) of all who have joined, as the launcher said: one view may lose a worker and take it in again."""
-    found = re.findall(r"partreduce: (worker \d(?: and worker \d)*) joined in round (\d+) with", text)
-    return [(int(rank), int(round_)) for names, round_ in found for rank in re.findall(r"\d", names)]
-
-
-def replayed_late(said, *, joins=(), lag, steps, warm_up=0, size=3, total=False, drops=False):
-    """What all hold before `finish()`, and after, where gradients are applied so many steps late.
-
-    From nothing but the views, and who has joined in which round: a mean is over those who are left when it is applied
-    and were there when it was taken.
-    """
-    views = [(after, tuple(members)) for after, members in next(iter(said.values()))["views"]]
-
-    def mean(step, turn):
-        members = [members for after, members in views if after <= turn][-1]
-        late = {rank for rank, joined in joins if step < joined <= turn}
-        givers = [rank for rank in members if rank not in late]
-        divisor = 1 if total else len(givers)
-        return [sum(g) / divisor for g in zip(*(gradient(rank, step, size) for rank in givers), strict=True)]
-
-    model = start_of(size)
-    for turn in range(steps + lag):
-        if turn == steps:
-            own = model
-        step = turn if turn < warm_up else turn - lag
-        if step >= warm_up * (turn >= warm_up) and not (drops and turn >= steps):
-            moves = mean(step, turn)
-            model = [x - RATE * g for x, g in zip(model, moves, strict=True)]
-    return own, model
-
-
-def replayed_overlapped(groups_in, survivors, *, steps_per_round, steps, joins=None, workers=4, size=3, mean_of=None):
-    """What survivors hold before `finish()`, by rank, where a round ends with the mean of its beginning.
-
-    `joins` says by rank in which round a worker joins, and with whose state. `mean_of` takes what is averaged.
-    """
-    mean_of = mean_of or (lambda starts: np.mean(starts, axis=0))
-    models = {rank: np.array(start_of(size)) for rank in range(workers)}
-    starts = dict(models)
-    for step in range(steps):
-        round_ = step // steps_per_round
-        if step % steps_per_round == 0:
-            starts = dict(models)
-        moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
-        models = {rank: model + moves[rank] for rank, model in models.items()}
-        if step % steps_per_round != steps_per_round - 1:
-            continue
-        for rank, (joined, donor) in (joins or {}).items():
-            if joined == round_:
-                models[rank], starts[rank] = models[donor] + moves[rank], starts[donor]
-        for members in groups_in(round_):
-            mean = mean_of([starts[rank] for rank in members])
-            models |= {rank: models[rank] + mean - starts[rank] for rank in members}
     return {rank: models[rank].tolist() for rank in survivors}

@@ -6,8 +6,6 @@ where the store has a process of its own and nobody notes a death, as on several
 """
 
 # ruff: noqa: T201 - its output is what the tests read
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap
@@ -27,7 +25,6 @@ import torch
 from benchmarks.faults.processes import look_at, runs
 from helpers.scenarios import (
     everyone,
-    hear,
     launched,
     main,
     network,
@@ -38,26 +35,14 @@ from helpers.scenarios import (
     reporting,
     stop_until_alone,
     train,
-    until_heard,
+    wrapped,
 )
+from partreduce import Cluster, Schedule
+from partreduce import strategies as st
 from partreduce.runtime.launcher.processes import import_once
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import gloo
 from partreduce.runtime.transport.torch_api import TCPStore
 from partreduce.runtime.worker import config_handshake
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Pipeline
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups
-from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
-from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
-from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import StaticGroups
 
 LIMIT = 90.0
 """Seconds in which workers without a launcher end, or hang."""
@@ -65,7 +50,7 @@ DYING = mmap.mmap(-1, 4)
 """The id of the worker that is to die while it connects, for all workers to see."""
 
 
-def pause_or_kill(number) -> None:
+def pause_or_kill(number):
     """The fault: tell when it comes, then let it come to this very process."""
     report(fault=number, at=now())
     if number == signal.SIGSTOP:
@@ -74,68 +59,94 @@ def pause_or_kill(number) -> None:
         os.kill(os.getpid(), number)
 
 
-def is_stopped(pid) -> bool:
+def is_stopped(pid):
     return look_at(pid).state == "T"
 
 
-def chain() -> Schedule:
+def chain():
     """Workers in a row: who stops at the end holds up the whole row, one pair after another."""
-    phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1], [2, 3]], [[1, 2], [3, 4]]))
-    return Schedule("row", Cluster.regular(1, 5), StaticGroups(phases=GroupPhases(phases)))
+    phases = tuple(st.Phase.from_groups(5, groups) for groups in ([[0, 1], [2, 3]], [[1, 2], [3, 4]]))
+    return Schedule("row", Cluster.regular(1, 5), st.StaticGroups(phases=st.GroupPhases(phases)))
 
 
-def of_kind(kind) -> Schedule:
+def of_kind(kind):
     cluster = Cluster.regular(1, 4)
     kinds = {
         "static": pairs,
         "allreduce": everyone,
-        "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(sync=Pipeline())),
-        "quorum": lambda: Schedule("quorum", cluster, AllReduce(sync=PartialAllReduce(quorum=QuorumStart.SOLO))),
-        "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
-        "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
-        "asynchronous server": lambda: Schedule("server", cluster, Server(hosts=(0, 1), synchronous=False)),
+        "pipeline": lambda: Schedule("pipeline", cluster, st.AllReduce(sync=st.Pipeline())),
+        "quorum": lambda: Schedule(
+            "quorum", cluster, st.AllReduce(sync=st.PartialAllReduce(quorum=st.QuorumStart.SOLO))
+        ),
+        "pairwise": lambda: Schedule("pairs", cluster, st.Pairwise(active=(0, 1))),
+        "server": lambda: Schedule("server", cluster, st.Server(hosts=(0, 1))),
+        "asynchronous server": lambda: Schedule("server", cluster, st.Server(hosts=(0, 1), synchronous=False)),
     }
     return kinds[kind]()
 
 
-def trained(schedule, victim, number, *, timeout, at=20, steps=100_000) -> None:
+def trained(schedule, victim, number, *, timeout, at=20, steps=100_000):
     """Training in which a worker meets a signal in some step; everybody tells how it ended."""
     model = network()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=timeout)
+    optimizer = wrapped(model, schedule, timeout=timeout)
 
-    def hook(step) -> None:
+    def hook(step):
         time.sleep(0.005)
         if step == at:
             print("STEPS", flush=True)
             if rank() == victim:
                 pause_or_kill(number)
 
-    def loop() -> None:
+    def loop():
         train(optimizer, model, steps, hook)
         optimizer.finish()
 
     reporting(loop)
 
 
-def gap_ring(**options) -> Schedule:
+def gap_ring(**options):
     """Five workers on a ring in both directions, so that two of them are no neighbors of a third."""
     edges = [((to + hop) % 5, to, Fraction(1, 4)) for to in range(5) for hop in (1, -1)]
-    strategy = NeighborAveraging(rounds=(Round.from_edges(5, edges),), sync=IterationGap(**options))
+    strategy = st.NeighborAveraging(rounds=(st.Round.from_edges(5, edges),), sync=st.IterationGap(**options))
     return Schedule("gap", Cluster.regular(1, 5), strategy)
 
 
-def killed_in_step_2(seconds, heard, *, together=False, **options) -> None:
+HEARD = mmap.mmap(-1, 16)
+"""How many updates, tokens and acknowledgements have come to each worker of a gap; all workers see it."""
+
+
+def hear(optimizer, of):
+    """Count in `HEARD` what comes to this worker from one neighbor."""
+    log = optimizer.runner.log
+    add, me = log.add, rank()
+    HEARD[me] = 0
+
+    def heard(kind, *numbers, source=-1, by=0, **details):
+        add(kind, *numbers, source=source, by=by, **details)
+        if source == of:
+            HEARD[me] += by or 1
+
+    log.add = heard
+
+
+def until_heard(counts):
+    deadline = time.monotonic() + 60
+    while any(HEARD[worker] < count for worker, count in counts.items()):
+        assert time.monotonic() < deadline, (list(HEARD), counts)
+        time.sleep(0.01)
+
+
+def killed_in_step_2(seconds, heard, *, together=False, **options):
     """Worker 2 is killed before it sends anything in its step 2, and when both neighbors have `heard` all it sent.
 
     A step takes so many seconds, and may begin `together`.
     """
     model = network()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = DistributedOptimizer(sgd, model, gap_ring(**options), timeout=60)
+    optimizer = wrapped(model, gap_ring(**options))
     store = optimizer.run.reducer.world.store
     hear(optimizer, of=2)
 
-    def loop() -> None:
+    def loop():
         while optimizer.steps < 100:
             step = f"step {optimizer.steps}"
             store.add(step, 1)
@@ -151,7 +162,7 @@ def killed_in_step_2(seconds, heard, *, together=False, **options) -> None:
     reporting(loop)
 
 
-def killed_at_start(stage) -> None:
+def killed_at_start(stage):
     """Worker 2 is killed before its first step."""
     if rank() == 2 and stage == "imports":
         pause_or_kill(signal.SIGKILL)
@@ -162,12 +173,10 @@ def killed_at_start(stage) -> None:
         time.sleep(2.0)  # so that the handshake is under way
     if stage == "connecting":
         die_while_connecting(2)
-    model = network()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    reporting(lambda: DistributedOptimizer(sgd, model, everyone(), timeout=60))
+    only_wrapped(60)
 
 
-def die_while_connecting(victim) -> None:
+def die_while_connecting(victim):
     """One worker leaves its address for the others of its first group and dies; they come when it is dead."""
     make, begun = gloo.ProcessGroupGloo, []
 
@@ -188,30 +197,27 @@ def die_while_connecting(victim) -> None:
     gloo.ProcessGroupGloo = Late
 
 
-def connecting(timeout) -> None:
+def connecting(timeout):
     die_while_connecting(3)
+    only_wrapped(timeout)
+
+
+def only_wrapped(timeout):
     model = network()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    reporting(lambda: DistributedOptimizer(sgd, model, everyone(), timeout=timeout))
+    reporting(lambda: wrapped(model, everyone(), timeout=timeout))
 
 
-def wrapped(timeout) -> None:
-    model = network()
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    reporting(lambda: DistributedOptimizer(sgd, model, everyone(), timeout=timeout))
-
-
-def fenced() -> None:
+def fenced():
     """Worker 3 is stopped until the generator has given it up, and wakes while the others still train.
 
     They stay in step 100 until it has ended, so that it finds them there.
     """
     model = network()
-    schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=2, slow_threshold=None))
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=300)
+    schedule = Schedule("g", Cluster.regular(1, 4), st.DynamicGroups(group_size=2, slow_threshold=None))
+    optimizer = wrapped(model, schedule, timeout=300)
     me, steps, store = os.getpid(), [], optimizer.run.reducer.world.store
 
-    def hook(step) -> None:
+    def hook(step):
         steps.append(step)
         time.sleep(0.02)
         if rank() == 3 and step == 10:
@@ -227,7 +233,7 @@ def fenced() -> None:
         while rank() != 3 and step == 100 and not store.check(["awake"]):
             time.sleep(0.05)
 
-    def loop() -> None:
+    def loop():
         train(optimizer, model, 200, hook)
         optimizer.finish()
 
@@ -242,7 +248,7 @@ def fenced() -> None:
 BY_LAUNCHER = {
     "fenced": (4, fenced),
     "gap, notify": (5, lambda: killed_in_step_2(0.05, 4, notify_ack=True)),
-    "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, update_order=UpdateOrder.DPSGD)),
+    "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, update_order=st.UpdateOrder.DPSGD)),
     "gap, backup": (5, lambda: killed_in_step_2(1.5, 4, together=True, backup=1, max_ig=3)),
     **{f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
         for kind in ("pipeline", "quorum")},
@@ -256,11 +262,11 @@ BY_LAUNCHER = {
 WITHOUT_LAUNCHER = {
     "training": (3, lambda: trained(everyone(), -1, 0, timeout=8)),
     "connecting": (4, lambda: connecting(8)),
-    "wrapped": (2, lambda: wrapped(2)),
+    "wrapped": (2, lambda: only_wrapped(2)),
 }
 
 
-def without_launcher(request) -> dict:
+def without_launcher(request):
     """Workers whose store is served by another process, to which, or to whose port, the fault happens."""
     import_once()  # as the launcher does before it forks
     num_workers, function = WITHOUT_LAUNCHER[request["name"]]
@@ -323,7 +329,7 @@ def without_launcher(request) -> dict:
 class Namespaces:
     """Two network namespaces with one cable: the store's host in one, the workers in the other."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.names = {side: f"partreduce-{os.getpid()}-{side}" for side in ("host", "workers")}
         for number, name in enumerate(self.names.values(), 1):
             _ip("netns", "add", name)
@@ -335,25 +341,25 @@ class Namespaces:
             _ip("-n", name, "addr", "add", f"10.231.17.{number}/24", "dev", "cable")
             _ip("-n", name, "link", "set", "cable", "up")
 
-    def enter(self, side) -> None:
+    def enter(self, side):
         with Path(f"/run/netns/{self.names[side]}").open() as file:
             assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0, "CLONE_NEWNET"
 
-    def cut(self) -> None:
+    def cut(self):
         _ip("-n", self.names["host"], "link", "set", "cable", "down")
         state = _ip("-n", self.names["workers"], "link", "show", "cable")
         assert "NO-CARRIER" in state, "the fault fired"
 
-    def close(self) -> None:
+    def close(self):
         for name in self.names.values():
             _ip("netns", "del", name)
 
 
-def _ip(*words) -> str:
+def _ip(*words):
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
-def _forked(action, descriptor) -> int:
+def _forked(action, descriptor):
     pid = os.fork()
     if pid == 0:
         code = 70
@@ -373,7 +379,7 @@ def _forked(action, descriptor) -> int:
     return pid
 
 
-def _serve(ports_write, place, net) -> None:
+def _serve(ports_write, place, net):
     if net:
         net.enter("host")
     store = TCPStore(place, 0, None, True, wait_for_workers=False)
@@ -381,7 +387,7 @@ def _serve(ports_write, place, net) -> None:
     time.sleep(600)
 
 
-def _work(function, variables, number, net) -> None:
+def _work(function, variables, number, net):
     if net:
         net.enter("workers")
     os.environ.update(variables, RANK=str(number))
@@ -389,7 +395,7 @@ def _work(function, variables, number, net) -> None:
     function()
 
 
-def answered(request) -> dict:
+def answered(request):
     DYING[:4] = bytes(4)
     return launched(BY_LAUNCHER, request) if request["name"] in BY_LAUNCHER else without_launcher(request)
 

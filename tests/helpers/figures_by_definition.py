@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
-from partreduce.topo.strategies import AllReduce, Averaging, RulePhases, StaticGroups
+from partreduce.strategies import AllReduce, Averaging, RulePhases, StaticGroups
 
 
 def groups_of(schedule):

@@ -1,7 +1,5 @@
 """What scripts do with the Transformers Trainer and with Lightning, in real processes, as helpers.scenarios."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path
@@ -10,9 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from helpers.scenarios import everyone, main, network, pairs, rank, report, weights
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
+from partreduce import DistributedOptimizer
+from partreduce.errors import InputError
 
 STEPS, EVALUATES_AT = 12, 6
 
@@ -20,7 +17,7 @@ STEPS, EVALUATES_AT = 12, 6
 class Model(torch.nn.Module):
     """With the loss inside, as the Trainer wants it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = network()
 
@@ -56,7 +53,7 @@ def by_hand(schedule):
     return {"mean": mean.tolist(), "own": own.tolist(), "end": weights(model).tolist()}
 
 
-def refused(action) -> str:
+def refused(action):
     try:
         action()
     except InputError as error:
@@ -64,11 +61,11 @@ def refused(action) -> str:
     return ""
 
 
-def unequal() -> Schedule:
+def unequal():
     return everyone((1, 1, 1, 2))
 
 
-def transformers_trainer() -> None:
+def transformers_trainer():
     from transformers import Trainer, TrainingArguments
 
     from partreduce.transformers import ScheduleCallback
@@ -121,7 +118,7 @@ def transformers_trainer() -> None:
         )
 
 
-def lightning_trainer() -> None:
+def lightning_trainer():
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 

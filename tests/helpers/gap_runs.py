@@ -1,7 +1,5 @@
 """Random runs of workers that keep a gap: their schedules, what each worker does, and what a replay says of it."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter
@@ -12,15 +10,11 @@ import numpy as np
 import torch
 
 from helpers.random_schedules import Quadratic
-from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import ENTERING, Ack, Advance, Reduce, SendUpdate, Token, Update, hop_of
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
-from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.strategies import EdgeWeighting, IterationGap, NeighborAveraging, Round, SkipPolicy, UpdateOrder
 from partreduce.verify.gap_bounds import exact_bounds
 
 WIDTH = 3

@@ -15,7 +15,7 @@ from partreduce.runtime.generator.messages import ask_of, new_key
 from partreduce.runtime.generator.service import GeneratorService
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import GroupGenerator
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 FOUR_ON_ONE_NODE = GeneratorSetting(nodes=(0, 0, 0, 0), division=GroupSplit.GLOBAL, slow_threshold=None)
 

@@ -1,7 +1,5 @@
 """The reference metrics of `tests/golden.json`: computed apart from this code, or printed in the papers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Graphs of networkx and ours, each as the other."""
 
-from __future__ import annotations
-
 import networkx as nx
 import numpy as np
 

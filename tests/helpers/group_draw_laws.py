@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations, product
 
 from partreduce.schedulers.protocols.group_generator.draw import PATIENCE, SLOW_WORKER_GROUP_SIZE, Situation
-from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 
 def situations(setting, *, salts=(0, 1, 5, 11), known=()):

@@ -1,7 +1,5 @@
 """Training with tables of their own route, next to one device with the whole batch; small models with known numbers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,9 +7,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import partreduce
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PartreduceError
-from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
+from partreduce import Cluster, PartreduceError
+from partreduce.strategies import Gradient, Payload, Placement, TablePlacement
 
 WORDS, WIDTH, BAGS = 29, 4, 13
 SAMPLES = 8
@@ -137,10 +134,7 @@ def schedule_of(case):
         parameter="bag.weight", rows=BAGS, columns=WIDTH, way=case.way, gradient=gradient, codec=case.codec
     )
     payload = Payload(
-        tables=(words, bags),
-        local_aggregation=case.coalesces,
-        average=case.average,
-        average_dense=case.average_dense,
+        tables=(words, bags), local_aggregation=case.coalesces, average=case.average, average_dense=case.average_dense
     )
     return replace(schedule, strategy=replace(schedule.strategy, payload=payload))
 

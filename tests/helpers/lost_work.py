@@ -1,7 +1,5 @@
 """Scenarios of work that must not be lost: checkpoints and unequal data when workers are, and disks that are full."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
@@ -12,22 +10,16 @@ from pathlib import Path
 
 import torch
 
-from helpers.scenarios import main, pairs, rank, report, reporting, train, weights
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from helpers.scenarios import main, pairs, rank, report, reporting, train, weights, wrapped
+from partreduce import Cluster, Schedule, load_checkpoint, save_checkpoint
+from partreduce.strategies import Averaging, DynamicGroups
 
 
 def generated(**options):
     """An optimizer of a generated schedule; workers start from 1, 2, 3, 4 and no step changes that."""
     model = torch.nn.Linear(10, 10)
     schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=3, slow_threshold=None, **options))
-    optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=60, initial="keep"
-    )
+    optimizer = wrapped(model, schedule, lr=0.0, initial="keep")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float(rank() + 1))
@@ -35,7 +27,7 @@ def generated(**options):
     return model, optimizer
 
 
-def steps(optimizer, count, *, dies_at=None) -> None:
+def steps(optimizer, count, *, dies_at=None):
     for step in range(count):
         if rank() == 3 and step == dies_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -43,11 +35,11 @@ def steps(optimizer, count, *, dies_at=None) -> None:
         optimizer.step()
 
 
-def saving(*, dies) -> None:
+def saving(*, dies):
     """Save three times, between rounds that the generator groups; worker 3 may die after the first."""
     model, optimizer = generated()
 
-    def loop() -> None:
+    def loop():
         for _ in range(3):
             steps(optimizer, 12, dies_at=5 if dies and optimizer.steps else None)
             folder = save_checkpoint(optimizer, os.environ["PLACE"], extra={"rank": rank()})
@@ -60,10 +52,10 @@ def saving(*, dies) -> None:
     reporting(loop)
 
 
-def resuming() -> None:
+def resuming():
     model, optimizer = generated()
 
-    def loop() -> None:
+    def loop():
         resumed = load_checkpoint(optimizer, os.environ["PLACE"])
         restored = weights(model).tolist()[0]
         steps(optimizer, 12)
@@ -76,11 +68,11 @@ def resuming() -> None:
     reporting(loop)
 
 
-def joining(*, dies, **options) -> None:
+def joining(*, dies, **options):
     """Worker w has 20 + 10 w batches; worker 3 may die in the middle of its own."""
     model, optimizer = generated(**options)
 
-    def loop() -> None:
+    def loop():
         with optimizer.join():
             steps(optimizer, 20 + 10 * rank(), dies_at=45 if dies else None)
         rounds = optimizer.round
@@ -92,18 +84,15 @@ def joining(*, dies, **options) -> None:
     reporting(loop)
 
 
-def full_trace_disk() -> None:
+def full_trace_disk():
     """No file may grow any more when the trace is written, as on a full disk; what comes after finish() still runs."""
     model = torch.nn.Linear(4, 1)
-    optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60, trace=os.environ["TRACE"]
-    )
+    optimizer = wrapped(model, pairs(), trace=os.environ["TRACE"])
     train(optimizer, model, 4)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
-    def loop() -> None:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+    def loop():
+        with warnings.catch_warnings(record=True, action="always") as said:
             optimizer.finish()
             optimizer.run.reducer.recorder.dump("again")
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -1,7 +1,5 @@
 """Folded states against the orbits of all states, computed from graphs and states without a machine's renaming."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 from benchmarks.explore.explorer import Gone
@@ -12,15 +10,7 @@ from partreduce.schedulers.protocols.hop import HopState
 
 def searched(machine, network, *, symmetry):
     """A finished search without properties."""
-    search = Breadth(
-        machine,
-        network,
-        properties=(),
-        max_states=200_000,
-        symmetry=symmetry,
-        within=None,
-        max_gap=None,
-    )
+    search = Breadth(machine, network, properties=(), max_states=200_000, symmetry=symmetry, within=None, max_gap=None)
     search.run()
     assert search.complete
     return search

@@ -4,8 +4,6 @@ Written from the model's parts (update, computing, communication) and the standa
 checked against notes from a reading of the paper.
 """
 
-from __future__ import annotations
-
 
 def ring_seconds(num_workers, num_bytes, *, latency, seconds_per_byte):
     """A ring all-reduce: 2(p−1)α + 2(p−1)/p·nβ."""

@@ -4,26 +4,16 @@ Gradients are functions of the parameters, the worker and the step, written once
 cases use dyadic numbers with few bits, so that float64 rounds nothing in any order of additions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import DrainPolicy, GradientReduction, Pipeline
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce.strategies import AllReduce, DrainPolicy, GradientReduction, Pipeline
 
 SIZES = (3, 2)
 """Numbers in the two parameters; of the second one not every worker has a gradient in each step."""
@@ -51,15 +41,15 @@ class Case:
     """(workers, steps, numbers): the gradient is slope · round(8 x) / 8 + push."""
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self):
         return Schedule(f"pipeline {self.seed}", Cluster.regular(1, self.num_workers), AllReduce(sync=self.sync))
 
     @property
-    def steps(self) -> int:
+    def steps(self):
         return max(self.lengths)
 
     @property
-    def joins(self) -> bool:
+    def joins(self):
         return len(set(self.lengths)) > 1
 
 
@@ -73,7 +63,7 @@ ADAM = {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.02}
 BOUND = 0.25
 
 
-def make_case(seed: int) -> Case:
+def make_case(seed):
     rng = random.Random(f"pipeline {seed}")
     exact = seed % 2 == 0
     n = rng.choice([2, 4]) if exact else rng.randint(2, MAX_WORKERS)
@@ -117,13 +107,13 @@ def make_case(seed: int) -> Case:
 
 
 class Model(torch.nn.Module):
-    def __init__(self, start) -> None:
+    def __init__(self, start):
         super().__init__()
         first, second = (torch.tensor(values, dtype=torch.float64) for values in start)
         self.first, self.second = torch.nn.Parameter(first), torch.nn.Parameter(second)
 
 
-def _wrapped(case: Case, world):
+def _wrapped(case, world):
     model = Model(case.start)
     if case.optimizer == "adam":
         inner: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), **ADAM)
@@ -132,16 +122,16 @@ def _wrapped(case: Case, world):
     return model, DistributedOptimizer(inner, model, case.schedule, timeout=60, world=world)
 
 
-def run_case(case: Case, world, folder: Path):
+def run_case(case, world, folder):
     """What the model holds after each step of this worker, and after finish()."""
     rank = world.rank
     model, optimizer = _wrapped(case, world)
     seen = []
 
-    def numbers() -> np.ndarray:
+    def numbers():
         return torch.cat([model.first.detach(), model.second.detach()]).numpy().copy()
 
-    def take(step: int) -> None:
+    def take(step):
         optimizer.zero_grad()
         x = torch.from_numpy(numbers())
         gradient = torch.tensor(case.slopes[rank, step]) * torch.round(8 * x) / 8 + torch.tensor(
@@ -178,15 +168,15 @@ def run_case(case: Case, world, folder: Path):
 class _Rule:
     """U: what SGD and Adam do with a gradient, by their papers, one parameter at a time."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name, self.state = name, [{} for _ in SIZES]
 
-    def __call__(self, x: list[np.ndarray], gradients) -> None:
+    def __call__(self, x, gradients):
         for index, gradient in enumerate(gradients):
             if gradient is not None:
                 (self._adam if self.name == "adam" else self._sgd)(x[index], gradient, self.state[index])
 
-    def _sgd(self, x: np.ndarray, gradient: np.ndarray, state: dict) -> None:
+    def _sgd(self, x, gradient, state):
         options = SGDS[self.name]
         direction = gradient + options.get("weight_decay", 0.0) * x
         if "momentum" in options:
@@ -195,7 +185,7 @@ class _Rule:
             direction = direction + options["momentum"] * velocity if options.get("nesterov") else velocity
         x -= options["lr"] * direction
 
-    def _adam(self, x: np.ndarray, gradient: np.ndarray, state: dict) -> None:
+    def _adam(self, x, gradient, state):
         (b1, b2), t = ADAM["betas"], state.get("t", 0) + 1
         gradient = gradient + ADAM["weight_decay"] * x
         m = b1 * state.get("m", 0.0) + (1 - b1) * gradient
@@ -204,7 +194,7 @@ class _Rule:
         x -= ADAM["lr"] * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + ADAM["eps"])
 
 
-def replay(case: Case):
+def replay(case):
     """(steps, numbers) after each step, and the numbers at the end."""
     x = [np.array(values) for values in case.start]
     update, on_their_way, seen = _Rule(case.optimizer), deque(), []
@@ -231,7 +221,7 @@ def replay(case: Case):
     return seen, np.concatenate(x)
 
 
-def _total(case: Case, step: int, x, *, somebody: bool):
+def _total(case, step, x, *, somebody):
     """The mean, or the sum, of all workers' gradients; None for a second parameter of which nobody has one."""
     count = case.num_workers if case.sync.total is GradientReduction.MEAN else 1
     first, second = np.zeros(SIZES[0]), np.zeros(SIZES[1])

@@ -4,8 +4,6 @@ Rounds are followed one after the other from what the run really had, since 16-b
 a ring: each number must be one of those that some order gives, the same on all members. Eight bits have one result.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,21 +12,9 @@ import numpy as np
 import torch
 
 from helpers import coded_sums
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
 from partreduce.topo.codec_numbers import LEVELS
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    Codec,
-    DelayedAveraging,
-    GroupPhases,
-    StaticGroups,
-    Synchronous,
-    Transport,
-)
-from partreduce.topo.strategies.base import Averaging
 
 PARTS = {"first": (5, np.float32), "second": (37, np.float32), "third": (19, np.float64)}
 """Parameters of two dtypes, hence two buckets; blocks of eight numbers run across parameters."""
@@ -45,29 +31,29 @@ class RandomRun:
     push: dict[str, np.ndarray]  # (workers, steps, numbers)
 
 
-def random_run(seed: int) -> RandomRun:
+def random_run(seed):
     """Groups, relaxation, steps per round, prologue, delay, normalization and codec at random."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     n = rng.randint(2, 6)
     late = rng.random() < 0.5
     factors = [Fraction(1), Fraction(1), Fraction(1, 2)] + ([] if late else [Fraction(3, 2)])
-    codec = rng.choice([Codec.INT8, Codec.INT4, Codec.FLOAT16, Codec.BFLOAT16])
+    codec = rng.choice([st.Codec.INT8, st.Codec.INT4, st.Codec.FLOAT16, st.Codec.BFLOAT16])
     eight = {"block": rng.choice([8, 16, 256])} if codec.has_blocks else {}
     common = {
         "steps_per_round": rng.choice(
             [2, 3, (*(rng.randint(1, 3) for _ in range(n - 1)), 2)]
         ),  # not all 1: gradients then
-        "sync": DelayedAveraging() if late else Synchronous(),
-        "averaging": rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALIZED]),
-        "transport": Transport(codec=codec, **eight),
+        "sync": st.DelayedAveraging() if late else st.Synchronous(),
+        "averaging": rng.choice([st.Averaging.MEAN, st.Averaging.MEAN, st.Averaging.STEP_NORMALIZED]),
+        "transport": st.Transport(codec=codec, **eight),
     }
     if rng.random() < 0.15:
-        strategy: AllReduce | StaticGroups = AllReduce(**common)
+        strategy: st.AllReduce | st.StaticGroups = st.AllReduce(**common)
     else:
         phases = [_phase(rng, n, factors) for _ in range(rng.randint(0, 2))]
-        everyone = Phase.from_groups(n, [Group(tuple(range(n)), rng.choice(factors))])
+        everyone = st.Phase.from_groups(n, [st.Group(tuple(range(n)), rng.choice(factors))])
         phases.insert(rng.randint(0, len(phases)), everyone)
-        strategy = StaticGroups(phases=GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **common)
+        strategy = st.StaticGroups(phases=st.GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **common)
     schedule = Schedule(f"run {seed}", Cluster.regular(1, n), strategy)
     rounds = rng.randint(2, 6)
     steps = rounds * int(schedule.worker_steps().max())
@@ -79,19 +65,19 @@ def random_run(seed: int) -> RandomRun:
     return RandomRun(schedule, rounds, start, numbers.choice([0.0, 0.25, 0.5], n), push)
 
 
-def _phase(rng: random.Random, n: int, factors: list[Fraction]) -> Phase:
+def _phase(rng, n, factors):
     workers, groups = rng.sample(range(n), n), []
     while len(workers) >= 2 and rng.random() < 0.9:
         size = rng.randint(2, len(workers))
-        groups.append(Group(tuple(sorted(workers[:size])), rng.choice(factors)))
+        groups.append(st.Group(tuple(sorted(workers[:size])), rng.choice(factors)))
         workers = workers[size:]
-    return Phase.from_groups(n, groups)
+    return st.Phase.from_groups(n, groups)
 
 
 class Model(torch.nn.Module):
     """The parameters."""
 
-    def __init__(self, start: dict[str, np.ndarray]) -> None:
+    def __init__(self, start):
         super().__init__()
         for name, values in start.items():
             setattr(self, name, torch.nn.Parameter(torch.from_numpy(values.copy())))
@@ -106,7 +92,7 @@ class History:
     references: list[list[np.ndarray]]
 
 
-def run(case: RandomRun, world) -> History:
+def run(case, world):
     """The run as one worker."""
     rank = world.rank
     model = Model(case.start)
@@ -132,7 +118,7 @@ def run(case: RandomRun, world) -> History:
     return history
 
 
-def complaint(case: RandomRun, histories: list[History]) -> str | None:
+def complaint(case, histories):
     """The first number that is not what the scheme gives, as a sentence; None if all are."""
     for bucket in range(len(histories[0].places)):
         reference = histories[0].arrays[0][bucket]
@@ -143,9 +129,7 @@ def complaint(case: RandomRun, histories: list[History]) -> str | None:
     return None
 
 
-def _round(
-    case: RandomRun, histories: list[History], bucket: int, round_: int, reference: np.ndarray
-) -> tuple[np.ndarray, str | None]:
+def _round(case, histories, bucket, round_, reference):
     """(the reference after a round, what is wrong with the round)."""
     plan, strategy = case.schedule, case.schedule.strategy
     n, dtype = plan.num_workers, reference.dtype.type
@@ -156,7 +140,7 @@ def _round(
     for group in {g.members: g for i in range(n) if (g := plan.group_of(i, round_)) is not None}.values():
         members = list(group.members)
         alone -= set(members)
-        if strategy.averaging is Averaging.STEP_NORMALIZED:
+        if strategy.averaging is st.Averaging.STEP_NORMALIZED:
             worker_steps = plan.worker_steps()[members]
             for i, steps_per_round in zip(members, worker_steps, strict=True):
                 if (factor := float(worker_steps.mean()) / int(steps_per_round)) != 1.0:
@@ -187,7 +171,7 @@ def _round(
     return reference, None
 
 
-def _steps(case: RandomRun, history: History, bucket: int, worker: int, round_: int) -> np.ndarray:
+def _steps(case, history, bucket, worker, round_):
     """The parameters after the local steps of a round."""
     values = history.arrays[round_][bucket].copy()
     decay, steps_per_round = values.dtype.type(case.decay[worker]), case.schedule.steps_per_round_of(worker)
@@ -197,7 +181,7 @@ def _steps(case: RandomRun, history: History, bucket: int, worker: int, round_: 
     return values
 
 
-def _sums(shares: np.ndarray, transport: Transport) -> np.ndarray:
+def _sums(shares, transport):
     """What the coded sum of shares [members, numbers] may be: [candidates, numbers], float32."""
     given = shares.astype(np.float32)
     if not transport.codec.has_blocks:

@@ -3,8 +3,6 @@
 Gradients are dyadic multiples of the number of workers with few bits, so that no sum, quotient or step rounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time
@@ -14,14 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce.errors import ScheduleError
 from partreduce.runtime.strategies.protocol_driver import QuorumLog
 from partreduce.runtime.strategies.quorum import gradients
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
+from partreduce.strategies import AllReduce, LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
 gradients.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
 SIZES = (3, 2)
@@ -31,7 +26,7 @@ WIDTH = sum(SIZES)
 class TwoBuckets(torch.nn.Module):
     """Parameters of two dtypes, so that a sum has two arrays; the second has no gradient in some calls."""
 
-    def __init__(self, values) -> None:
+    def __init__(self, values):
         super().__init__()
         self.wide = torch.nn.Parameter(torch.tensor(values[: SIZES[0]], dtype=torch.float64))
         self.narrow = torch.nn.Parameter(torch.tensor(values[SIZES[0] :], dtype=torch.float32))
@@ -39,7 +34,7 @@ class TwoBuckets(torch.nn.Module):
     def values(self):
         return np.concatenate([self.wide.detach().numpy(), self.narrow.detach().numpy().astype(float)])
 
-    def set_gradient(self, push, *, narrow=True) -> None:
+    def set_gradient(self, push, *, narrow=True):
         self.wide.grad = torch.tensor(push[: SIZES[0]], dtype=torch.float64)
         self.narrow.grad = torch.tensor(push[SIZES[0] :], dtype=torch.float32) if narrow else None
 

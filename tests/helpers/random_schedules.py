@@ -1,7 +1,5 @@
 """One random schedule run by a worker and by a NumPy reference; used by threads and by real processes."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,15 +7,8 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, GroupPhases, Synchronous
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.static import StaticGroups
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
 
 WIDTH = 3
 MAX_WORKERS = 6
@@ -36,7 +27,7 @@ class Case:
     push: np.ndarray  # (workers, steps, WIDTH) what a step adds
 
 
-def make_case(seed: int) -> Case:
+def make_case(seed):
     """A schedule with random groups, skips, relaxation, steps per round, prologue, delay and normalization, and data.
 
     Exact cases use dyadic numbers with few bits, so that float64 makes no rounding error in any order of operations.
@@ -44,7 +35,7 @@ def make_case(seed: int) -> Case:
     rng = random.Random(seed)
     n = rng.randint(2, MAX_WORKERS)
     exact = seed % 2 == 0
-    averaging = rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALIZED])
+    averaging = rng.choice([st.Averaging.MEAN, st.Averaging.MEAN, st.Averaging.STEP_NORMALIZED])
     worker_steps = tuple(rng.choice([1, 1, 2] if exact else [1, 1, 2, 3]) for _ in range(n))
     steps_per_round = worker_steps if rng.random() < 0.4 else rng.choice([1, 1, 2])
     is_delayed = rng.random() < 0.4
@@ -55,19 +46,19 @@ def make_case(seed: int) -> Case:
             if isinstance(steps_per_round, int)
             else steps_per_round[:n] + steps_per_round[: max(0, n - len(steps_per_round))]
         )
-        strategy: AllReduce | StaticGroups = AllReduce(
+        strategy: st.AllReduce | st.StaticGroups = st.AllReduce(
             steps_per_round=steps_per_round,
-            sync=DelayedAveraging() if is_delayed else Synchronous(),
+            sync=st.DelayedAveraging() if is_delayed else st.Synchronous(),
             averaging=averaging,
         )
     else:
         prologue = rng.choice([0, 0, 1]) if not exact or n in (2, 4) else 0
         phases = tuple(random_phase(rng, n, exact=exact) for _ in range(rng.randint(1, 3)))
-        strategy = StaticGroups(
-            phases=GroupPhases(phases),
+        strategy = st.StaticGroups(
+            phases=st.GroupPhases(phases),
             steps_per_round=steps_per_round,
             prologue=prologue,
-            sync=DelayedAveraging() if is_delayed else Synchronous(),
+            sync=st.DelayedAveraging() if is_delayed else st.Synchronous(),
             averaging=averaging,
         )
     schedule = Schedule(f"random {seed}", Cluster.regular(1, n), strategy)
@@ -83,23 +74,23 @@ def make_case(seed: int) -> Case:
     return Case(schedule, rounds, exact, dtype, start, decay, draw(n, steps, WIDTH))
 
 
-def random_phase(rng: random.Random, n: int, *, exact: bool) -> Phase:
+def random_phase(rng, n, *, exact):
     workers = rng.sample(range(n), n)
     groups = []
     while len(workers) >= 2 and rng.random() < 0.9:
         sizes = [size for size in ([2, 4] if exact else range(2, n + 1)) if size <= len(workers)]
         size = rng.choice(sizes)
         members, workers = workers[:size], workers[size:]
-        groups.append(Group(tuple(sorted(members)), rng.choice(DYADIC_RELAXATION if exact else ANY_RELAXATION)))
-    return Phase.from_groups(n, groups)
+        groups.append(st.Group(tuple(sorted(members)), rng.choice(DYADIC_RELAXATION if exact else ANY_RELAXATION)))
+    return st.Phase.from_groups(n, groups)
 
 
-def reference(case: Case) -> tuple[np.ndarray, float]:
+def reference(case):
     """Final parameters (workers, WIDTH) by dense matrices in float64, and the largest number met on the way."""
     schedule, strategy = case.schedule, case.schedule.strategy
     n = schedule.num_workers
     worker_steps = schedule.worker_steps()
-    gradients = isinstance(strategy, AllReduce) and strategy.averages_gradients
+    gradients = isinstance(strategy, st.AllReduce) and strategy.averages_gradients
     x, largest = case.start.copy(), float(np.abs(case.start).max())
     done = np.zeros(n, dtype=int)
     for round_ in range(case.rounds):
@@ -115,7 +106,7 @@ def reference(case: Case) -> tuple[np.ndarray, float]:
                 largest = max(largest, float(np.abs(x[worker]).max()))
                 done[worker] += 1
         w, scaled = mixing_of_round(schedule, round_)
-        for members, steps_per_round in scaled if strategy.averaging is Averaging.STEP_NORMALIZED else ():
+        for members, steps_per_round in scaled if strategy.averaging is st.Averaging.STEP_NORMALIZED else ():
             factor = steps_per_round / worker_steps[members]
             x[members] = begin[members] + factor[:, None] * (x[members] - begin[members])
             largest = max(largest, float(np.abs(x).max()))
@@ -124,10 +115,10 @@ def reference(case: Case) -> tuple[np.ndarray, float]:
     return x, largest
 
 
-def mixing_of_round(schedule: Schedule, round_: int) -> tuple[np.ndarray, list[tuple[list[int], float]]]:
+def mixing_of_round(schedule, round_):
     """W, and to which steps_per_round who scales what it moved where averaging is step-normalized."""
     worker_steps, scaled, w = schedule.worker_steps(), [], np.eye(schedule.num_workers)
-    if isinstance(schedule.strategy, NeighborAveraging):
+    if isinstance(schedule.strategy, st.NeighborAveraging):
         edges = list(schedule.strategy.rounds[round_ % len(schedule.strategy.rounds)].edges())
         for source, target, weight in edges:
             w[target, source] = float(weight)
@@ -142,30 +133,30 @@ def mixing_of_round(schedule: Schedule, round_: int) -> tuple[np.ndarray, list[t
     return w, scaled
 
 
-def groups_of_round(schedule: Schedule, round_: int) -> list[Group]:
+def groups_of_round(schedule, round_):
     strategy = schedule.strategy
-    if isinstance(strategy, AllReduce) or round_ < strategy.prologue:
-        return [Group(tuple(range(schedule.num_workers)))]
+    if isinstance(strategy, st.AllReduce) or round_ < strategy.prologue:
+        return [st.Group(tuple(range(schedule.num_workers)))]
     return list(strategy.phases.phases[(round_ - strategy.prologue) % len(strategy.phases)])
 
 
 class Quadratic(torch.nn.Module):
     """Parameters whose gradient is decay · x − push."""
 
-    def __init__(self, start: np.ndarray, dtype: torch.dtype) -> None:
+    def __init__(self, start, dtype):
         super().__init__()
         self.first = torch.nn.Parameter(torch.tensor(start[:1], dtype=dtype))
         self.rest = torch.nn.Parameter(torch.tensor(start[1:], dtype=dtype))
 
-    def values(self) -> torch.Tensor:
+    def values(self):
         return torch.cat([self.first, self.rest]).detach()
 
-    def set_gradient(self, decay: float, push: np.ndarray) -> None:
+    def set_gradient(self, decay, push):
         gradient = decay * self.values() - torch.tensor(push, dtype=self.first.dtype)
         self.first.grad, self.rest.grad = gradient[:1].clone(), gradient[1:].clone()
 
 
-def run_case(case: Case, world) -> str | None:
+def run_case(case, world):
     """Run the case as one worker; a sentence if the result is not the reference's, None if it is."""
     rank = world.rank
     model = Quadratic(case.start[rank], case.dtype)

@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from partreduce.topo.hardware import Link, Switch
+from partreduce import Link
+from partreduce.topo.hardware import Switch
 
 
 @st.composite

@@ -3,8 +3,6 @@
 `READ_EDGES` has rows like those of `helpers.edges`, without an entry: the document alone is read, by the loader too.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from helpers.edges import Edge, document, graph, groups, rule
@@ -96,32 +94,23 @@ READ_EDGES = [
     reads("2 workers", sized(1, 2), sized(1, 1), "cluster: needs 2 to 2147483647 workers"),
     reads("fewer than 2^31", sized(1, HUGE - 1, over_all()), sized(2, HUGE // 2, over_all()),
         "cluster: needs 2 to 2147483647"),
-    reads("every rank stands once", nodes([2], [1, 0]), nodes([2], [1, 2]),
-        "cluster.nodes: ranks are 0..n-1"),
+    reads("every rank stands once", nodes([2], [1, 0]), nodes([2], [1, 2]), "cluster.nodes: ranks are 0..n-1"),
     reads("ranks from 0 on", nodes([2], [1, 0]), nodes([3], [1, 2]), "cluster.nodes: ranks are 0..n-1, each"),
-    reads("a member is a worker", groups(3, [[0, 2]]), groups(3, [[0, 3]]),
-        f"strategy.phases[0]: {FEW}2"),
-    reads("each member once", groups(3, [[0, 2]]), groups(3, [[0, 2, 2]]),
-        ORDER),
+    reads("a member is a worker", groups(3, [[0, 2]]), groups(3, [[0, 3]]), f"strategy.phases[0]: {FEW}2"),
+    reads("each member once", groups(3, [[0, 2]]), groups(3, [[0, 2, 2]]), ORDER),
     reads("steps_per_round of each worker", groups(3, [[0, 2]], steps_per_round=[1, 2, 3]),
-        groups(3, [[0, 2]], steps_per_round=[1, 2]),
-        "strategy.steps_per_round: needs 1 number, or 1 a worker"),
+        groups(3, [[0, 2]], steps_per_round=[1, 2]), "strategy.steps_per_round: needs 1 number, or 1 a worker"),
     reads("no list of 1 steps_per_round", groups(3, [[0, 2]], steps_per_round=[1, 1, 1]),
-        groups(3, [[0, 2]], steps_per_round=[1]),
-        "strategy.steps_per_round: needs 1 number, or 1 a worker"),
-    reads("their product is the nodes", block(),
-        {**block(), "cluster": {"num_nodes": 5, "workers_per_node": 2}},
+        groups(3, [[0, 2]], steps_per_round=[1]), "strategy.steps_per_round: needs 1 number, or 1 a worker"),
+    reads("their product is the nodes", block(), {**block(), "cluster": {"num_nodes": 5, "workers_per_node": 2}},
         "strategy.node_radices: needs equal nodes, and a product of num_nodes"),
     reads("of equal nodes", block((2,), 2), {**block((2,), 2), "cluster": {"nodes": [[0], [1, 2, 3]]}},
         "strategy.node_radices: needs equal nodes, and a product of num_nodes"),
     reads("nodes in the order of ranks", {**block((2,), 2), "cluster": {"nodes": [[0, 1], [2, 3]]}},
         {**block((2,), 2), "cluster": {"nodes": [[0, 2], [1, 3]]}}, "strategy.node_radices: needs equal"),
-    reads("a local rank of the node", block(local=[1]), block(local=[2]),
-        f"strategy.phases[0]: {FEW}1"),
-    reads("a local rank once", block(local=[1, 0]), block(local=[1, 1]),
-        ORDER),
-    reads("a digit of the rule", block(across=[1]), block(across=[2]),
-        "strategy.phases: digits are 0..1"),
+    reads("a local rank of the node", block(local=[1]), block(local=[2]), f"strategy.phases[0]: {FEW}1"),
+    reads("a local rank once", block(local=[1, 0]), block(local=[1, 1]), ORDER),
+    reads("a digit of the rule", block(across=[1]), block(across=[2]), "strategy.phases: digits are 0..1"),
     reads("a digit once", block(across=[1, 0]), block(across=[1, 1]), ORDER),
     *(reads(f"blocks in the order of {case}", rule((2, 3), 2, listed), rule((2, 3), 2, [*listed, ([2], [])]),
         f"strategy.phases[0]: {FEW}1") for case, listed in (
@@ -149,15 +138,12 @@ READ_EDGES = [
     reads("a quorum of gradients in each step", quorum(quorum=2),
         over_all(4, sync={"partial": {"quorum": 2}}, steps_per_round=2),
         "strategy.sync: a pipeline and a quorum go with allreduce at steps_per_round 1"),
-    reads("a codec of four", table(codec="bfloat16"), table(codec="int4"),
-        f"{TABLE}.codec: must be one of ['none"),
-    reads("a host is a worker", table(hosts=[2, 0]), table(hosts=[3, 0]),
-        f"{TABLE}.hosts: names workers, each once"),
+    reads("a codec of four", table(codec="bfloat16"), table(codec="int4"), f"{TABLE}.codec: must be one of ['none"),
+    reads("a host is a worker", table(hosts=[2, 0]), table(hosts=[3, 0]), f"{TABLE}.hosts: names workers, each once"),
     reads("each host once", table(hosts=[0, 1]), table(hosts=[1, 1]), f"{TABLE}.hosts: names workers, each once"),
     reads("a dense way has no codec of its own", table(way="gather", codec="int8"), table(way="dense", codec="int8"),
         f"{TABLE}.codec: way dense has the strategy's own codec"),
-    reads("one route a parameter", tables("a", "b"), tables("a", "a"),
-        "strategy.payload.tables: a parameter has one"),
+    reads("one route a parameter", tables("a", "b"), tables("a", "a"), "strategy.payload.tables: a parameter has one"),
     *(reads(f"steps that all share: {case}", tables("a"),
         {**raw, "strategy": {**raw["strategy"], "payload": tables("a")["strategy"]["payload"]}},
         "strategy.payload: tables are exc") for case, raw in (
@@ -252,12 +238,12 @@ READ_EDGES = [
     kept("backup workers of each worker", gap(max_ig=1, backup=[0, 1, 0]), gap(max_ig=1, backup=[0, 1, 0, 0]),
         "1 number, or 1 a worker"),
     kept("backup workers need tokens", gap(max_ig=1, backup=1), gap(backup=1), f"{KEPT}: backup needs max_ig"),
-    kept("a skip needs tokens", gap(max_ig=3, staleness=1, skip={"limit": 2}),
-        gap(staleness=1, skip={"limit": 2}), f"{KEPT}: skip needs max_ig"),
-    kept("a skip goes with staleness", gap(max_ig=3, staleness=1, skip={"limit": 2}),
-        gap(max_ig=3, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
-    kept("or with backup workers", gap(max_ig=3, backup=1, skip={"limit": 2}),
-        gap(max_ig=3, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
+    kept("a skip needs tokens", gap(max_ig=3, staleness=1, skip={"limit": 2}), gap(staleness=1, skip={"limit": 2}),
+        f"{KEPT}: skip needs max_ig"),
+    kept("a skip goes with staleness", gap(max_ig=3, staleness=1, skip={"limit": 2}), gap(max_ig=3, skip={"limit": 2}),
+        f"{KEPT}: skip goes with backup or staleness"),
+    kept("or with backup workers", gap(max_ig=3, backup=1, skip={"limit": 2}), gap(max_ig=3, skip={"limit": 2}),
+        f"{KEPT}: skip goes with backup or staleness"),
     *(kept(f"NOTIFY-ACK goes without {case}", gap(max_ig=3, notify_ack=True),
         gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for case, more in (
         ("staleness", {"staleness": 1}), ("backup workers", {"backup": 1}),
@@ -267,8 +253,7 @@ READ_EDGES = [
     kept("a way back over every edge", gap([(0, 1), (1, 0)]), gap([(0, 1), (1, 0), (1, 2)]),
         "strategy.rounds[0]: without max_ig a path leads back over every edge"),
     kept("unless there are tokens", gap([(0, 1)], max_ig=1), gap([(0, 1)]), "a path leads back over every edge"),
-    kept("a way back through others", gap(RING), gap([(0, 1), (1, 2), (1, 0)]),
-        "a path leads back over every edge"),
+    kept("a way back through others", gap(RING), gap([(0, 1), (1, 2), (1, 0)]), "a path leads back over every edge"),
     *(kept(f"a gap of {case}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 steps_per_round for "
     "all")
       for case, raw in (
@@ -278,28 +263,17 @@ READ_EDGES = [
         ("neighbors", groups(3, [[0, 1]], sync={"iteration_gap": {}})),
     )),
     # failure plans
-    reads("two workers left",
-        plan(groups(4, [[0, 1, 2, 3]]), failures=2),
-        plan(groups(4, [[0, 1, 2, 3]]), failures=3),
-        "failure_plan.failures: leaves 2 workers or more",
-    ),
-    reads("no groups to keep beside All-Reduce",
-        plan(over_all(2, 2), rule="all_reduce"),
+    reads("two workers left", plan(groups(4, [ALL]), failures=2), plan(groups(4, [ALL]), failures=3),
+        "failure_plan.failures: leaves 2 workers or more"),
+    reads("no groups to keep beside All-Reduce", plan(over_all(2, 2), rule="all_reduce"),
         plan(over_all(2, 2), rule="keep_groups"),
-        "failure_plan.rule: reapply_rule goes with node_radices, and all_reduce",
-    ),
-    reads("a rule that is applied again",
-        plan(rule="reapply_rule"),
-        plan(groups(4, [[0, 1, 2, 3]]), rule="reapply_rule"),
-        "failure_plan.rule: reapply_rule goes with node_radices",
-    ),
-    *(
-        reads(f"survivors that continue by a plan that is proved: no {name}",
-            plan(over_all(3, 1, steps_per_round=4), rule="all_reduce"),
-            plan(of, rule="all_reduce"),
-            "failure_plan: is for static and allreduce; no quorum, tables, layers in a pipeline",
-        )
-        for name, of in (
+        "failure_plan.rule: reapply_rule goes with node_radices, and all_reduce"),
+    reads("a rule that is applied again", plan(rule="reapply_rule"), plan(groups(4, [ALL]), rule="reapply_rule"),
+        "failure_plan.rule: reapply_rule goes with node_radices"),
+    *(reads(f"survivors that continue by a plan that is proved: no {name}",
+        plan(over_all(3, 1, steps_per_round=4), rule="all_reduce"), plan(of, rule="all_reduce"),
+        "failure_plan: is for static and allreduce; no quorum, tables, layers in a pipeline")
+      for name, of in (
             ("layers in a pipeline", over_all(3, 1, sync={"pipeline": {}},
                 transport={"gradient_buckets": "per_layer"})),
             ("late averages by unequal steps", groups(3, [[0, 1, 2]], steps_per_round=[1, 2, 3],
@@ -309,7 +283,6 @@ READ_EDGES = [
             ("tables", table()),
             ("a quorum", over_all(4, 1, sync={"partial": {"quorum": 2}})),
             ("weighted graphs", gap()),
-        )
-    ),
+    )),
 ]
 # fmt: on

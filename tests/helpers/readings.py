@@ -1,14 +1,12 @@
 """One document for loader, writer and checker: what they say of it, and that they agree."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 
+from partreduce import PartreduceError
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
-from partreduce.topo.errors import PartreduceError
 from partreduce.verify import checker
 from partreduce.verify.checker.schema import ONE_FORM
 

@@ -15,55 +15,48 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from partreduce.runtime.adapters.averager import ScheduleAverager, ScheduleHookState, schedule_hook
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Pairwise,
-    Round,
-    Server,
-    StaticGroups,
-    Synchronous,
+from partreduce import (
+    Cluster,
+    DistributedOptimizer,
+    Schedule,
+    ScheduleAverager,
+    ScheduleHookState,
+    load_checkpoint,
+    save_checkpoint,
+    schedule_hook,
 )
-from partreduce.topo.strategies.axes import Codec, Transport
+from partreduce import strategies as st
+from partreduce.runtime.launcher.launch import launch
 
 
-def schedule(kind: str, n: int) -> Schedule:
+def schedule(kind, n):
     if kind == "allreduce":
-        return Schedule(kind, Cluster.regular(1, n), AllReduce())
+        return Schedule(kind, Cluster.regular(1, n), st.AllReduce())
     if kind == "neighbor":
         edges = [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)]
-        return Schedule(kind, Cluster.regular(1, n), NeighborAveraging(rounds=(Round.from_edges(n, edges),)))
+        return Schedule(kind, Cluster.regular(1, n), st.NeighborAveraging(rounds=(st.Round.from_edges(n, edges),)))
     if kind in ("synchronous", "asynchronous"):
-        return Schedule(kind, Cluster.regular(1, n), Server(hosts=(0, 1), synchronous=kind == "synchronous"))
+        return Schedule(kind, Cluster.regular(1, n), st.Server(hosts=(0, 1), synchronous=kind == "synchronous"))
     if kind == "pairwise":
-        return Schedule(kind, Cluster.regular(1, n), Pairwise(active=(0, 1)))
+        return Schedule(kind, Cluster.regular(1, n), st.Pairwise(active=(0, 1)))
     coded = "coded" in kind
     groups_of = ([[0, 1]], [[0, 1, 2]]) if coded else ([[0, 1]], [[1, 2]], [[0, 2]])
-    phases = tuple(Phase.from_groups(n, groups) for groups in groups_of)
+    phases = tuple(st.Phase.from_groups(n, groups) for groups in groups_of)
     overlap, steps_per_round = "overlap" in kind, (1, 2, 1) if kind == "steps_per_round" else 1
-    transport = Transport(codec=Codec.INT8, block=32) if coded else Transport()
+    transport = st.Transport(codec=st.Codec.INT8, block=32) if coded else st.Transport()
     return Schedule(
         kind,
         Cluster.regular(1, n),
-        StaticGroups(
-            phases=GroupPhases(phases),
-            sync=DelayedAveraging() if overlap else Synchronous(),
+        st.StaticGroups(
+            phases=st.GroupPhases(phases),
+            sync=st.DelayedAveraging() if overlap else st.Synchronous(),
             steps_per_round=steps_per_round,
             transport=transport,
         ),
     )
 
 
-def work() -> None:
+def work():
     request = json.loads(os.environ["REQUEST"])
     rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(rank)
@@ -99,20 +92,20 @@ def work() -> None:
     say("REPORT " + json.dumps({"rank": rank, "weights": weights.tolist(), "from": started}))
 
 
-def averagers() -> None:
+def averagers():
     """torch's hierarchical averager and ours on the same nested schedule; DDP with our hook and averager; DDP alone."""
     import torch.distributed as dist
     from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     rank = dist.get_rank()
-    nested = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
-    plan = Schedule("nested", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases(nested), steps_per_round=2))
+    nested = (st.Phase.from_groups(4, [[0, 1], [2, 3]]), st.Phase.from_groups(4, [range(4)]))
+    plan = Schedule("nested", Cluster.regular(1, 4), st.StaticGroups(phases=st.GroupPhases(nested), steps_per_round=2))
     theirs = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(2, 2), (4, 4)]))
     theirs.step = 1  # it averages before counting; this moves its averages behind the second and fourth step
     ours = ScheduleAverager(plan)
 
-    def train(wrap, average, optimizer_of=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5)) -> torch.Tensor:
+    def train(wrap, average, optimizer_of=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5)):
         torch.manual_seed(3)
         model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
         wrapped, generator = wrap(model), torch.Generator().manual_seed(rank)
@@ -128,7 +121,7 @@ def averagers() -> None:
                 average(model.parameters())
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
-    def hooked(schedule: Schedule, **options: object):
+    def hooked(schedule, **options):
         def wrap(model):
             ddp = torch.nn.parallel.DistributedDataParallel(model)
             ddp.register_comm_hook(ScheduleHookState(schedule, **options), schedule_hook)
@@ -136,7 +129,7 @@ def averagers() -> None:
 
         return wrap
 
-    every = Schedule("every step", Cluster.regular(1, 4), AllReduce())
+    every = Schedule("every step", Cluster.regular(1, 4), st.AllReduce())
     results = {
         "hierarchical": train(lambda m: m, theirs.average_parameters),
         "averager": train(lambda m: m, ours.average_parameters),
@@ -151,7 +144,7 @@ def averagers() -> None:
     dist.destroy_process_group()
 
 
-def say(line: str) -> None:
+def say(line):
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,5 @@
 """A second Hop, written from the paper with sets of absolute step numbers: protocol and virtual time are held to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from partreduce.schedulers.protocols.base import Note, Received, Send

@@ -1,7 +1,5 @@
 """Sharded models under our schedules, in real processes; `python -m helpers.sharded_runs` as helpers.scenarios."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -20,25 +18,16 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from helpers.scenarios import main, rank, report, reporting
+from helpers.training import group_phases
+from partreduce import Cluster, DistributedOptimizer, PartreduceError, Schedule, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import InputError
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.rendezvous import SingleProcessWorld, connect_store
 from partreduce.runtime.transport.torch_api import PrefixStore
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PartreduceError
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, GroupPhases, OuterStep, Payload, Pipeline
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import GradientBuckets, Transport
-from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.static import StaticGroups
 
 ROUNDS = 4
 """One more than the longest period has."""
@@ -48,27 +37,27 @@ BATCH = 6
 def phases(n):
     """Changing pairs, one of which only some workers are in."""
     groups = [[[0, 1]], [[n - 2, n - 1]], [range(n)]] if n > 2 else [[[0, 1]], []]
-    return GroupPhases(tuple(Phase.from_groups(n, one) for one in groups))
+    return group_phases(n, *groups)
 
 
 def schedules(n):
     def one(name, strategy):
         return Schedule(name, Cluster.regular(1, n), strategy)
 
-    outer = Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))
-    ring = Round.from_edges(n, [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)])
+    outer = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True))
+    ring = st.Round.from_edges(n, [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)])
     return {
-        "all-reduce": one("all-reduce", AllReduce()),
-        "layers": one("layers", AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))),
-        "every 2": one("every 2", AllReduce(steps_per_round=2)),
-        "groups": one("groups", StaticGroups(phases=phases(n))),
+        "all-reduce": one("all-reduce", st.AllReduce()),
+        "layers": one("layers", st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER))),
+        "every 2": one("every 2", st.AllReduce(steps_per_round=2)),
+        "groups": one("groups", st.StaticGroups(phases=phases(n))),
         "worker_steps": one(
-            "worker_steps", StaticGroups(phases=phases(n), steps_per_round=tuple(1 + (i % 2) for i in range(n)))
+            "worker_steps", st.StaticGroups(phases=phases(n), steps_per_round=tuple(1 + (i % 2) for i in range(n)))
         ),
-        "late": one("late", StaticGroups(phases=phases(n), sync=DelayedAveraging())),
-        "pipeline": one("pipeline", AllReduce(sync=Pipeline())),
-        "outer": one("outer", AllReduce(steps_per_round=2, payload=outer)),
-        "neighbors": one("neighbors", NeighborAveraging(rounds=(ring,))),
+        "late": one("late", st.StaticGroups(phases=phases(n), sync=st.DelayedAveraging())),
+        "pipeline": one("pipeline", st.AllReduce(sync=st.Pipeline())),
+        "outer": one("outer", st.AllReduce(steps_per_round=2, payload=outer)),
+        "neighbors": one("neighbors", st.NeighborAveraging(rounds=(ring,))),
     }
 
 
@@ -188,7 +177,7 @@ def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None,
     return of_replica(losses, mesh), numbers(model).tolist()
 
 
-def same_losses() -> None:
+def same_losses():
     """Each schedule with sharded replicas and with whole ones."""
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
@@ -264,7 +253,7 @@ def by_torch_alone(mesh):
     return of_replica(losses, mesh), numbers(model).tolist()
 
 
-def features() -> None:
+def features():
     """What users do with a sharded model, against the same with a whole one, averaging gradients and parameters."""
     mesh, found = mesh_of((2, 2)), {}
     for name, feature in FEATURES.items():
@@ -286,7 +275,7 @@ def parallel(mesh, model):
     return model if mesh["dp_shard"].size() == 1 else sharded(mesh, model)
 
 
-def tensor_parallel() -> None:
+def tensor_parallel():
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
     for name in ("all-reduce", "every 2", "late", "outer"):
@@ -304,7 +293,7 @@ def tensor_parallel() -> None:
 SAVED = ("every 2", "groups", "late", "outer", "pipeline")
 
 
-def checkpoints() -> None:
+def checkpoints():
     """Half a run, saved twice, and the other half; or, where there is a checkpoint, the other half alone."""
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
@@ -338,7 +327,7 @@ def checkpoints() -> None:
     report(replica=replica, found=found)
 
 
-def killed() -> None:
+def killed():
     """Rank 3 of 2×2 dies between two steps of a long run."""
     mesh = mesh_of((2, 2))
     model = sharded(mesh)
@@ -380,7 +369,7 @@ def delayed(places):
         yield count
 
 
-def delays() -> None:
+def delays():
     mesh, found = mesh_of((2, 2)), {}
     for name in ("all-reduce", "layers", "groups", "late", "pipeline", "outer"):
         schedule = schedules(2)[name]
@@ -435,7 +424,7 @@ REFUSALS = {
     "whole": lambda mesh: _wrapped(network(), mesh["dp_replicate"]),
     "other number": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], schedules(4)["groups"]),
     "on request": lambda mesh: _wrapped(
-        sharded(mesh), mesh["dp_replicate"], Schedule("asked", Cluster.regular(1, 2), Pairwise(active=(0,)))
+        sharded(mesh), mesh["dp_replicate"], Schedule("asked", Cluster.regular(1, 2), st.Pairwise(active=(0,)))
     ),
     "converted": _converted,
     "meta": _on_meta,
@@ -446,7 +435,7 @@ REFUSALS = {
 }
 
 
-def refusals() -> None:
+def refusals():
     mesh, said = mesh_of((2, 2)), {}
     for name, wrong in REFUSALS.items():
         try:

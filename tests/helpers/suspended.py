@@ -7,8 +7,6 @@ gets no processor for its timeout while all others start would rightly blame its
 """
 
 # ruff: noqa: T201 - its output is what the tests read
-from __future__ import annotations
-
 import json
 import mmap
 import multiprocessing
@@ -26,29 +24,18 @@ import torch
 from benchmarks.faults.processes import look_at
 from helpers.scenarios import network
 from helpers.signs import Signs
+from helpers.training import static_groups
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.messages import key_in, new_key
 from partreduce.runtime.generator.service import GeneratorService
 from partreduce.runtime.launcher.process_cleanup import die_with_parent
 from partreduce.runtime.launcher.processes import import_once
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.mailbox import Bound, Mailbox
 from partreduce.runtime.transport.store import Notes, fresh_line
 from partreduce.runtime.transport.torch_api import TCPStore
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.dynamic_groups import GroupSplit
-from partreduce.topo.strategies.iteration_gap import IterationGap
-from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
-from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import StaticGroups
 
 AT, STEPS = 20, 60
 """The step in which the other worker is stopped, and how many there are."""
@@ -62,16 +49,16 @@ STARTING = 2
 """Jobs on their way to where they are suspended at one time."""
 
 PAIR = Cluster.regular(1, 2)
-EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
+EDGES = st.Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
 SCHEDULES = {
-    "all-reduce": lambda: AllReduce(),
-    "groups": lambda: StaticGroups(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))),
-    "neighbors": lambda: NeighborAveraging(rounds=(EDGES,)),
-    "gap": lambda: NeighborAveraging(rounds=(EDGES,), sync=IterationGap(max_ig=2)),
-    "quorum": lambda: AllReduce(sync=PartialAllReduce(quorum=QuorumStart.SOLO)),
-    "pairwise": lambda: Pairwise(active=(0,)),
-    "server": lambda: Server(hosts=(1,)),
-    "asynchronous server": lambda: Server(hosts=(1,), synchronous=False),
+    "all-reduce": lambda: st.AllReduce(),
+    "groups": lambda: static_groups(2, [[0, 1]]),
+    "neighbors": lambda: st.NeighborAveraging(rounds=(EDGES,)),
+    "gap": lambda: st.NeighborAveraging(rounds=(EDGES,), sync=st.IterationGap(max_ig=2)),
+    "quorum": lambda: st.AllReduce(sync=st.PartialAllReduce(quorum=st.QuorumStart.SOLO)),
+    "pairwise": lambda: st.Pairwise(active=(0,)),
+    "server": lambda: st.Server(hosts=(1,)),
+    "asynchronous server": lambda: st.Server(hosts=(1,), synchronous=False),
 }
 
 
@@ -315,7 +302,7 @@ def start_generator(job):
     key = new_key()
 
     def other():
-        setting = GeneratorSetting(nodes=(0, 0), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
+        setting = GeneratorSetting(nodes=(0, 0), group_size=2, division=st.GroupSplit.GLOBAL, slow_threshold=None)
         service = GeneratorService(setting, key, lease=None)
         os.write(writing, f"{service.address}\n".encode())
         threading.Timer(1.0, stop_oneself).start()

@@ -1,7 +1,5 @@
 """Replicas of torchft as threads of one process, each with a Manager and a gloo group; what they end with, as JSON."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys
@@ -16,30 +14,20 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import LocalSGD
 
-from partreduce.runtime.adapters.managed_schedule import TorchftSchedule
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    DelayedMerge,
-    GroupPhases,
-    OuterStep,
-    Payload,
-    StaticGroups,
-)
+from helpers.training import static_groups
+from partreduce import Cluster, Schedule, TorchftSchedule
+from partreduce import strategies as st
+from partreduce.errors import InputError
 
 LIMIT = timedelta(seconds=120)
 REPLICAS, STEPS, STEPS_PER_ROUND = 3, 12, 4
 SEEDED = threading.Lock()
 """Threads have one generator of random numbers."""
-DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 
 
 def schedule(**members):
-    return Schedule("together", Cluster.regular(1, REPLICAS), AllReduce(steps_per_round=STEPS_PER_ROUND, **members))
+    return Schedule("together", Cluster.regular(1, REPLICAS), st.AllReduce(steps_per_round=STEPS_PER_ROUND, **members))
 
 
 def network(seed=0):
@@ -191,13 +179,16 @@ def refused():
     replica = Replica(lighthouse, 0)
     late = Replica(lighthouse, 1, use_async_quorum=True)
     cluster = Cluster.regular(1, REPLICAS)
-    groups = StaticGroups(steps_per_round=2, phases=GroupPhases((Phase.from_groups(REPLICAS, [(0, 1)]),)))
+    groups = static_groups(REPLICAS, [(0, 1)], steps_per_round=2)
     cases = {
         "groups": (replica, Schedule("groups", cluster, groups)),
-        "gradients": (replica, Schedule("gradients", cluster, AllReduce())),
-        "worker_steps": (replica, Schedule("worker_steps", cluster, AllReduce(steps_per_round=(1, 2, 2)))),
-        "late": (replica, schedule(sync=DelayedAveraging())),
-        "merged": (replica, schedule(sync=DelayedMerge(steps=1, alpha=Fraction(1, 2)), payload=Payload(fragments=2))),
+        "gradients": (replica, Schedule("gradients", cluster, st.AllReduce())),
+        "worker_steps": (replica, Schedule("worker_steps", cluster, st.AllReduce(steps_per_round=(1, 2, 2)))),
+        "late": (replica, schedule(sync=st.DelayedAveraging())),
+        "merged": (
+            replica,
+            schedule(sync=st.DelayedMerge(steps=1, alpha=Fraction(1, 2)), payload=st.Payload(fragments=2)),
+        ),
         "asynchronous": (late, schedule()),
     }
     said = {}
@@ -213,12 +204,12 @@ def refused():
 
 
 def main():
-    outer = {"payload": Payload(outer=DILOCO, fragments=2)}
+    outer = {"payload": st.Payload(outer=DILOCO, fragments=2)}
     result = {
         "plain": trained(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule())),
         # Theirs would begin with one model at the first meeting only, and drop what the others had trained.
         "theirs": trained(lambda m, model, opt: LocalSGD(m, model, opt, STEPS_PER_ROUND), init_sync=False),
-        "plain by hand": by_hand(OuterStep(), 1),
+        "plain by hand": by_hand(st.OuterStep(), 1),
         "outer": trained(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule(**outer))),
         "outer by hand": by_hand(DILOCO, 2),
         "lost": lost_and_back(),

@@ -120,6 +120,13 @@ class Begun:
         codes = [launcher.wait(LIMIT) for launcher in self.launchers]
         return codes, self.said("output"), self.errors
 
+    def ends(self, *expected):
+        """What was written, as `ended` says; both launchers end with these codes, and nothing is left of them."""
+        codes, output, errors = self.ended()
+        assert tuple(codes) == expected, errors
+        self.nothing_is_left()
+        return output, errors
+
     def under_way(self):
         """Worker 3's process, once it has trained a few rounds."""
         wait_until(lambda: re.search(r"under way as \d+\n", self.said("output", 1)), lambda: self.errors)

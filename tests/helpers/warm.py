@@ -43,7 +43,7 @@ def _received(connection):
 class Started:
     """A running command; as much of subprocess.Popen as tests need."""
 
-    def __init__(self, connection: socket.socket, pid: int) -> None:
+    def __init__(self, connection, pid):
         self._connection, self.pid, self.returncode = connection, pid, None
 
     def wait(self, timeout=LIMIT):

@@ -1,11 +1,8 @@
 """The worked example: 16 workers on 4 nodes, 552 MB, 10 GB/s inside a node and 5 GB/s out of it; Prague's Figure 10."""
 
-from __future__ import annotations
-
 from helpers.golden import GOLDEN
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.rule import Block
+from partreduce import Cluster, Hardware, Link
+from partreduce.strategies import Block
 
 METRICS = GOLDEN["worked_example_16_workers"]
 CLUSTER = Cluster.regular(4, 4)

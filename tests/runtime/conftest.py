@@ -3,8 +3,11 @@
 import pytest
 import torch
 
-from helpers.thread_ranks import ThreadRanks
-from partreduce.runtime.sharding import table
+pytest.register_assert_rewrite("helpers.elastic_runs", "helpers.thread_ranks")
+
+from helpers.driver import Driver  # noqa: E402 - rewritten
+from helpers.thread_ranks import ThreadRanks  # noqa: E402 - rewritten
+from partreduce.runtime.sharding import table  # noqa: E402 - rewritten
 
 
 @pytest.fixture(scope="module")
@@ -13,6 +16,14 @@ def ranks():
     made = ThreadRanks(12)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def driver(request):
+    """Forks the workers of scenarios: of the module that a file of tests names."""
+    started = Driver(request.module.SCENARIOS)
+    yield started
+    started.close()
 
 
 @pytest.fixture

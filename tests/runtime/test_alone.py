@@ -6,37 +6,30 @@ import pytest
 import torch
 
 from helpers.children import environment
+from helpers.training import static_groups
 from helpers.warm import WARM
-from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.averaging.p_reduce import p_reduce
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.data.sampler import shard_dataset
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    DynamicGroups,
-    GroupPhases,
-    NeighborAveraging,
-    Pairwise,
-    Round,
-    Server,
-    StaticGroups,
+from partreduce import (
+    Cluster,
+    DistributedOptimizer,
+    Schedule,
+    ScheduleAverager,
+    load_checkpoint,
+    p_reduce,
+    save_checkpoint,
+    shard_dataset,
 )
+from partreduce import strategies as st
+from partreduce.errors import InputError
 
 N = 4
 STRATEGIES = {
-    "allreduce": AllReduce(),
-    "late": AllReduce(steps_per_round=2, sync=DelayedAveraging()),
-    "static": StaticGroups(phases=GroupPhases((Phase.from_groups(N, [range(N)]),)), steps_per_round=(2, 1, 1, 1)),
-    "neighbor": NeighborAveraging(rounds=(Round.from_edges(N, [(0, 1, "1/2"), (1, 0, "1/2")]),)),
-    "pairwise": Pairwise(active=(0, 1)),
-    "server": Server(hosts=(1,), synchronous=False),
-    "dynamic_groups": DynamicGroups(group_size=2),
+    "allreduce": st.AllReduce(),
+    "late": st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging()),
+    "static": static_groups(N, [range(N)], steps_per_round=(2, 1, 1, 1)),
+    "neighbor": st.NeighborAveraging(rounds=(st.Round.from_edges(N, [(0, 1, "1/2"), (1, 0, "1/2")]),)),
+    "pairwise": st.Pairwise(active=(0, 1)),
+    "server": st.Server(hosts=(1,), synchronous=False),
+    "dynamic_groups": st.DynamicGroups(group_size=2),
 }
 
 
@@ -59,7 +52,7 @@ def loss_of(model, step):
 def test_a_step_while_another_is_taken_is_refused_and_the_first_one_counts():
     model = network()
     optimizer = DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.05), model, Schedule("alone", Cluster.regular(1, N), AllReduce())
+        torch.optim.SGD(model.parameters(), lr=0.05), model, Schedule("alone", Cluster.regular(1, N), st.AllReduce())
     )
     said = []
 

@@ -7,15 +7,13 @@ import pytest
 import torch
 
 import partreduce
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Pairwise, Round, Server, StaticGroups
-from partreduce.topo.strategies.iteration_gap import IterationGap
+from helpers.thread_ranks import on_ranks
+from helpers.training import static_groups
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
+from partreduce.errors import InputError
 
-PAIR = Schedule("pair", Cluster.regular(1, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))))
+PAIR = Schedule("pair", Cluster.regular(1, 2), static_groups(2, [range(2)]))
 BAD_TIMEOUTS = [0, -1, float("nan"), float("inf"), 1e12, "5", True, None]
 
 
@@ -160,19 +158,15 @@ def test_p_reduce_refuses_what_it_cannot_average(tensors, group, options, words)
 @pytest.mark.parametrize(
     "saved", [7, {}, [1], {"steps": -5}, {"steps": "x"}, {"steps": 1.5}, {"steps": 2**60}], ids=str
 )
-def test_a_state_without_a_step_count_is_refused_before_it_is_loaded(ranks, saved):
-    def work(world):
-        model, optimizer = wrapped(world)
-        trained(model, optimizer, world.rank)
-        state = copy.deepcopy(optimizer.state_dict()) | {"partreduce": saved}
-        with pytest.raises(
-            InputError, match=r"load_state_dict: 'partreduce' is .*; it holds steps, a whole number >= 0"
-        ):
-            optimizer.load_state_dict(state)
-        optimizer.finish()
-        return optimizer.steps
-
-    assert ranks.run(2, work) == [3, 3]
+@on_ranks(2, [3, 3])
+def test_a_state_without_a_step_count_is_refused_before_it_is_loaded(world, saved):
+    model, optimizer = wrapped(world)
+    trained(model, optimizer, world.rank)
+    state = copy.deepcopy(optimizer.state_dict()) | {"partreduce": saved}
+    with pytest.raises(InputError, match=r"load_state_dict: 'partreduce' is .*; it holds steps, a whole number >= 0"):
+        optimizer.load_state_dict(state)
+    optimizer.finish()
+    return optimizer.steps
 
 
 @pytest.mark.parametrize(
@@ -204,18 +198,15 @@ def test_state_of_other_shapes_is_refused_rather_than_left_out():
         DistributedOptimizer(inner, model, PAIR, optimizer_state="average")
 
 
-def test_a_group_added_later_may_come_as_a_generator(ranks):
+@on_ranks(2, [(2, True)] * 2)
+def test_a_group_added_later_may_come_as_a_generator(world):
     """A generator was read by the check, and an empty group was added without a word."""
-
-    def work(world):
-        model, optimizer = wrapped(world, lambda m: torch.optim.SGD([m[0].weight], lr=0.1))
-        before = model[1].weight.detach().clone()
-        optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
-        trained(model, optimizer, world.rank)
-        optimizer.finish()
-        return len(optimizer.param_groups[1]["params"]), not torch.equal(before, model[1].weight)
-
-    assert ranks.run(2, work) == [(2, True)] * 2
+    model, optimizer = wrapped(world, lambda m: torch.optim.SGD([m[0].weight], lr=0.1))
+    before = model[1].weight.detach().clone()
+    optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
+    trained(model, optimizer, world.rank)
+    optimizer.finish()
+    return len(optimizer.param_groups[1]["params"]), not torch.equal(before, model[1].weight)
 
 
 def test_a_group_added_later_whose_state_would_not_be_averaged_is_refused(ranks):
@@ -234,12 +225,16 @@ def test_a_group_added_later_whose_state_would_not_be_averaged_is_refused(ranks)
     assert first == second
 
 
-EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
+EDGES = st.Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [Pairwise(active=(0,)), Server(synchronous=False), NeighborAveraging(rounds=(EDGES,), sync=IterationGap())],
+    [
+        st.Pairwise(active=(0,)),
+        st.Server(synchronous=False),
+        st.NeighborAveraging(rounds=(EDGES,), sync=st.IterationGap()),
+    ],
     ids=lambda strategy: strategy.kind,
 )
 def test_optimizer_state_that_would_travel_with_no_round_of_all_is_refused(ranks, strategy):
@@ -252,4 +247,3 @@ def test_optimizer_state_that_would_travel_with_no_round_of_all_is_refused(ranks
     for error in ranks.run(2, work, catch=InputError):
         assert "optimizer_state='average'" in str(error)
         assert "use 'local'" in str(error)
-    ranks.fresh()

@@ -8,22 +8,11 @@ import warnings
 import pytest
 import torch
 
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    Averaging,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Pairwise,
-    Server,
-    StaticGroups,
-)
+from helpers.thread_ranks import on_ranks
+from helpers.training import static_groups
+from partreduce import Cluster, DistributedOptimizer, PartreduceError, Schedule
+from partreduce import strategies as st
+from partreduce.errors import InputError, PeerFailedError
 
 
 def plan(strategy, n=2):
@@ -48,119 +37,106 @@ def wrapped(world, strategy, *, model=None, rate=1.0, timeout=60, **options):
     return model, DistributedOptimizer(inner, model, schedule, timeout=timeout, world=world, **options)
 
 
-GRADIENT_MEANS = [AllReduce(), Server(hosts=(1,))]
+GRADIENT_MEANS = [st.AllReduce(), st.Server(hosts=(1,))]
 
 
 @pytest.mark.parametrize("strategy", GRADIENT_MEANS, ids=["allreduce", "server"])
-def test_gradients_own_their_memory_across_the_mean_model(ranks, strategy):
+@on_ranks(2, [(0.0, 0.25, 0.25, 1 - 0.125 * (0.5 + 0.25 + 64))] * 2)
+def test_gradients_own_their_memory_across_the_mean_model(world, strategy):
     """Zeroed gradients stay zero through a mean model (−0.131 for 0), averaged ones stay (0.729 for 0.25)."""
+    model, optimizer = wrapped(world, strategy, rate=0.125)
+    model.backward(float(world.rank))
+    optimizer.step()  # the mean gradient is 1/2
+    optimizer.zero_grad(set_to_none=False)
+    with optimizer.mean_model():
+        pass
+    model.backward(0.0)
+    zero = model.weight.grad.item()
+    optimizer.zero_grad()
+    model.backward(0.5 * world.rank)
+    optimizer.average_gradients()
+    kept = model.weight.grad
+    with optimizer.mean_model():
+        pass
+    averaged = model.weight.grad.item()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.backward(64.0)
+    optimizer.step()
+    values = zero, averaged, kept.item(), model.weight.item()
+    optimizer.finish()
+    return values
 
-    def work(world):
-        model, optimizer = wrapped(world, strategy, rate=0.125)
-        model.backward(float(world.rank))
-        optimizer.step()  # the mean gradient is 1/2
-        optimizer.zero_grad(set_to_none=False)
-        with optimizer.mean_model():
-            pass
-        model.backward(0.0)
-        zero = model.weight.grad.item()
-        optimizer.zero_grad()
-        model.backward(0.5 * world.rank)
-        optimizer.average_gradients()
-        kept = model.weight.grad
-        with optimizer.mean_model():
-            pass
-        averaged = model.weight.grad.item()
+
+@on_ranks(2, [0.75] * 2)
+def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(world):
+    model, optimizer = wrapped(world, st.AllReduce())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale((model.weight * 0.25).sum()).backward()
+    scaler.unscale_(optimizer)
+    optimizer.average_gradients()
+    for bucket in optimizer.run.flat.buckets:
+        bucket.lend().fill_(float("inf"))
+    scaler.step(optimizer)
+    optimizer.finish()
+    return model.weight.item()
+
+
+@on_ranks(2, [0.5] * 2)
+def test_a_step_may_be_skipped_after_one_that_raised_behind_its_average(world):
+    model, optimizer = wrapped(world, st.AllReduce())
+    plain = optimizer.optimizer.step
+    model.backward(1.0)
+    optimizer.average_gradients()
+    optimizer.optimizer.step = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
         optimizer.step()
-        optimizer.zero_grad()
-        model.backward(64.0)
-        optimizer.step()
-        values = zero, averaged, kept.item(), model.weight.item()
-        optimizer.finish()
-        return values
-
-    assert ranks.run(2, work) == [(0.0, 0.25, 0.25, 1 - 0.125 * (0.5 + 0.25 + 64))] * 2
+    optimizer.optimizer.step = plain
+    optimizer.skip()
+    model.backward(0.5)
+    optimizer.step()
+    optimizer.finish()
+    return model.weight.item()
 
 
-def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(ranks):
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        scaler.scale((model.weight * 0.25).sum()).backward()
-        scaler.unscale_(optimizer)
-        optimizer.average_gradients()
-        for bucket in optimizer.run.flat.buckets:
-            bucket.lend().fill_(float("inf"))
-        scaler.step(optimizer)
-        optimizer.finish()
-        return model.weight.item()
-
-    assert ranks.run(2, work) == [0.75] * 2
-
-
-def test_a_step_may_be_skipped_after_one_that_raised_behind_its_average(ranks):
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        plain = optimizer.optimizer.step
-        model.backward(1.0)
-        optimizer.average_gradients()
-        optimizer.optimizer.step = lambda *_: 1 / 0
-        with pytest.raises(ZeroDivisionError):
-            optimizer.step()
-        optimizer.optimizer.step = plain
-        optimizer.skip()
-        model.backward(0.5)
-        optimizer.step()
-        optimizer.finish()
-        return model.weight.item()
-
-    assert ranks.run(2, work) == [0.5] * 2
-
-
-def test_a_worker_without_any_data_skips_the_scaled_steps_that_the_others_skip(ranks):
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        with optimizer.join():
-            for factor in [float("inf"), 0.5] if world.rank == 0 else []:
-                optimizer.zero_grad()
-                scaler.scale(model.weight * factor).sum().backward()
-                scaler.step(optimizer)
-                scaler.update()
-        own = model.weight.item()
-        optimizer.finish()
-        return own
-
-    assert ranks.run(2, work) == [0.75] * 2
+@on_ranks(2, [0.75] * 2)
+def test_a_worker_without_any_data_skips_the_scaled_steps_that_the_others_skip(world):
+    model, optimizer = wrapped(world, st.AllReduce())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with optimizer.join():
+        for factor in [float("inf"), 0.5] if world.rank == 0 else []:
+            optimizer.zero_grad()
+            scaler.scale(model.weight * factor).sum().backward()
+            scaler.step(optimizer)
+            scaler.update()
+    own = model.weight.item()
+    optimizer.finish()
+    return own
 
 
 @pytest.mark.parametrize("place", ["finish", "mean_model"])  # in a step: the idiom "unfreezing"
-def test_a_parameter_unfrozen_after_wrapping_is_refused(ranks, place):
-    def work(world):
-        model = torch.nn.Sequential(Scalar(), Scalar())
-        model[1].weight.requires_grad_(requires_grad=False)
-        _, optimizer = wrapped(world, AllReduce(steps_per_round=2), model=model)
-        model[1].weight.requires_grad_(requires_grad=True)
-        action = optimizer.mean_model().__enter__ if place == "mean_model" else getattr(optimizer, place)
-        said = rf"'1.weight' of worker {world.rank} was frozen .* wrap first and then freeze"
-        with pytest.raises(InputError, match=said):
-            action()
-        model[1].weight.requires_grad_(requires_grad=False)
-        optimizer.finish()
-
-    ranks.run(2, work)
+@on_ranks(2)
+def test_a_parameter_unfrozen_after_wrapping_is_refused(world, place):
+    model = torch.nn.Sequential(Scalar(), Scalar())
+    model[1].weight.requires_grad_(requires_grad=False)
+    _, optimizer = wrapped(world, st.AllReduce(steps_per_round=2), model=model)
+    model[1].weight.requires_grad_(requires_grad=True)
+    action = optimizer.mean_model().__enter__ if place == "mean_model" else getattr(optimizer, place)
+    said = rf"'1.weight' of worker {world.rank} was frozen .* wrap first and then freeze"
+    with pytest.raises(InputError, match=said):
+        action()
+    model[1].weight.requires_grad_(requires_grad=False)
+    optimizer.finish()
 
 
-def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
-    def work(world):
-        _, optimizer = wrapped(world, AllReduce())
-        stranger = torch.nn.Parameter(torch.zeros(3))
-        optimizer.param_groups = [*optimizer.param_groups, {**optimizer.param_groups[0], "params": [stranger]}]
-        assert optimizer.optimizer.param_groups is optimizer.param_groups
-        with pytest.raises(InputError, match=f"group 1 of worker {world.rank} holds a parameter of shape"):
-            optimizer.step()
-
-    ranks.run(2, work)
+@on_ranks(2)
+def test_a_parameter_that_the_optimizer_was_given_later_is_refused(world):
+    _, optimizer = wrapped(world, st.AllReduce())
+    stranger = torch.nn.Parameter(torch.zeros(3))
+    optimizer.param_groups = [*optimizer.param_groups, {**optimizer.param_groups[0], "params": [stranger]}]
+    assert optimizer.optimizer.param_groups is optimizer.param_groups
+    with pytest.raises(InputError, match=f"group 1 of worker {world.rank} holds a parameter of shape"):
+        optimizer.step()
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")  # each loads its own again
@@ -168,10 +144,10 @@ def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
 @pytest.mark.parametrize("model_first", [False, True])
 def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
     """Under step-normalized averaging, 1 and 2 steps per round: the same rounds give the same after a rollback."""
-    strategy = AllReduce(
+    strategy = st.AllReduce(
         steps_per_round=(1, 2),
-        averaging=Averaging.STEP_NORMALIZED,
-        sync=DelayedAveraging() if late else AllReduce(steps_per_round=2).sync,
+        averaging=st.Averaging.STEP_NORMALIZED,
+        sync=st.DelayedAveraging() if late else st.AllReduce(steps_per_round=2).sync,
     )
 
     def rounds(model, optimizer, rank, first):
@@ -213,82 +189,71 @@ def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(ranks):
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce(steps_per_round=2, averaging=Averaging.STEP_NORMALIZED))
-        model.backward(1.0)
-        optimizer.step()
-        with pytest.raises(InputError, match="step 1 lies inside a round of 2 steps"):
-            optimizer.load_state_dict(optimizer.state_dict())
-        optimizer.step()
-        optimizer.finish()
-
-    ranks.run(2, work)
+@on_ranks(2)
+def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(world):
+    model, optimizer = wrapped(world, st.AllReduce(steps_per_round=2, averaging=st.Averaging.STEP_NORMALIZED))
+    model.backward(1.0)
+    optimizer.step()
+    with pytest.raises(InputError, match="step 1 lies inside a round of 2 steps"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    optimizer.finish()
 
 
-def test_skip_after_average_gradients_is_refused_and_dropping_the_step_everywhere_works(ranks):
+@on_ranks(2, [(0.25, 2)] * 2)
+def test_skip_after_average_gradients_is_refused_and_dropping_the_step_everywhere_works(world):
     """Once 0.5 on the worker that skipped and 0.25 on the others."""
-
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        model.backward(1.5 * world.rank)
-        optimizer.average_gradients()
-        if world.rank == 0:
-            with pytest.raises(InputError, match=r"skip: average_gradients\(\) has put"):
-                optimizer.skip()
-        optimizer.step()
-        model.backward(8.0)
-        optimizer.average_gradients()
-        optimizer.zero_grad()
-        optimizer.step()
-        optimizer.finish()
-        return model.weight.item(), optimizer.steps
-
-    assert ranks.run(2, work) == [(0.25, 2)] * 2
+    model, optimizer = wrapped(world, st.AllReduce())
+    model.backward(1.5 * world.rank)
+    optimizer.average_gradients()
+    if world.rank == 0:
+        with pytest.raises(InputError, match=r"skip: average_gradients\(\) has put"):
+            optimizer.skip()
+    optimizer.step()
+    model.backward(8.0)
+    optimizer.average_gradients()
+    optimizer.zero_grad()
+    optimizer.step()
+    optimizer.finish()
+    return model.weight.item(), optimizer.steps
 
 
-def test_a_backward_pass_after_average_gradients_is_refused(ranks):
+@on_ranks(2)
+def test_a_backward_pass_after_average_gradients_is_refused(world):
     """It would add each worker's own gradient to the mean, and the models would part."""
-
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        for _ in range(2):
-            model.backward(1.0)
-            optimizer.average_gradients()
-            optimizer.step()
-            optimizer.zero_grad()
+    model, optimizer = wrapped(world, st.AllReduce())
+    for _ in range(2):
         model.backward(1.0)
         optimizer.average_gradients()
-        model.backward(float(world.rank))
-        with pytest.raises(InputError, match=r"'weight' got a gradient between average_gradients\(\) and step\(\)"):
-            optimizer.step()
-
-    ranks.run(2, work)
+        optimizer.step()
+        optimizer.zero_grad()
+    model.backward(1.0)
+    optimizer.average_gradients()
+    model.backward(float(world.rank))
+    with pytest.raises(InputError, match=r"'weight' got a gradient between average_gradients\(\) and step\(\)"):
+        optimizer.step()
 
 
 def clip(model):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.25)
 
 
-def test_skip_is_refused_where_the_script_clips_its_means(ranks):
+@on_ranks(2, [0.5, 0.5])
+def test_skip_is_refused_where_the_script_clips_its_means(world):
     """It would take the mean as it is: once 0.5 instead of 0.25 on the worker that skips."""
-
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        for step in range(2):
-            model.backward(1.0)
-            if step == 1 and world.rank == 0:
-                with pytest.raises(InputError, match="skip: would apply the mean gradient as it is"):
-                    optimizer.skip()
-                optimizer.zero_grad()
-            optimizer.average_gradients()
-            clip(model)
-            optimizer.step()
+    model, optimizer = wrapped(world, st.AllReduce())
+    for step in range(2):
+        model.backward(1.0)
+        if step == 1 and world.rank == 0:
+            with pytest.raises(InputError, match="skip: would apply the mean gradient as it is"):
+                optimizer.skip()
             optimizer.zero_grad()
-        optimizer.finish()
-        return round(model.weight.item(), 4)
-
-    assert ranks.run(2, work) == [0.5, 0.5]
+        optimizer.average_gradients()
+        clip(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.finish()
+    return round(model.weight.item(), 4)
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -296,7 +261,7 @@ def test_a_worker_without_data_clips_with_the_others_or_is_refused(ranks, told):
     """Once the worker without data took its third step with the whole mean, 0.5 instead of 0.25."""
 
     def work(world):
-        model, optimizer = wrapped(world, AllReduce())
+        model, optimizer = wrapped(world, st.AllReduce())
         try:
             with optimizer.join(after_averaging=(lambda: clip(model)) if told else None):
                 for _ in range(2 + world.rank):
@@ -315,7 +280,6 @@ def test_a_worker_without_data_clips_with_the_others_or_is_refused(ranks, told):
         assert ranks.run(2, work) == [0.25, 0.25]
         return
     refused, waited = ranks.run(2, work, catch=PartreduceError)
-    ranks.fresh()
     assert re.search(r"join: this worker's data ended.*join\(after_averaging=\.\.\.\)", str(refused))
     assert isinstance(waited, PeerFailedError)
 
@@ -324,7 +288,7 @@ def test_workers_of_whom_one_clips_hear_of_it_in_the_next_step(ranks):
     """Their models have parted by then, which nothing said."""
 
     def work(world):
-        model, optimizer = wrapped(world, AllReduce())
+        model, optimizer = wrapped(world, st.AllReduce())
         for _ in range(2):
             model.backward(1.0)
             optimizer.average_gradients()
@@ -334,47 +298,42 @@ def test_workers_of_whom_one_clips_hear_of_it_in_the_next_step(ranks):
             optimizer.zero_grad()
 
     errors = ranks.run(2, work, catch=PeerFailedError)
-    ranks.fresh()
     assert any("different operations" in str(error) for error in errors)
 
 
-def test_looking_at_the_means_on_one_worker_only_is_no_change(ranks):
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        for _ in range(3):
-            model.backward(1.0)
-            if world.rank == 0:
-                optimizer.average_gradients()
-                assert model.weight.grad.norm() == 1.0
-            optimizer.step()
-            optimizer.zero_grad()
-        optimizer.finish()
-        return model.weight.item()
-
-    assert ranks.run(2, work) == [-2.0, -2.0]
-
-
-def test_an_asynchronous_server_refuses_several_models(ranks):
-    def work(world):
-        model, optimizer = wrapped(
-            world, Server(hosts=(0,), synchronous=False), model=Scalar(float(world.rank)), initial="keep"
-        )
-        model.backward(0.0)
+@on_ranks(2, [-2.0, -2.0])
+def test_looking_at_the_means_on_one_worker_only_is_no_change(world):
+    model, optimizer = wrapped(world, st.AllReduce())
+    for _ in range(3):
+        model.backward(1.0)
         if world.rank == 0:
-            optimizer.step()
-        else:
-            with pytest.raises(InputError, match=f"worker {world.rank} starts from other parameters than worker 0"):
-                optimizer.step()
-        optimizer.runner.close()
+            optimizer.average_gradients()
+            assert model.weight.grad.norm() == 1.0
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.finish()
+    return model.weight.item()
 
-    ranks.run(2, work)
+
+@on_ranks(2)
+def test_an_asynchronous_server_refuses_several_models(world):
+    model, optimizer = wrapped(
+        world, st.Server(hosts=(0,), synchronous=False), model=Scalar(float(world.rank)), initial="keep"
+    )
+    model.backward(0.0)
+    if world.rank == 0:
+        optimizer.step()
+    else:
+        with pytest.raises(InputError, match=f"worker {world.rank} starts from other parameters than worker 0"):
+            optimizer.step()
+    optimizer.runner.close()
 
 
 def test_averaged_gradients_refuse_models_that_begin_apart(ranks):
     """They would stay apart: once no word was said."""
 
     def work(world):
-        model, optimizer = wrapped(world, AllReduce(), model=Scalar(float(world.rank // 2)), initial="keep")
+        model, optimizer = wrapped(world, st.AllReduce(), model=Scalar(float(world.rank // 2)), initial="keep")
         model.backward(1.0)
         optimizer.step()
 
@@ -382,7 +341,7 @@ def test_averaged_gradients_refuse_models_that_begin_apart(ranks):
         assert "initial='keep': worker 2 starts from another model than worker 0" in str(error)
 
     def alike(world):
-        model, optimizer = wrapped(world, AllReduce(), model=Scalar(3.0), initial="keep")
+        model, optimizer = wrapped(world, st.AllReduce(), model=Scalar(3.0), initial="keep")
         model.backward(float(world.rank))
         optimizer.step()
         optimizer.finish()
@@ -391,62 +350,53 @@ def test_averaged_gradients_refuse_models_that_begin_apart(ranks):
     assert ranks.run(3, alike) == [2.0] * 3
 
 
-def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(ranks):
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce(steps_per_round=2))
-        for value in (3.0, 5.0):
-            model.load_state_dict({"weight": torch.tensor([value])})
-            for _ in range(2):
-                optimizer.zero_grad()
-                model.backward(float(world.rank))
-                optimizer.step()
-        optimizer.finish()
-        return model.weight.item()
-
-    assert ranks.run(2, work) == [4.0] * 2
-
-
-def test_a_parameter_of_size_zero_is_carried_along(ranks):
-    def work(world):
-        model = Scalar()
-        model.nothing = torch.nn.Parameter(torch.zeros(0, 3))
-        _, optimizer = wrapped(
-            world, StaticGroups(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model
-        )
-        for _ in range(3):
+@on_ranks(2, [4.0] * 2)
+def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(world):
+    model, optimizer = wrapped(world, st.AllReduce(steps_per_round=2))
+    for value in (3.0, 5.0):
+        model.load_state_dict({"weight": torch.tensor([value])})
+        for _ in range(2):
             optimizer.zero_grad()
             model.backward(float(world.rank))
             optimizer.step()
-        optimizer.finish()
-        return model.weight.item()
-
-    assert ranks.run(2, work) == [-0.5] * 2
+    optimizer.finish()
+    return model.weight.item()
 
 
-def test_two_optimizers_whose_steps_per_round_could_deadlock_are_refused(ranks):
+@on_ranks(2, [-0.5] * 2)
+def test_a_parameter_of_size_zero_is_carried_along(world):
+    model = Scalar()
+    model.nothing = torch.nn.Parameter(torch.zeros(0, 3))
+    _, optimizer = wrapped(world, static_groups(2, [range(2)]), model=model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.backward(float(world.rank))
+        optimizer.step()
+    optimizer.finish()
+    return model.weight.item()
+
+
+@on_ranks(2)
+def test_two_optimizers_whose_steps_per_round_could_deadlock_are_refused(world):
     """They once met in one gloo group with arrays of unequal size, which ends the process by SIGABRT."""
-
-    def work(world):
-        model, first = wrapped(world, AllReduce(steps_per_round=(1, 2)))
-        other, second = wrapped(world, AllReduce(steps_per_round=(2, 4)))
-        with pytest.raises(InputError, match=r"\[2, 1\] and those of 'numbers', \[[12], [24]\]"):
-            wrapped(world, AllReduce(steps_per_round=(2, 1)))
-        for step in range(4):
-            for net, optimizer, steps in ((model, first, world.rank + 1), (other, second, 2 * world.rank + 2)):
-                for _ in range(steps):
-                    optimizer.zero_grad()
-                    net.backward(float(step))
-                    optimizer.step()
-        first.finish()
-        second.finish()
-        wrapped(world, AllReduce(steps_per_round=(2, 1)))[1].finish()
-
-    ranks.run(2, work)
+    model, first = wrapped(world, st.AllReduce(steps_per_round=(1, 2)))
+    other, second = wrapped(world, st.AllReduce(steps_per_round=(2, 4)))
+    with pytest.raises(InputError, match=r"\[2, 1\] and those of 'numbers', \[[12], [24]\]"):
+        wrapped(world, st.AllReduce(steps_per_round=(2, 1)))
+    for step in range(4):
+        for net, optimizer, steps in ((model, first, world.rank + 1), (other, second, 2 * world.rank + 2)):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                net.backward(float(step))
+                optimizer.step()
+    first.finish()
+    second.finish()
+    wrapped(world, st.AllReduce(steps_per_round=(2, 1)))[1].finish()
 
 
 def test_a_scaler_that_unscales_is_no_clipping(ranks):
     def work(world):
-        model, optimizer = wrapped(world, AllReduce())
+        model, optimizer = wrapped(world, st.AllReduce())
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for _ in range(3):
             optimizer.zero_grad()
@@ -468,42 +418,34 @@ def size_of(thing):
     return file.tell()
 
 
-def test_a_layer_is_saved_without_the_rest_of_the_model(ranks):
+@on_ranks(2)
+def test_a_layer_is_saved_without_the_rest_of_the_model(world):
     """Once 4.0 MB for a layer of 40 kB."""
-
-    def work(world):
-        model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(100, 100, bias=False))
-        _, optimizer = wrapped(
-            world, StaticGroups(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model
-        )
-        sizes = []
-        for _ in range(3):
-            model[0](torch.ones(1000)).sum().backward()
-            optimizer.step()  # the arrays change places
-            sizes.append(size_of(model[1].state_dict()))
-        whole = size_of(model.state_dict())
-        optimizer.finish()
-        return max(sizes), whole
-
-    for layer, whole in ranks.run(2, work):
-        assert layer < 50_000
-        assert whole < 4_100_000
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(100, 100, bias=False))
+    _, optimizer = wrapped(world, static_groups(2, [range(2)]), model=model)
+    sizes = []
+    for _ in range(3):
+        model[0](torch.ones(1000)).sum().backward()
+        optimizer.step()  # the arrays change places
+        sizes.append(size_of(model[1].state_dict()))
+    whole = size_of(model.state_dict())
+    optimizer.finish()
+    assert max(sizes) < 50_000
+    assert whole < 4_100_000
 
 
-def test_copies_of_the_optimizer_are_refused_and_hooks_run_once(ranks):
-    def work(world):
-        model, optimizer = wrapped(world, AllReduce())
-        for make in (copy.copy, copy.deepcopy, lambda one: torch.save(one, io.BytesIO())):
-            with pytest.raises(InputError, match="belongs to a running job"):
-                make(optimizer)
-        calls = []
-        optimizer.register_step_post_hook(lambda *_: calls.append(1))
-        model.backward(1.0)
-        optimizer.step()
-        optimizer.finish()
-        return len(calls)
-
-    assert ranks.run(2, work) == [1] * 2
+@on_ranks(2, [1] * 2)
+def test_copies_of_the_optimizer_are_refused_and_hooks_run_once(world):
+    model, optimizer = wrapped(world, st.AllReduce())
+    for make in (copy.copy, copy.deepcopy, lambda one: torch.save(one, io.BytesIO())):
+        with pytest.raises(InputError, match="belongs to a running job"):
+            make(optimizer)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    model.backward(1.0)
+    optimizer.step()
+    optimizer.finish()
+    return len(calls)
 
 
 class Counting(torch.nn.Module):
@@ -517,7 +459,7 @@ class Counting(torch.nn.Module):
 
 @pytest.mark.parametrize(
     "strategy",
-    [AllReduce(), AllReduce(steps_per_round=2), Pairwise(active=(1,))],
+    [st.AllReduce(), st.AllReduce(steps_per_round=2), st.Pairwise(active=(1,))],
     ids=lambda one: f"{one.kind} {one.steps_per_round}",
 )
 @pytest.mark.parametrize(
@@ -553,7 +495,6 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
             raise
 
     errors = ranks.run(2, until_told, catch=PartreduceError)
-    ranks.fresh()
     assert isinstance(errors[1], InputError)
     assert "\n" not in str(errors[1])
     assert str(errors[1]).startswith(f"buffer 'seen': {said}")
@@ -561,7 +502,9 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
 
 
 @pytest.mark.parametrize(
-    "strategy", [AllReduce(), AllReduce(steps_per_round=2)], ids=lambda one: f"steps_per_round {one.steps_per_round}"
+    "strategy",
+    [st.AllReduce(), st.AllReduce(steps_per_round=2)],
+    ids=lambda one: f"steps_per_round {one.steps_per_round}",
 )
 def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, strategy):
     """Once all continued, that worker with a layer that nobody trained or averaged."""
@@ -581,35 +524,31 @@ def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, st
             raise
 
     errors = ranks.run(2, work, catch=PartreduceError)
-    ranks.fresh()
     assert str(errors[1]).startswith("model: parameter '1.weight' is not in the model of worker 1 any more")
     assert "\n" not in str(errors[1])
     assert isinstance(errors[0], PartreduceError)
 
 
-def test_one_tensor_given_to_two_parameters_as_gradient_becomes_a_mean_for_each(ranks):
+@on_ranks(2, [(1.5, 3.5)] * 2)
+def test_one_tensor_given_to_two_parameters_as_gradient_becomes_a_mean_for_each(world):
     """Once the second parameter's mean took the place of the first's, since both lay in the same memory."""
-
-    def work(world):
-        model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
-        _, optimizer = wrapped(world, AllReduce(), model=model)
-        first, second = model.parameters()
-        first.grad = torch.full((1, 1), 1.0 + world.rank, dtype=torch.float64)
-        second.grad = first.grad if world.rank else torch.full((1, 1), 5.0, dtype=torch.float64)
-        optimizer.average_gradients()
-        means = first.grad.item(), second.grad.item()
-        optimizer.step()
-        optimizer.finish()
-        return means
-
-    assert ranks.run(2, work) == [(1.5, 3.5)] * 2
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
+    _, optimizer = wrapped(world, st.AllReduce(), model=model)
+    first, second = model.parameters()
+    first.grad = torch.full((1, 1), 1.0 + world.rank, dtype=torch.float64)
+    second.grad = first.grad if world.rank else torch.full((1, 1), 5.0, dtype=torch.float64)
+    optimizer.average_gradients()
+    means = first.grad.item(), second.grad.item()
+    optimizer.step()
+    optimizer.finish()
+    return means
 
 
 @pytest.mark.parametrize("way", ["skip", "join", "GradScaler"])
 def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
     def work(world):
         model = torch.nn.Linear(2, 2, bias=False).double()
-        _, optimizer = wrapped(world, AllReduce(), model=model)
+        _, optimizer = wrapped(world, st.AllReduce(), model=model)
         before = model.weight.detach().clone()
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         with optimizer.join():
@@ -652,21 +591,18 @@ def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_ar
         model = Scalar()
         inner = make(model.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(
-            inner, model, plan(AllReduce(steps_per_round=steps_per_round)), timeout=60, world=world, codec=codec
+            inner, model, plan(st.AllReduce(steps_per_round=steps_per_round)), timeout=60, world=world, codec=codec
         )
         optimizer.finish()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(2, work)
     said = [str(one.message) for one in caught if "partreduce" in str(one.message)]
     assert len(said) == told
     assert all(f"codec int8 with {make.__name__}" in text and "docs/codecs.md" in text for text in said)
 
 
-PAIRS_THEN_ALL = StaticGroups(
-    phases=GroupPhases(tuple(Phase.from_groups(4, g) for g in ([[0, 1], [2, 3]], [range(4)]))), steps_per_round=3
-)
+PAIRS_THEN_ALL = static_groups(4, [[0, 1], [2, 3]], [range(4)], steps_per_round=3)
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(0, False), (3, True), (5, True), (6, False)])
@@ -680,19 +616,18 @@ def test_a_run_that_ends_before_all_have_averaged_says_so_once(ranks, steps, war
             optimizer.step()
         optimizer.finish()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(4, work)
     said = [str(warning.message) for warning in caught if "the run ended after" in str(warning.message)]
     wanted = f"the run ended after {steps} steps, before all workers had averaged with one another: this schedule"
     assert said == [f"{wanted} connects them in 2 rounds, 6 steps; finish() has averaged once"] * warned
 
 
-PAIR_OF_THREE = Phase.from_groups(3, [[1, 2]])
-EDGES_OF_TWO = Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
+PAIR_OF_THREE = st.Phase.from_groups(3, [[1, 2]])
+EDGES_OF_TWO = st.Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
 APART = {
-    "groups": (StaticGroups(phases=GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
-    "edges": (NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"workers \{0\} receive only from"),
+    "groups": (st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE,))), r"workers \{0\} share no group"),
+    "edges": (st.NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"workers \{0\} receive only from"),
 }
 
 
@@ -705,8 +640,7 @@ def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, ki
 
 
 def test_workers_that_agree_are_not_warned_of(ranks):
-    pairs = StaticGroups(phases=GroupPhases((PAIR_OF_THREE, Phase.from_groups(3, [[0, 1]]))))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    pairs = st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE, st.Phase.from_groups(3, [[0, 1]]))))
+    with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(3, lambda world: wrapped(world, pairs))
     assert not caught

@@ -1,5 +1,7 @@
 """What training scripts do beside step(): rounds of several steps, autocast, a final mean that takes long."""
 
+import csv
+import math
 import threading
 import time
 from fractions import Fraction
@@ -7,12 +9,13 @@ from fractions import Fraction
 import pytest
 import torch
 
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.training import wrapped
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
+from partreduce.errors import FileError, InputError
+from partreduce.runtime.recorder import RING_LENGTH, Recorder, write_stats
 from partreduce.runtime.transport.waiting import LOOK_SECONDS
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Pairwise, Round, Server, StaticGroups
+from partreduce.strategies import AllReduce
 
 N = 3
 _building = threading.Lock()
@@ -24,18 +27,18 @@ def plan(strategy):
 
 def ring(**options):
     edges = [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) for d in (1, 2)]
-    return NeighborAveraging(rounds=(Round.from_edges(N, edges),), **options)
+    return st.NeighborAveraging(rounds=(st.Round.from_edges(N, edges),), **options)
 
 
 def strategies(**options):
-    phases = (Phase.from_groups(N, [range(N)]),)
+    phases = (st.Phase.from_groups(N, [range(N)]),)
     return {
-        "static": StaticGroups(phases=GroupPhases(phases), **options),
-        "allreduce": AllReduce(**options),
+        "static": st.StaticGroups(phases=st.GroupPhases(phases), **options),
+        "allreduce": st.AllReduce(**options),
         "neighbor": ring(**options),
-        "synchronous server": Server(hosts=(0, 2), **options),
-        "asynchronous server": Server(hosts=(1,), synchronous=False, **options),
-        "pairwise": Pairwise(active=(0, 1, 2)[:2], **options),
+        "synchronous server": st.Server(hosts=(0, 2), **options),
+        "asynchronous server": st.Server(hosts=(1,), synchronous=False, **options),
+        "pairwise": st.Pairwise(active=(0, 1, 2)[:2], **options),
     }
 
 
@@ -62,8 +65,7 @@ def test_section_length_is_honoured_by_every_strategy(ranks, name, steps_per_rou
     def work(world):
         schedule = plan(strategies(steps_per_round=steps_per_round)[name])
         model = network()
-        inner = torch.optim.SGD(model.parameters(), lr=0.01)
-        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+        optimizer = wrapped(world, model, schedule, lr=0.01)
         mine = schedule.steps_per_round_of(world.rank)
         for x in batches(world.rank, 2 * mine):
             optimizer.zero_grad()
@@ -111,8 +113,7 @@ def test_a_final_mean_that_takes_long_is_waited_for(ranks):
 
     def work(world):
         model = network()
-        inner = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimizer = DistributedOptimizer(inner, model, plan(strategies()["static"]), timeout=60, world=world)
+        optimizer = wrapped(world, model, plan(strategies()["static"]), lr=0.05)
         begin = optimizer.run.reducer.begin
 
         def late(kind, *rest, **options):
@@ -130,3 +131,63 @@ def test_a_final_mean_that_takes_long_is_waited_for(ranks):
 
     first, *others = ranks.run(N, work)
     assert all(torch.equal(first, other) for other in others)
+
+
+# `optimizer.stats()`: what was counted, and where it is written.
+
+
+def test_all_operations_count_however_few_of_them_the_recorder_keeps():
+    recorder = Recorder(0)
+    for index in range(RING_LENGTH + 3):
+        operation = recorder.begin("average", index, index, (0, 1), 8, lag=index % 2)
+        recorder.end(operation, "failed: a peer is gone" if index == 1 else "ok", times=(0.0, 0.5))
+    totals = recorder.totals
+    assert (totals.operations, totals.num_bytes, totals.failed, totals.lag) == (259, 8 * 259, 1, 0)
+    assert totals.seconds == pytest.approx(259 / 2)
+
+
+def test_workers_count_steps_operations_and_bytes(ranks, tmp_path):
+    schedule = Schedule("every 2", Cluster.regular(1, 3), AllReduce(steps_per_round=2))
+
+    def work(world):
+        model = torch.nn.Linear(16, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(optimizer, model, schedule, timeout=60, world=world, trace=tmp_path)
+        before = optimizer.stats()
+        for _ in range(3):
+            model(torch.ones(1, 16) * (1 + world.rank)).sum().backward()
+            optimizer.step()
+        counted = optimizer.stats()
+        with optimizer.mean_model():
+            pass
+        return before, counted, optimizer.stats()
+
+    for before, counted, after in ranks.run(3, work):
+        assert (counted["steps"], counted["round"], counted["skipped"]) == (3, 1, 0)
+        assert counted["operations"] - before["operations"] == 1
+        assert counted["bytes"] - before["bytes"] == 4 * 16
+        assert counted["operation_seconds"] > before["operation_seconds"]
+        assert math.isnan(counted["distance"])
+        assert after["distance"] > 0
+
+
+def test_writers_get_the_numbers_that_are_known(tmp_path):
+    stats, given, scalars = {"steps": 7, "bytes": 16.0, "distance": math.nan}, [], []
+
+    class SummaryWriter:
+        def add_scalar(self, tag, scalar_value, global_step):
+            scalars.append((tag, scalar_value, global_step))
+
+    for writer in (given.append, SummaryWriter(), tmp_path / "stats.csv", str(tmp_path / "stats.csv")):
+        write_stats(stats, writer)
+    assert given == [stats]
+    assert scalars == [("partreduce/steps", 7, 7), ("partreduce/bytes", 16.0, 7)]
+    with (tmp_path / "stats.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == [{"steps": "7", "bytes": "16.0", "distance": "nan"}] * 2
+
+
+def test_what_takes_no_numbers_is_refused_in_one_line(tmp_path):
+    with pytest.raises(InputError, match="writer is a int; give a SummaryWriter"):
+        write_stats({"steps": 0}, 3)
+    with pytest.raises(FileError, match="cannot be written"):
+        write_stats({"steps": 0}, tmp_path / "nowhere" / "stats.csv")

@@ -3,6 +3,7 @@
 Each case is one script that runs twice: as somebody writes it who meets the message, and as the message says.
 """
 
+import contextlib
 import copy
 import threading
 import warnings
@@ -11,32 +12,27 @@ from fractions import Fraction
 import pytest
 import torch
 
+from helpers.training import group_phases
 from helpers.warm import WARM
-from partreduce.runtime.averaging.p_reduce import p_reduce
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PartreduceError
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Pairwise,
-    StaticGroups,
+from partreduce import (
+    Cluster,
+    DistributedOptimizer,
+    PartreduceError,
+    Schedule,
+    load_checkpoint,
+    p_reduce,
+    save_checkpoint,
 )
+from partreduce import strategies as st
 
 N = 2
-PAIR = GroupPhases((Phase.from_groups(N, [range(N)]),))
-BOTH = (Round.from_edges(N, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),)
+PAIR = group_phases(N, [range(N)])
+BOTH = (st.Round.from_edges(N, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),)
 WAYS = {}
 
 
 def way(says):
-    """A case: `script(world, told, folder)`, and the end of what it meets where it is not `told`."""
+    """A case: `script(s, told)`, and the end of what it meets where it is not `told`."""
 
     def add(script):
         WAYS[script.__name__] = (says, script)
@@ -54,505 +50,462 @@ def network():
         return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
 
 
-def wrapped(world, model, strategy=None, inner=None, *, n=N, timeout=60, **options):
-    inner = inner or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    schedule = Schedule("ways out", Cluster.regular(1, n), strategy or AllReduce(steps_per_round=2))
-    return DistributedOptimizer(inner, model, schedule, timeout=timeout, world=world, **options)
+def sgd(model):
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
 
 
-def backward(model, rank=0, steps=1):
-    batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * steps + rank))
-    model(batch).square().mean().backward()
+class Script:
+    """What a script has: a model, and its optimizer once it is wrapped; what it leaves out of training it ends with."""
 
+    def __init__(self, world, folder):
+        self.world, self.rank, self.folder = world, world.rank, folder
+        self.model, self.optimizer, self.count = network(), None, 2
 
-def train(model, optimizer, steps=2):
-    for step in range(steps):
-        optimizer.zero_grad()
-        backward(model, optimizer.rank, step)
-        optimizer.step()
+    def wrap(self, strategy=None, model=None, inner=None, *, n=N, timeout=60, **options):
+        self.model = self.model if model is None else model
+        schedule = Schedule("ways out", Cluster.regular(1, n), strategy or st.AllReduce(steps_per_round=2))
+        inner = inner or sgd(self.model)
+        self.optimizer = DistributedOptimizer(inner, self.model, schedule, timeout=timeout, world=self.world, **options)
+        return self.optimizer
 
+    def backward(self, step=1):
+        batch = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + self.rank))
+        self.model(batch).square().mean().backward()
 
-def to_the_end(model, optimizer, steps=2):
-    train(model, optimizer, steps)
-    optimizer.finish()
+    def train(self, steps=2, *, before_step=lambda: None):
+        for step in range(steps):
+            self.optimizer.zero_grad()
+            self.backward(step)
+            before_step()
+            self.optimizer.step()
+
+    def clip(self):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e-3)
+
+    def finish(self):
+        """Instead of the steps at its end."""
+        self.optimizer.finish()
+        self.optimizer = None
+
+    def run(self, script, told):
+        script(self, told)
+        if self.optimizer is not None:
+            self.train(self.count)
+            self.optimizer.finish()
 
 
 # The model, before and after it is wrapped.
 
 
 @way("wrap first and then freeze it for as long as you like")
-def freezing(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model) if told else None
-    model[1].weight.requires_grad_(requires_grad=False)
-    optimizer = optimizer or wrapped(world, model)
-    train(model, optimizer)
-    model[1].weight.requires_grad_(requires_grad=True)
-    to_the_end(model, optimizer)
-
-
-@way("change the model first, on all workers, then wrap")
-def replacing_a_layer(world, told, _folder):
-    model = network()
+def freezing(s, told):
     if told:
-        model[1] = torch.nn.Linear(4, 3)
-    optimizer = wrapped(world, model)
+        s.wrap()
+    s.model[1].weight.requires_grad_(requires_grad=False)
     if not told:
-        model[1] = torch.nn.Linear(4, 3)
-    to_the_end(model, optimizer)
+        s.wrap()
+    s.train()
+    s.model[1].weight.requires_grad_(requires_grad=True)
 
 
-@way("change the model first, then wrap")
-def replacing_a_parameter(world, told, _folder):
-    model = network()
-    if told:
-        model[1].bias = torch.nn.Parameter(torch.zeros(2))
-    optimizer = wrapped(world, model)
-    if not told:
-        model[1].bias = torch.nn.Parameter(torch.zeros(2))
-    to_the_end(model, optimizer)
+def before_or_after(change):
+    """The model is changed before it is wrapped, as it is told, or after."""
+
+    def script(s, told):
+        if told:
+            change(s.model)
+        s.wrap()
+        if not told:
+            change(s.model)
+
+    return script
+
+
+def replace_layer(model):
+    model[1] = torch.nn.Linear(4, 3)
+
+
+def replace_parameter(model):
+    model[1].bias = torch.nn.Parameter(torch.zeros(2))
+
+
+WAYS |= {
+    "replacing_a_layer": ("change the model first, on all workers, then wrap", before_or_after(replace_layer)),
+    "replacing_a_parameter": ("change the model first, then wrap", before_or_after(replace_parameter)),
+}
 
 
 @way("do it before, or write in place, p.data.copy_(...)")
-def replacing_storage(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model)
+def replacing_storage(s, told):
+    s.wrap()
     if told:
-        model[0].weight.data.copy_(torch.ones(4, 4))
+        s.model[0].weight.data.copy_(torch.ones(4, 4))
     else:
-        model[0].weight.data = torch.ones(4, 4)
-    to_the_end(model, optimizer)
+        s.model[0].weight.data = torch.ones(4, 4)
 
 
 @way("do it before, or write in place")
-def converting(world, told, _folder):
-    model = network()
+def converting(s, told):
     if told:
-        model.bfloat16()
-    optimizer = wrapped(world, model)
-    model.bfloat16()
+        s.model.bfloat16()
+    s.wrap()
+    s.model.bfloat16()
     for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
-        optimizer.step()
-    optimizer.finish()
+        s.optimizer.zero_grad()
+        s.model(torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
+        s.optimizer.step()
+    s.finish()
 
 
 @way("give each its own part of the model")
-def two_optimizers(world, told, _folder):
-    model = network()
-    first = wrapped(world, model[0] if told else model)
-    second = wrapped(world, model[1] if told else model)
+def two_optimizers(s, told):
+    model = s.model
+    first, second = s.wrap(model=model[0] if told else model), s.wrap(model=model[1] if told else model)
+    s.model = model
     for _ in range(2):
-        backward(model)
+        s.backward()
         first.step()
         second.step()
     first.finish()
-    second.finish()
+    s.finish()
 
 
 @way("run one forward pass, then wrap")
-def a_lazy_layer(world, told, _folder):
-    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+def a_lazy_layer(s, told):
+    s.model = torch.nn.Sequential(torch.nn.LazyLinear(4))
     if told:
-        model(torch.ones(1, 4))
-    to_the_end(model, wrapped(world, model, inner=torch.optim.SGD(model.parameters(), lr=0.1)))
+        s.model(torch.ones(1, 4))
+    s.wrap(inner=torch.optim.SGD(s.model.parameters(), lr=0.1))
 
 
 @way("call model.to_empty(device=...), initialize it and make the optimizer, then wrap")
-def the_meta_device(world, told, _folder):
+def the_meta_device(s, told):
     with torch.device("meta"):
-        model = torch.nn.Linear(4, 2)
+        s.model = torch.nn.Linear(4, 2)
     if told:
-        model.to_empty(device="cpu")
-        model.reset_parameters()
-    to_the_end(model, wrapped(world, model))
+        s.model.to_empty(device="cpu")
+        s.model.reset_parameters()
+    s.wrap()
 
 
 @way("make it dense, or a buffer if it is a constant")
-def a_sparse_parameter(world, told, _folder):
-    model = network()
+def a_sparse_parameter(s, told):
+    extra = torch.eye(4)
+    s.model.register_parameter("extra", torch.nn.Parameter(extra if told else extra.to_sparse()))
     if told:
-        model.register_parameter("extra", torch.nn.Parameter(torch.eye(4)))
-        model.register_buffer("graph", torch.eye(4).to_sparse())
-    else:
-        model.register_parameter("extra", torch.nn.Parameter(torch.eye(4).to_sparse()))
-    to_the_end(model, wrapped(world, model))
+        s.model.register_buffer("graph", torch.eye(4).to_sparse())
+    s.wrap()
 
 
 @way("so convert it, or freeze it before wrapping")
-def a_float8_parameter(world, told, _folder):
-    model = network()
+def a_float8_parameter(s, told):
     eighth = torch.ones(4).to(torch.float8_e4m3fn)
     if told:
-        model.register_parameter("converted", torch.nn.Parameter(eighth.bfloat16()))
-    model.register_parameter("extra", torch.nn.Parameter(eighth, requires_grad=not told))
-    to_the_end(model, wrapped(world, model))
+        s.model.register_parameter("converted", torch.nn.Parameter(eighth.bfloat16()))
+    s.model.register_parameter("extra", torch.nn.Parameter(eighth, requires_grad=not told))
+    s.wrap()
 
 
 @way("let both modules hold one and the same parameter (b.weight = a.weight)")
-def shared_memory(world, told, _folder):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-    model[1].weight = model[0].weight if told else torch.nn.Parameter(model[0].weight.data)
-    to_the_end(model, wrapped(world, model))
+def shared_memory(s, told):
+    s.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    s.model[1].weight = s.model[0].weight if told else torch.nn.Parameter(s.model[0].weight.data)
+    s.wrap()
 
 
 @way("keep its size, or give it the new one on every worker before DistributedOptimizer is made")
-def a_buffer_that_grows(world, told, _folder):
-    model = network()
-    model.register_buffer("positions", torch.arange(11 if told else 6))
-    optimizer = wrapped(world, model)
-    model.positions = torch.arange(11)
-    to_the_end(model, optimizer)
+def a_buffer_that_grows(s, told):
+    s.model.register_buffer("positions", torch.arange(11 if told else 6))
+    s.wrap()
+    s.model.positions = torch.arange(11)
 
 
 # The optimizer and its options.
 
 
 @way("pass the model that the optimizer trains")
-def another_models_optimizer(world, told, _folder):
-    model, other = network(), network()
-    to_the_end(model, wrapped(world, model, inner=torch.optim.SGD((model if told else other).parameters(), lr=0.1)))
+def another_models_optimizer(s, told):
+    s.wrap(inner=sgd(s.model if told else network()))
 
 
 @way("wrap the plain optimizer once")
-def wrapping_twice(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model)
+def wrapping_twice(s, told):
+    optimizer = s.wrap()
     if not told:
-        optimizer = wrapped(world, model, inner=optimizer)
-    to_the_end(model, optimizer)
+        s.wrap(inner=optimizer)
 
 
 @way("unfreeze first, then wrap")
-def a_group_of_frozen_parameters(world, told, _folder):
-    model = network()
-    model[1].requires_grad_(requires_grad=told)
-    optimizer = wrapped(world, model, inner=torch.optim.SGD(model[0].parameters(), lr=0.1))
-    optimizer.add_param_group({"params": model[1].parameters()})
-    to_the_end(model, optimizer)
+def a_group_of_frozen_parameters(s, told):
+    s.model[1].requires_grad_(requires_grad=told)
+    s.wrap(inner=sgd(s.model[0])).add_param_group({"params": s.model[1].parameters()})
 
 
 @way("give the optimizer these settings when it is made")
-def a_group_with_momentum(world, told, _folder):
-    model = network()
-    inner = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9 if told else 0.0)
-    optimizer = wrapped(world, model, inner=inner, optimizer_state="average")
-    optimizer.add_param_group({"params": list(model[1].parameters()), "momentum": 0.9})
-    to_the_end(model, optimizer)
+def a_group_with_momentum(s, told):
+    inner = torch.optim.SGD(s.model[0].parameters(), lr=0.1, momentum=0.9 if told else 0.0)
+    s.wrap(inner=inner, optimizer_state="average")
+    s.optimizer.add_param_group({"params": list(s.model[1].parameters()), "momentum": 0.9})
 
 
 @way("start 3 or design a schedule for 2")
-def a_schedule_for_others(world, told, _folder):
-    model = network()
-    to_the_end(model, wrapped(world, model, n=2 if told else 3))
+def a_schedule_for_others(s, told):
+    s.wrap(n=2 if told else 3)
 
 
 @way("use 'broadcast', or load the same model on all workers")
-def models_that_begin_apart(world, told, _folder):
+def models_that_begin_apart(s, told):
     for initial in ("broadcast", "keep") if told else ("keep",):
-        model = network()
+        s.model = network()
         if initial == "broadcast" or not told:
             with torch.no_grad():
-                model[0].weight += world.rank
-        to_the_end(model, wrapped(world, model, AllReduce(), initial=initial))
+                s.model[0].weight += s.rank
+        s.wrap(st.AllReduce(), initial=initial)
+        s.train()
+        s.finish()
 
 
-@way("use 'average' or 'local'")
-def buffers_of_neighbors(world, told, _folder):
-    for buffers in ("average", "local") if told else ("broadcast",):
-        model = network()
-        to_the_end(model, wrapped(world, model, NeighborAveraging(rounds=BOTH), buffers=buffers))
+def options(says, *right, wrong):
+    """A case of strategies and options of which each of the right ones works."""
+
+    def script(s, told):
+        for strategy, named in right if told else (wrong,):
+            s.wrap(strategy, network(), **named)
+            s.train()
+            s.finish()
+
+    return says, script
 
 
-@way("the states are equal already; use 'local'")
-def states_under_averaged_gradients(world, told, _folder):
-    model = network()
-    to_the_end(model, wrapped(world, model, AllReduce(), optimizer_state="local" if told else "average"))
-
-
-@way("use 'local' or no overlap")
-def states_that_come_late(world, told, _folder):
-    late = StaticGroups(phases=PAIR, sync=DelayedAveraging())
-    for strategy, state in [(late, "local"), (StaticGroups(phases=PAIR), "average")] if told else [(late, "average")]:
-        model = network()
-        to_the_end(model, wrapped(world, model, strategy, optimizer_state=state))
+LATE, NOW = (st.StaticGroups(phases=PAIR, sync=sync) for sync in (st.DelayedAveraging(), st.Synchronous()))
+EDGES = st.NeighborAveraging(rounds=BOTH)
+AVERAGE, LOCAL = {"optimizer_state": "average"}, {"optimizer_state": "local"}
+WAYS |= {
+    "buffers_of_neighbors": options(
+        "use 'average' or 'local'",
+        (EDGES, {"buffers": "average"}),
+        (EDGES, {"buffers": "local"}),
+        wrong=(EDGES, {"buffers": "broadcast"}),
+    ),
+    "states_under_averaged_gradients": options(
+        "the states are equal already; use 'local'", (st.AllReduce(), LOCAL), wrong=(st.AllReduce(), AVERAGE)
+    ),
+    "states_that_come_late": options("use 'local' or no overlap", (LATE, LOCAL), (NOW, AVERAGE), wrong=(LATE, AVERAGE)),
+    "outer_state_without_outer_steps": options(
+        "has no outer steps, so no anchor; leave it out", (None, {}), wrong=(None, {"outer_state": "host"})
+    ),
+}
 
 
 @way("average parameters instead (steps_per_round > 1)")
-def lbfgs(world, told, _folder):
-    model = network()
-    inner = torch.optim.LBFGS(model.parameters(), max_iter=2)
-    optimizer = wrapped(world, model, AllReduce(steps_per_round=2 if told else 1), inner=inner)
+def lbfgs(s, told):
+    s.wrap(st.AllReduce(steps_per_round=2 if told else 1), inner=torch.optim.LBFGS(s.model.parameters(), max_iter=2))
 
     def closure():
-        optimizer.zero_grad()
-        loss = model(torch.ones(2, 4)).square().sum()
+        s.optimizer.zero_grad()
+        loss = s.model(torch.ones(2, 4)).square().sum()
         loss.backward()
         return loss
 
     for _ in range(2):
-        optimizer.step(closure)
-    optimizer.finish()
-
-
-@way("has no outer steps, so no anchor; leave it out")
-def outer_state_without_outer_steps(world, told, _folder):
-    model = network()
-    to_the_end(model, wrapped(world, model, **({} if told else {"outer_state": "host"})))
+        s.optimizer.step(closure)
+    s.finish()
 
 
 @way("is a file; give the path of a directory")
-def a_trace_that_is_a_file(world, told, folder):
-    path = folder / f"trace-{world.rank}"
+def a_trace_that_is_a_file(s, told):
+    path = s.folder / f"trace-{s.rank}"
     if not told:
         path.write_text("")
-    model = network()
-    to_the_end(model, wrapped(world, model, trace=path))
+    s.wrap(trace=path)
 
 
 # The training loop.
 
 
 @way("call it before finish() and outside mean_model()")
-def a_step_inside_the_mean_model(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model)
-    with optimizer.mean_model():
+def a_step_inside_the_mean_model(s, told):
+    with s.wrap().mean_model():
         if not told:
-            train(model, optimizer, 1)
-    to_the_end(model, optimizer)
+            s.train(1)
 
 
 @way("call it before finish() and outside mean_model()")
-def a_checkpoint_after_the_end(world, told, folder):
-    model = network()
-    optimizer = wrapped(world, model)
-    train(model, optimizer)
+def a_checkpoint_after_the_end(s, told):
+    optimizer = s.wrap()
+    s.train()
     if told:
-        save_checkpoint(optimizer, folder)
-    optimizer.finish()
+        save_checkpoint(optimizer, s.folder)
+    s.finish()
     if not told:
-        save_checkpoint(optimizer, folder)
+        save_checkpoint(optimizer, s.folder)
 
 
 @way("use sparse=False in its embedding")
-def a_sparse_gradient(world, told, _folder):
-    model = torch.nn.Embedding(5, 2, sparse=not told)
-    optimizer = wrapped(world, model, AllReduce())
-    model(torch.tensor([1, 2])).sum().backward()
-    optimizer.step()
-    optimizer.finish()
+def a_sparse_gradient(s, told):
+    s.wrap(st.AllReduce(), torch.nn.Embedding(5, 2, sparse=not told))
+    s.model(torch.tensor([1, 2])).sum().backward()
+    s.optimizer.step()
+    s.finish()
 
 
 @way("call optimizer.average_gradients() before it")
-def clipping(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model, AllReduce())
-    for step in range(3):
-        optimizer.zero_grad()
-        backward(model, world.rank, step)
-        if told:
-            optimizer.average_gradients()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        optimizer.step()
-    optimizer.finish()
+def clipping(s, told):
+    s.wrap(st.AllReduce())
+    s.train(3, before_step=lambda: ((s.optimizer.average_gradients() if told else None), s.clip()))
+    s.finish()
 
 
 @way("call backward() first, then average_gradients()")
-def a_gradient_after_the_average(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model, AllReduce())
-    optimizer.zero_grad()
-    backward(model, world.rank)
+def a_gradient_after_the_average(s, told):
+    s.wrap(st.AllReduce())
+    s.backward()
     if told:
-        backward(model, world.rank, 2)
-    optimizer.average_gradients()
+        s.backward(2)
+    s.optimizer.average_gradients()
     if not told:
-        backward(model, world.rank, 2)
-    optimizer.step()
-    optimizer.finish()
+        s.backward(2)
+    s.optimizer.step()
+    s.finish()
 
 
 @way("call step() of the DistributedOptimizer")
-def the_plain_optimizer(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model, AllReduce())
+def the_plain_optimizer(s, told):
+    s.wrap(st.AllReduce())
     for _ in range(2):
-        optimizer.zero_grad()
-        backward(model, world.rank)
-        (optimizer if told else optimizer.optimizer).step()
-    optimizer.finish()
+        s.optimizer.zero_grad()
+        s.backward()
+        (s.optimizer if told else s.optimizer.optimizer).step()
+    s.finish()
 
 
 @way("call zero_grad() and continue as in every other step instead")
-def skipping_where_means_are_clipped(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model, AllReduce())
+def skipping_where_means_are_clipped(s, told):
+    s.wrap(st.AllReduce())
     for step in range(3):
-        optimizer.zero_grad()
-        backward(model, world.rank, step)
-        if step == 2:
-            if told:
-                optimizer.zero_grad()
-            else:
-                optimizer.skip()
-                return
-        optimizer.average_gradients()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        optimizer.step()
-    optimizer.finish()
+        s.optimizer.zero_grad()
+        s.backward(step)
+        if step == 2 and not told:
+            s.optimizer.skip()
+        elif step == 2:
+            s.optimizer.zero_grad()
+        s.optimizer.average_gradients()
+        s.clip()
+        s.optimizer.step()
+    s.finish()
 
 
 @way("give that as a function, join(after_averaging=...)")
-def clipping_with_uneven_data(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model, AllReduce(), timeout=60 if told else 5)
-
-    def clip():
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-
-    with optimizer.join(clip) if told else optimizer.join():
-        for step in range(2 + world.rank):
-            optimizer.zero_grad()
-            backward(model, world.rank, step)
-            optimizer.average_gradients()
-            clip()
-            optimizer.step()
-    optimizer.finish()
+def clipping_with_uneven_data(s, told):
+    s.wrap(st.AllReduce(), timeout=60 if told else 5)
+    with s.optimizer.join(s.clip) if told else s.optimizer.join():
+        s.train(2 + s.rank, before_step=lambda: (s.optimizer.average_gradients(), s.clip()))
+    s.finish()
 
 
 @way("not the mean of all; do it inside `with optimizer.mean_model():`")
-def saving_the_live_model(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model, AllReduce(steps_per_round=3))
-    for step in range(3):
-        train(model, optimizer, 1)
-        if step == 1:
-            if told:
-                with optimizer.mean_model():
-                    model.state_dict()
-            else:
-                model.state_dict()
-    optimizer.finish()
+def saving_the_live_model(s, told):
+    s.wrap(st.AllReduce(steps_per_round=3))
+    s.train(2)
+    with s.optimizer.mean_model() if told else contextlib.nullcontext():
+        s.model.state_dict()
+    s.count = 1
 
 
 @way("to continue from what is loaded, call it after that")
-def loading_inside_the_mean_model(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model, AllReduce(steps_per_round=3))
-    state = copy.deepcopy(model.state_dict())
-    train(model, optimizer, 3)
-    with optimizer.mean_model():
+def loading_inside_the_mean_model(s, told):
+    s.wrap(st.AllReduce(steps_per_round=3))
+    state, s.count = copy.deepcopy(s.model.state_dict()), 3
+    s.train(3)
+    with s.optimizer.mean_model():
         if not told:
-            model.load_state_dict(state)
+            s.model.load_state_dict(state)
     if told:
-        model.load_state_dict(state)
-    to_the_end(model, optimizer, 3)
+        s.model.load_state_dict(state)
 
 
 @way("give one number, or a tensor that holds one")
-def logging_a_vector(world, told, folder):
-    model = network()
-    optimizer = wrapped(world, model, trace=folder)
-    train(model, optimizer)
-    optimizer.log(loss=torch.tensor(1.0) if told else torch.ones(2))
-    optimizer.finish()
+def logging_a_vector(s, told):
+    s.wrap(trace=s.folder)
+    s.train()
+    s.optimizer.log(loss=torch.tensor(1.0) if told else torch.ones(2))
+    s.finish()
 
 
 @way("give a SummaryWriter, the path of a CSV file or a function")
-def a_writer_of_statistics(world, told, folder):
-    model = network()
-    optimizer = wrapped(world, model)
-    train(model, optimizer)
-    for writer in (folder / f"{world.rank}.csv", lambda numbers: None) if told else (3,):
-        optimizer.stats(writer)
-    optimizer.finish()
+def a_writer_of_statistics(s, told):
+    s.wrap()
+    s.train()
+    for writer in (s.folder / f"{s.rank}.csv", lambda numbers: None) if told else (3,):
+        s.optimizer.stats(writer)
+    s.finish()
 
 
 @way("give a DataLoader or a list of batches")
-def batches_of_a_number(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model)
-    assert list(optimizer.batches([1, 2] if told else 2)) == [1, 2]
-    to_the_end(model, optimizer)
+def batches_of_a_number(s, told):
+    assert list(s.wrap().batches([1, 2] if told else 2)) == [1, 2]
 
 
 # States and checkpoints.
 
 
 @way("copy optimizer.state_dict(), or optimizer.optimizer, which is the plain one")
-def copying_the_optimizer(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model)
+def copying_the_optimizer(s, told):
+    optimizer = s.wrap()
     for one in (optimizer.state_dict(), optimizer.optimizer) if told else (optimizer,):
         copy.deepcopy(one)
-    to_the_end(model, optimizer)
 
 
 @way("give what state_dict() returned")
-def loading_a_models_state(world, told, _folder):
-    model = network()
-    optimizer = wrapped(world, model)
-    optimizer.load_state_dict(optimizer.state_dict() if told else model.state_dict())
-    to_the_end(model, optimizer)
+def loading_a_models_state(s, told):
+    s.wrap().load_state_dict((s.optimizer if told else s.model).state_dict())
 
 
 @way("pass the DistributedOptimizer first")
-def a_checkpoint_of_the_plain_optimizer(world, told, folder):
-    model = network()
-    optimizer = wrapped(world, model)
-    save_checkpoint(optimizer if told else optimizer.optimizer, folder)
-    to_the_end(model, optimizer)
+def a_checkpoint_of_the_plain_optimizer(s, told):
+    optimizer = s.wrap()
+    save_checkpoint(optimizer if told else optimizer.optimizer, s.folder)
 
 
 @way("pass a path")
-def a_checkpoint_at_a_number(world, told, folder):
-    model = network()
-    optimizer = wrapped(world, model)
-    save_checkpoint(optimizer, folder if told else 7)
-    to_the_end(model, optimizer)
+def a_checkpoint_at_a_number(s, told):
+    save_checkpoint(s.wrap(), s.folder if told else 7)
 
 
 @way("call it where optimizer.steps % 4 == 0, next at step 4")
-def a_checkpoint_inside_a_round(world, told, folder):
-    model = network()
-    optimizer = wrapped(world, model, Pairwise(active=(0,), steps_per_round=4))
-    train(model, optimizer, 4 if told else 3)
-    save_checkpoint(optimizer, folder)
-    to_the_end(model, optimizer, 4)
+def a_checkpoint_inside_a_round(s, told):
+    optimizer = s.wrap(st.Pairwise(active=(0,), steps_per_round=4))
+    s.train(4 if told else 3)
+    save_checkpoint(optimizer, s.folder)
+    s.count = 4
 
 
 @way("pass allow_different_run=True to start from the mean model under this schedule")
-def a_checkpoint_of_another_schedule(world, told, folder):
-    model = network()
-    first = wrapped(world, model)
-    train(model, first)
-    save_checkpoint(first, folder)
-    first.finish()
-    model = network()
-    optimizer = wrapped(world, model, AllReduce(steps_per_round=3))
-    load_checkpoint(optimizer, folder, allow_different_run=told)
-    to_the_end(model, optimizer, 3)
+def a_checkpoint_of_another_schedule(s, told):
+    optimizer = s.wrap()
+    s.train()
+    save_checkpoint(optimizer, s.folder)
+    s.finish()
+    load_checkpoint(s.wrap(st.AllReduce(steps_per_round=3), network()), s.folder, allow_different_run=told)
+    s.count = 3
 
 
 # P-Reduce.
 
 
-@way("give at least one")
-def p_reduce_of_nothing(world, told, _folder):
-    p_reduce([torch.ones(2)] if told else [], [0, 1], world=world)
+def reduced(says, *, wrong, right):
+    return says, lambda s, told: p_reduce((right if told else wrong)(), [0, 1], world=s.world)
 
 
-@way("give a clone() of it")
-def p_reduce_of_an_expanded_tensor(world, told, _folder):
-    tensor = torch.ones(1).expand(3)
-    p_reduce(tensor.clone() if told else tensor, [0, 1], world=world)
-
-
-@way("is empty; leave it out")
-def p_reduce_of_an_empty_tensor(world, told, _folder):
-    p_reduce([torch.ones(2)] if told else [torch.ones(2), torch.empty(0)], [0, 1], world=world)
+WAYS |= {
+    "p_reduce_of_nothing": reduced("give at least one", wrong=list, right=lambda: [torch.ones(2)]),
+    "p_reduce_of_an_expanded_tensor": reduced(
+        "give a clone() of it", wrong=lambda: torch.ones(1).expand(3), right=lambda: torch.ones(1).expand(3).clone()
+    ),
+    "p_reduce_of_an_empty_tensor": reduced(
+        "is empty; leave it out", wrong=lambda: [torch.ones(2), torch.empty(0)], right=lambda: [torch.ones(2)]
+    ),
+}
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -561,9 +514,9 @@ def test_doing_what_the_message_says_works(ranks, tmp_path, name):
     for told in (False, True):
         folder = tmp_path / str(told)
         folder.mkdir()
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            results = ranks.run(N, lambda world: script(world, told, folder), catch=PartreduceError)  # noqa: B023 - used at once
+        run = lambda world, told=told, folder=folder: Script(world, folder).run(script, told)  # noqa: E731
+        with warnings.catch_warnings(record=True, action="always") as warned:
+            results = ranks.run(N, run, catch=PartreduceError)
         said = [str(one) for one in results if isinstance(one, Exception)] + [str(one.message) for one in warned]
         if told:
             assert results == [None] * N

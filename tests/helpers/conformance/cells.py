@@ -5,8 +5,6 @@ their results are exact; `yield TOGETHER` announces a part that all workers do a
 for others who still take steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 
@@ -14,7 +12,7 @@ import torch
 
 from helpers.conformance.kinds import N
 from helpers.conformance.reference import WAIT, PlainOptimizer, Table
-from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce import DistributedOptimizer
 
 TOGETHER, ASIDE = "together", "aside"
 

@@ -6,6 +6,7 @@ import copy
 import threading
 import warnings
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.conformance.cells import ASIDE, TOGETHER
 from helpers.conformance.kinds import KINDS
-from partreduce.runtime.adapters.framework import attach
+from partreduce import attach
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,7 @@ class Outcome:
 
 
 EQUAL = Outcome("equal")
+refused, warned = (partial(Outcome, verdict) for verdict in ("refused", "warned"))
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,7 @@ def idiom(name, says, *, in_group=False, **otherwise):
 
 def network(seed=1, *, tied=False):
     with _building:  # the seed belongs to the process, and the workers are threads of it
-        torch.default_generator.manual_seed(
-            seed
-        )  # that of the CPU alone; for all devices it takes longer than the rest
+        torch.default_generator.manual_seed(seed)  # the CPU's alone; for all devices it takes longer than the rest
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
         if tied:
             model.append(torch.nn.Linear(3, 4, bias=False).double())
@@ -115,11 +115,12 @@ def step(cell, optimizer, model, number, *, before=lambda: None, loss=loss_of):
     cell.note(model)
 
 
-def steps(cell, optimizer, model, act=None, numbers=range(STEPS)):
-    """A step of each number, an ordinary one unless `act(number)` makes it."""
+def steps(cell, optimizer, model, act=None, numbers=range(STEPS), *, after=lambda _: None):
+    """A step of each number, an ordinary one unless `act(number)` makes it, with something `after` it."""
     for number in numbers:
         yield
         step(cell, optimizer, model, number) if act is None else act(number)
+        after(number)
 
 
 def ended(cell, optimizer, model):
@@ -128,8 +129,8 @@ def ended(cell, optimizer, model):
     cell.note(model)
 
 
-def run(cell, optimizer, model, act=None, numbers=range(STEPS)):
-    yield from steps(cell, optimizer, model, act, numbers)
+def run(cell, optimizer, model, act=None, numbers=range(STEPS), **options):
+    yield from steps(cell, optimizer, model, act, numbers, **options)
     yield from ended(cell, optimizer, model)
 
 
@@ -150,7 +151,7 @@ def adam(cell):
 @idiom(
     "accumulation",
     "two backward passes a step, gradients zeroed in place",
-    early=(EARLY, Outcome("refused", "got a gradient a second time before step()", "the first has left by then")),
+    early=(EARLY, refused("got a gradient a second time before step()", "the first has left by then")),
 )
 def accumulation(cell):
     model, optimizer = begun(cell)
@@ -168,7 +169,7 @@ def accumulation(cell):
 @idiom(
     "clipping",
     "`average_gradients()`, then `clip_grad_norm_`",
-    several=(QUORUMS, Outcome("refused", "a call may deliver several", "give it as a function to `join()`, too")),
+    several=(QUORUMS, refused("a call may deliver several", "give it as a function to `join()`, too")),
 )
 def clipping(cell):
     model, optimizer = begun(cell)
@@ -185,9 +186,9 @@ def clipping(cell):
     "`clip_grad_norm_` without `average_gradients()`",
     averaged=(
         WHOLE,
-        Outcome("warned", "call optimizer.average_gradients() before it", "each clips its own gradient; DDP the mean"),
+        warned("call optimizer.average_gradients() before it", "each clips its own gradient; DDP the mean"),
     ),
-    early=(EARLY, Outcome("refused", "was changed after backward(), when it had left", "clip the averaged ones")),
+    early=(EARLY, refused("was changed after backward(), when it had left", "clip the averaged ones")),
 )
 def clipping_alone(cell):
     model, optimizer = begun(cell)
@@ -201,7 +202,7 @@ def clipping_alone(cell):
 @idiom(
     "GradScaler",
     "a scaled loss; one worker meets an infinite gradient",
-    early=(EARLY, Outcome("refused", "divides gradients after backward()", "they have left by then")),
+    early=(EARLY, refused("divides gradients after backward()", "they have left by then")),
 )
 def scaler(cell):
     model, optimizer = begun(cell)
@@ -240,7 +241,7 @@ def closure(cell):
 @idiom(
     "LBFGS",
     "an optimizer that evaluates its closure several times",
-    averaged=(GRADIENTS, Outcome("refused", "LBFGS evaluates its closure several times", "average parameters instead")),
+    averaged=(GRADIENTS, refused("LBFGS evaluates its closure several times", "average parameters instead")),
 )
 def lbfgs(cell):
     model, optimizer = begun(cell, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2))
@@ -253,12 +254,11 @@ def schedulers(cell):
     target = cell.scheduled(optimizer)
     rates = [torch.optim.lr_scheduler.LinearLR(target, 0.2, total_iters=3), torch.optim.lr_scheduler.StepLR(target, 2)]
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(_):
         for rate in rates:
             rate.step()
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 @idiom("attach", "the script's own optimizer steps, with a closure, a scheduler and a hook; `attach` has its schedule")
@@ -290,12 +290,11 @@ def ema(cell):
     model, optimizer = begun(cell)
     average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, _: 0.8 * old + 0.2 * new)
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(_):
         average.update_parameters(model)
         cell.note(average)
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 @idiom("tied weights", "one parameter in two layers")
@@ -311,7 +310,7 @@ def tied(cell):
 @idiom(
     "tied by memory",
     "a transposed weight as a parameter of its own, `Parameter(a.weight.t())`",
-    all=(KINDS, Outcome("refused", "two tensors in one memory", "wrapping would part them")),
+    all=(KINDS, refused("two tensors in one memory", "wrapping would part them")),
 )
 def tied_by_memory(cell):
     model = network()
@@ -326,12 +325,11 @@ def kept_views(cell):
     model, optimizer = begun(cell)
     views = [(p.detach(), p.detach().numpy()) for p in model.parameters()]
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(_):
         for kind in zip(*views, strict=True):
             cell.notes.append(torch.cat([torch.as_tensor(view).reshape(-1).clone() for view in kind]))
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 @idiom("buffers", "a mask of −∞, an expanded and a sparse buffer, and frozen weights in 8 bits, all constant")
@@ -343,11 +341,10 @@ def buffers(cell):
     model.levels = torch.nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
     optimizer = cell.wrap(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05), model)
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(_):
         cell.notes += [one.to_dense().double().reshape(-1) for one in model.buffers()]
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 @idiom("frozen weights", "a layer frozen at wrapping; another frozen and unfrozen in mid-run")
@@ -366,7 +363,7 @@ def frozen(cell):
 @idiom(
     "unfreezing",
     "a layer frozen at wrapping, trained later",
-    all=(KINDS, Outcome("refused", "wrap first and then freeze it", "it would not be averaged")),
+    all=(KINDS, refused("wrap first and then freeze it", "it would not be averaged")),
 )
 def unfreezing(cell):
     model = network()
@@ -382,7 +379,7 @@ def unfreezing(cell):
     "a frozen part that follows the model by moving averages, as in BYOL, MoCo and DINO",
     apart=(
         [name for name, kind in KINDS.items() if not kind.gradients],
-        Outcome("warned", "frozen when DistributedOptimizer was made, has changed", "wrap first and then freeze it"),
+        warned("frozen when DistributedOptimizer was made, has changed", "wrap first and then freeze it"),
     ),
 )
 def teacher(cell):
@@ -403,10 +400,7 @@ def teacher(cell):
 @idiom(
     "several optimizers",
     "two models that are trained in turn, as in a GAN",
-    generated=(
-        ["dynamic_groups"],
-        Outcome("refused", "hands out groups for one optimizer", "its groups would mix the two"),
-    ),
+    generated=(["dynamic_groups"], refused("hands out groups for one optimizer", "its groups would mix the two")),
 )
 def several(cell):
     models = [network(), network(2)]
@@ -422,11 +416,8 @@ def several(cell):
 @idiom(
     "one model, two optimizers",
     "each wrapped, with the whole model",
-    all=(KINDS, Outcome("refused", "another DistributedOptimizer was made of it", "give each its part of the model")),
-    generated=(
-        ["dynamic_groups"],
-        Outcome("refused", "hands out groups for one optimizer", "give each its part of the model"),
-    ),
+    all=(KINDS, refused("another DistributedOptimizer was made of it", "give each its part of the model")),
+    generated=(["dynamic_groups"], refused("hands out groups for one optimizer", "give each its part of the model")),
 )
 def wrapped_twice(cell):
     model = network()
@@ -438,7 +429,7 @@ def wrapped_twice(cell):
 @idiom(
     "plain optimizer kept",
     "`step()` of the optimizer that was wrapped, as SAM's `second_step()` and `scaler.step(plain)` do",
-    all=(KINDS, Outcome("refused", "was stepped by itself", "the schedule would not see it")),
+    all=(KINDS, refused("was stepped by itself", "the schedule would not see it")),
 )
 def plain_kept(cell):
     model = network()
@@ -451,10 +442,10 @@ def plain_kept(cell):
 @idiom(
     "another optimizer first",
     "a part of the model stepped by an optimizer of its own, before `step()`, as from hooks in `backward()`",
-    averaged=(GRADIENTS, Outcome("refused", "which is still to be averaged", "call `average_gradients()` before it")),
+    averaged=(GRADIENTS, refused("which is still to be averaged", "call `average_gradients()` before it")),
     opens=(
         [name for name, kind in KINDS.items() if kind.outer or kind.free == "server"],
-        Outcome("refused", "measures from the model with which all begin", "the first time, step it after `step()`"),
+        refused("measures from the model with which all begin", "the first time, step it after `step()`"),
     ),
 )
 def another_first(cell):
@@ -470,12 +461,11 @@ def another_after(cell):
     optimizer = cell.wrap(torch.optim.SGD(model[0].parameters(), lr=0.05), model)
     other = torch.optim.SGD(model[2].parameters(), lr=0.1)
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(_):
         other.step()
         cell.note(model)
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 class Sharpness(torch.optim.SGD):
@@ -499,11 +489,8 @@ class Sharpness(torch.optim.SGD):
 @idiom(
     "SAM",
     "an optimizer that moves the weights before it evaluates its closure",
-    averaged=(
-        WHOLE,
-        Outcome("refused", "or after it has changed the model", "gradients of one evaluation are averaged"),
-    ),
-    early=(EARLY, Outcome("refused", "got a gradient a second time before step()", "the first has left by then")),
+    averaged=(WHOLE, refused("or after it has changed the model", "gradients of one evaluation are averaged")),
+    early=(EARLY, refused("got a gradient a second time before step()", "the first has left by then")),
 )
 def sharpness(cell):
     model, optimizer = begun(cell, lambda model: Sharpness(model.parameters(), lr=0.05))
@@ -527,9 +514,9 @@ def sharpness(cell):
     "a learning rate that one worker alone lowers, as ReduceLROnPlateau does by each worker's own loss",
     averaged=(
         [name for name in GRADIENTS if name not in QUORUMS],
-        Outcome("refused", "models stay equal only where all take equal steps", "they would part"),
+        refused("models stay equal only where all take equal steps", "they would part"),
     ),
-    quorum=(QUORUMS, Outcome("warned", "with different settings of the optimizer", "models have parted")),
+    quorum=(QUORUMS, warned("with different settings of the optimizer", "models have parted")),
 )
 def rates_apart(cell):
     model, optimizer = begun(cell)
@@ -545,20 +532,16 @@ def rates_apart(cell):
 @idiom(
     "weights apart",
     "weights that each worker changes by numbers of its own, such as noise",
-    averaged=(
-        GRADIENTS,
-        Outcome("warned", "model is not the mean of all", "they stay apart; said where all meet", compared=True),
-    ),
+    averaged=(GRADIENTS, warned("model is not the mean of all", "they stay apart; said where all meet", compared=True)),
 )
 def weights_apart(cell):
     model, optimizer = begun(cell)
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(number):
         with torch.no_grad():
             model[0].weight.add_(0.01 * batch(cell.rank, number)[:4])
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 @idiom("inference mode", "`mean_model()` and `finish()` inside `torch.inference_mode()`, before the first step, too")
@@ -599,7 +582,7 @@ def default_device(cell):
 @idiom(
     "loaded in mean_model()",
     "`model.load_state_dict` inside it, as of averaged weights",
-    all=(KINDS, Outcome("warned", "lasts until its end", "the run goes on from before", compared=True)),
+    all=(KINDS, warned("lasts until its end", "the run goes on from before", compared=True)),
 )
 def loaded_inside(cell):
     model, optimizer = begun(cell)
@@ -612,10 +595,7 @@ def loaded_inside(cell):
     yield from run(cell, optimizer, model, numbers=range(4, STEPS))
 
 
-@idiom(
-    "skipped step",
-    "one worker's `skip()`, as NaN guards do; before `backward()` where gradients leave during it",
-)
+@idiom("skipped step", "one worker's `skip()`, as NaN guards do; before `backward()` where gradients leave during it")
 def skipped(cell):
     model, optimizer = begun(cell)
 
@@ -637,14 +617,13 @@ def skipped(cell):
 def clamping(cell):
     model, optimizer = begun(cell)
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(_):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.clamp_(-0.3, 0.3)
         cell.note(model)
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 @idiom("evaluation", "`mean_model()` in mid-run, between gradients that stay")
@@ -679,7 +658,7 @@ def saving(cell):
 @idiom(
     "rollback",
     "model and optimizer loaded from two rounds ago",
-    apart=(APART, Outcome("warned", "'s own model", "each loads its own again", compared=True)),
+    apart=(APART, warned("'s own model", "each loads its own again", compared=True)),
 )
 def rollback(cell):
     model, optimizer = begun(cell)
@@ -696,11 +675,8 @@ def rollback(cell):
 @idiom(
     "model loaded alone",
     "`model.load_state_dict` in mid-run, without the optimizer's",
-    progress=(PROGRESS, Outcome("refused", "would send the difference to the others as progress", "load both")),
-    late=(
-        [*PIPELINES, *QUORUMS],
-        Outcome("refused", "would apply gradients to it that were taken at other", "load both"),
-    ),
+    progress=(PROGRESS, refused("would send the difference to the others as progress", "load both")),
+    late=([*PIPELINES, *QUORUMS], refused("would apply gradients to it that were taken at other", "load both")),
 )
 def loading(cell):
     model, optimizer = begun(cell)
@@ -717,13 +693,12 @@ def loading(cell):
 @idiom(
     "live model",
     "`model.eval()` with a forward pass, and `model.state_dict()`, in mid-run",
-    apart=(APART, Outcome("warned", "'s own model", "it is one worker's, not the mean", compared=True)),
+    apart=(APART, warned("'s own model", "it is one worker's, not the mean", compared=True)),
 )
 def live(cell):
     model, optimizer = begun(cell)
 
-    def act(number):
-        step(cell, optimizer, model, number)
+    def after(number):
         if number == 3:
             model.eval()
             with torch.no_grad():
@@ -731,7 +706,7 @@ def live(cell):
             model.train()
             model.state_dict()
 
-    yield from run(cell, optimizer, model, act)
+    yield from run(cell, optimizer, model, after=after)
 
 
 @idiom("gradients by hand", "`torch.autograd.grad`; views of one array and an expanded number put into `.grad`")
@@ -756,7 +731,7 @@ def by_hand(cell):
     "ZeroRedundancyOptimizer",
     "torch's sharded optimizer as the inner one",
     in_group=True,
-    all=(KINDS, Outcome("refused", "ZeroRedundancyOptimizer steps its share", "it writes other workers' parameters")),
+    all=(KINDS, refused("ZeroRedundancyOptimizer steps its share", "it writes other workers' parameters")),
 )
 def zero(cell):
     with warnings.catch_warnings():
@@ -771,7 +746,7 @@ def zero(cell):
     "DDP elsewhere",
     "the forward pass through a `DistributedDataParallel`, the bare model given to us (Accelerate, Lightning)",
     in_group=True,
-    all=(KINDS, Outcome("refused", "runs inside a DistributedDataParallel", "gradients are averaged already")),
+    all=(KINDS, refused("runs inside a DistributedDataParallel", "gradients are averaged already")),
 )
 def ddp(cell):
     model, optimizer = begun(cell)
@@ -795,9 +770,7 @@ def uneven(cell):
 
 
 @idiom(
-    "deepcopy",
-    "`copy.deepcopy(optimizer)`",
-    all=(KINDS, Outcome("refused", "belongs to a running job", "copy its state_dict()")),
+    "deepcopy", "`copy.deepcopy(optimizer)`", all=(KINDS, refused("belongs to a running job", "copy its state_dict()"))
 )
 def deepcopy(cell):
     model = network()

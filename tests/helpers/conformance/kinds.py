@@ -1,33 +1,10 @@
 """The strategy kinds of the conformance suite, each with three workers and what a reference needs to know of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    DelayedMerge,
-    DynamicGroups,
-    GradientBuckets,
-    GroupPhases,
-    GroupSplit,
-    NeighborAveraging,
-    OuterStep,
-    Pairwise,
-    Payload,
-    Pipeline,
-    Round,
-    Server,
-    StaticGroups,
-    Transport,
-)
-from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
-from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
+from partreduce import Cluster, Schedule
+from partreduce import strategies as st
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3
@@ -73,46 +50,50 @@ RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
 
 def gap(order):
     """Without backup, staleness and skips a reduce takes the updates of a synchronous schedule."""
-    return NeighborAveraging(rounds=(Round.from_edges(N, RING_EDGES),), sync=IterationGap(max_ig=2, update_order=order))
+    return st.NeighborAveraging(
+        rounds=(st.Round.from_edges(N, RING_EDGES),), sync=st.IterationGap(max_ig=2, update_order=order)
+    )
 
 
-PATIENT = PartialAllReduce(quorum=QuorumStart.SOLO, grace=60_000_000)
+PATIENT = st.PartialAllReduce(quorum=st.QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for a gradient of each worker that has one, so that what it sums is determined."""
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-OUTER = Payload(outer=OuterStep(**DILOCO))
+OUTER = st.Payload(outer=st.OuterStep(**DILOCO))
 
-PHASES = GroupPhases(tuple(Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))
+PHASES = st.GroupPhases(tuple(st.Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))
 KINDS = {
-    "allreduce": Kind(AllReduce(), gradients=True),
-    "allreduce, pipeline": Kind(AllReduce(sync=Pipeline()), gradients=True, lag=1),
-    "allreduce, quorum": Kind(AllReduce(sync=PATIENT), gradients=True, quorum=True),
+    "allreduce": Kind(st.AllReduce(), gradients=True),
+    "allreduce, pipeline": Kind(st.AllReduce(sync=st.Pipeline()), gradients=True, lag=1),
+    "allreduce, quorum": Kind(st.AllReduce(sync=PATIENT), gradients=True, quorum=True),
     "allreduce, layers": Kind(
-        AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), gradients=True, early=True
+        st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)), gradients=True, early=True
     ),
-    "allreduce, every 2": Kind(AllReduce(steps_per_round=2), steps_per_round=2),
-    "allreduce, late": Kind(AllReduce(sync=DelayedAveraging()), late=True),
-    "allreduce, outer": Kind(AllReduce(steps_per_round=2, payload=OUTER), steps_per_round=2, outer=DILOCO),
+    "allreduce, every 2": Kind(st.AllReduce(steps_per_round=2), steps_per_round=2),
+    "allreduce, late": Kind(st.AllReduce(sync=st.DelayedAveraging()), late=True),
+    "allreduce, outer": Kind(st.AllReduce(steps_per_round=2, payload=OUTER), steps_per_round=2, outer=DILOCO),
     "allreduce, fragments": Kind(
-        AllReduce(
+        st.AllReduce(
             steps_per_round=4,
-            sync=DelayedMerge(steps=1, alpha="1/2"),
-            payload=Payload(outer=OuterStep(**DILOCO), fragments=2),
+            sync=st.DelayedMerge(steps=1, alpha="1/2"),
+            payload=st.Payload(outer=st.OuterStep(**DILOCO), fragments=2),
         ),
         steps_per_round=4,
         outer=DILOCO,
         turns=2,
     ),
-    "static": Kind(StaticGroups(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
-    "static, outer": Kind(StaticGroups(phases=PHASES, payload=OUTER), (FIRST_TWO, LAST_TWO, MEAN), outer=DILOCO),
-    "neighbor": Kind(NeighborAveraging(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
+    "static": Kind(st.StaticGroups(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
+    "static, outer": Kind(st.StaticGroups(phases=PHASES, payload=OUTER), (FIRST_TWO, LAST_TWO, MEAN), outer=DILOCO),
+    "neighbor": Kind(st.NeighborAveraging(rounds=(st.Round.from_edges(N, RING_EDGES),)), (RING,)),
     "neighbor, late": Kind(
-        NeighborAveraging(rounds=(Round.from_edges(N, RING_EDGES),), sync=DelayedAveraging()), (RING,), late=True
+        st.NeighborAveraging(rounds=(st.Round.from_edges(N, RING_EDGES),), sync=st.DelayedAveraging()),
+        (RING,),
+        late=True,
     ),
-    "neighbor, gap": Kind(gap(UpdateOrder.ADAPT_THEN_COMBINE), (RING,)),
-    "neighbor, gap, parallel": Kind(gap(UpdateOrder.DPSGD), (RING,), late=True),
-    "dynamic_groups": Kind(DynamicGroups(group_size=N, division=GroupSplit.GLOBAL), free="dynamic_groups"),
-    "server": Kind(Server(hosts=(0, 2)), gradients=True),
-    "server, asynchronous": Kind(Server(hosts=(0,), synchronous=False), free="server"),
-    "pairwise": Kind(Pairwise(active=(1, 2)), free="pairwise"),
+    "neighbor, gap": Kind(gap(st.UpdateOrder.ADAPT_THEN_COMBINE), (RING,)),
+    "neighbor, gap, parallel": Kind(gap(st.UpdateOrder.DPSGD), (RING,), late=True),
+    "dynamic_groups": Kind(st.DynamicGroups(group_size=N, division=st.GroupSplit.GLOBAL), free="dynamic_groups"),
+    "server": Kind(st.Server(hosts=(0, 2)), gradients=True),
+    "server, asynchronous": Kind(st.Server(hosts=(0,), synchronous=False), free="server"),
+    "pairwise": Kind(st.Pairwise(active=(1, 2)), free="pairwise"),
 }

@@ -5,8 +5,6 @@ late averaging x ← W x_before + u, a server's sum of progress, or a pair's mea
 known afterwards only, so the reference forms the means of those that the run-time reports to have run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import threading

@@ -1,12 +1,9 @@
 """Cells: one small training job under one schedule, run by simulated ranks and compared with a run without a device."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -16,69 +13,46 @@ from unittest.mock import patch
 import torch
 
 from helpers.device.pretended import PretendedDevice
-from helpers.device.ranks import Fault, Launch, Shared, SimulatedWorld, run_ranks
+from helpers.device.ranks import Launch, Shared, run_ranks
+from helpers.training import group_phases
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
 from partreduce.runtime.averaging import neighbor_reducer, reducer
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.table import Staging, Table
 from partreduce.runtime.strategies import gradient_average
 from partreduce.runtime.transport import multistage_allreduce, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    Codec,
-    DelayedAveraging,
-    DelayedMerge,
-    DynamicGroups,
-    GradientBuckets,
-    GroupPhases,
-    GroupSplit,
-    NeighborAveraging,
-    OuterParams,
-    OuterStep,
-    Pairwise,
-    Payload,
-    Pipeline,
-    Server,
-    StaticGroups,
-    Transport,
-)
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, CodecScope
-from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
-from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 
 RANKS = 4
-DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 MOST_STEPS = 24
 PLACES = ("fill", "sum", "commit", "step", "all")
 """Where something may be late: what fills arrays, sums and commits them, the user's own step, and all of these."""
-NODES = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)
-SHORT_BLOCKS = Transport(codec=Codec.INT8, block=32)
-FEEDBACK = Transport(codec=Codec.INT4, block=32, error_feedback=True)
-INSIDE_TOO = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True)
+NODES = st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL)
+SHORT_BLOCKS = st.Transport(codec=st.Codec.INT8, block=32)
+FEEDBACK = st.Transport(codec=st.Codec.INT4, block=32, error_feedback=True)
+INSIDE_TOO = st.Transport(
+    algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, block=32, error_feedback=True
+)
 MIXED = (torch.float32, torch.bfloat16)
-UNEVEN: Any = {"steps_per_round": (1, 2, 1, 3), "averaging": Averaging.STEP_NORMALIZED}
-PAIRS = GroupPhases(tuple(Phase.from_groups(RANKS, groups) for groups in ([(0, 1), (2, 3)], [(1, 2), (0, 3)])))
-PATIENT = PartialAllReduce(quorum=QuorumStart.SOLO, grace=60_000_000)
+UNEVEN: Any = {"steps_per_round": (1, 2, 1, 3), "averaging": st.Averaging.STEP_NORMALIZED}
+PAIRS = group_phases(RANKS, [(0, 1), (2, 3)], [(1, 2), (0, 3)])
+PATIENT = st.PartialAllReduce(quorum=st.QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for all, so that what it sums is determined."""
-GENERATED = DynamicGroups(group_size=RANKS, division=GroupSplit.GLOBAL)
+GENERATED = st.DynamicGroups(group_size=RANKS, division=st.GroupSplit.GLOBAL)
 RING = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
 HALF = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))]
 
 
-def groups(*, relaxation: Fraction = Fraction(1), **axes: Any) -> StaticGroups:
+def groups(*, relaxation=Fraction(1), **axes):
     """Pairs, crossed pairs and everybody in turn."""
     listed = ([(0, 1), (2, 3)], [(0, 3), (1, 2)], [tuple(range(RANKS))])
-    phases = (Phase.from_groups(RANKS, [Group(members, relaxation) for members in phase]) for phase in listed)
-    return StaticGroups(phases=GroupPhases(tuple(phases)), **axes)
+    phases = (st.Phase.from_groups(RANKS, [st.Group(members, relaxation) for members in phase]) for phase in listed)
+    return st.StaticGroups(phases=st.GroupPhases(tuple(phases)), **axes)
 
 
-def graphs(*edges: Any, **axes: Any) -> NeighborAveraging:
-    return NeighborAveraging(rounds=tuple(Round.from_edges(RANKS, one) for one in edges), **axes)
+def graphs(*edges, **axes):
+    return st.NeighborAveraging(rounds=tuple(st.Round.from_edges(RANKS, one) for one in edges), **axes)
 
 
 GROUPS = groups()
@@ -100,76 +74,90 @@ class Cell:
     """Whether ranks step one after the other, because nobody waits for anybody."""
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self):
         return Schedule(self.name, Cluster.regular(2, RANKS // 2), self.strategy)
 
 
 CELLS = [
     Cell("static"),
-    Cell("static, overlap", groups(sync=DelayedAveraging())),
+    Cell("static, overlap", groups(sync=st.DelayedAveraging())),
     Cell("static, relaxation 3/2", groups(relaxation=Fraction(3, 2))),
-    Cell("static, overlap, relaxation 1/2", groups(sync=DelayedAveraging(), relaxation=Fraction(1, 2))),
+    Cell("static, overlap, relaxation 1/2", groups(sync=st.DelayedAveraging(), relaxation=Fraction(1, 2))),
     Cell("static, unequal steps per round, normalized", groups(**UNEVEN)),
-    Cell("static, overlap, unequal steps per round, normalized", groups(sync=DelayedAveraging(), **UNEVEN)),
-    Cell("allreduce of gradients", AllReduce()),
-    Cell("allreduce of gradients, pipeline", AllReduce(sync=Pipeline())),
-    Cell("allreduce of gradients, pipeline, mixed", AllReduce(sync=Pipeline()), dtypes=MIXED),
-    Cell("allreduce of gradients, pipeline of 3, Adam", AllReduce(sync=Pipeline(width=3)), optimizer="adam"),
-    Cell("allreduce of gradients, layers", AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))),
-    Cell("allreduce of parameters", AllReduce(steps_per_round=2)),
-    Cell("allreduce of parameters, overlap", AllReduce(steps_per_round=2, sync=DelayedAveraging())),
+    Cell("static, overlap, unequal steps per round, normalized", groups(sync=st.DelayedAveraging(), **UNEVEN)),
+    Cell("allreduce of gradients", st.AllReduce()),
+    Cell("allreduce of gradients, pipeline", st.AllReduce(sync=st.Pipeline())),
+    Cell("allreduce of gradients, pipeline, mixed", st.AllReduce(sync=st.Pipeline()), dtypes=MIXED),
+    Cell("allreduce of gradients, pipeline of 3, Adam", st.AllReduce(sync=st.Pipeline(width=3)), optimizer="adam"),
+    Cell(
+        "allreduce of gradients, layers",
+        st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)),
+    ),
+    Cell("allreduce of parameters", st.AllReduce(steps_per_round=2)),
+    Cell("allreduce of parameters, overlap", st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging())),
     Cell("neighbor", graphs(RING, HALF)),
-    Cell("neighbor, overlap", graphs(RING, HALF, sync=DelayedAveraging())),
-    Cell("neighbor, gap", graphs(RING, sync=IterationGap(max_ig=2))),
-    Cell("neighbor, gap, parallel", graphs(RING, sync=IterationGap(max_ig=2, update_order=UpdateOrder.DPSGD))),
+    Cell("neighbor, overlap", graphs(RING, HALF, sync=st.DelayedAveraging())),
+    Cell("neighbor, gap", graphs(RING, sync=st.IterationGap(max_ig=2))),
+    Cell("neighbor, gap, parallel", graphs(RING, sync=st.IterationGap(max_ig=2, update_order=st.UpdateOrder.DPSGD))),
     Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
-    Cell("static, overlap, mixed", groups(sync=DelayedAveraging()), dtypes=MIXED),
-    Cell("allreduce of gradients, mixed", AllReduce(), dtypes=MIXED),
-    Cell("static, overlap, local buffers", groups(sync=DelayedAveraging()), buffers="local"),
+    Cell("static, overlap, mixed", groups(sync=st.DelayedAveraging()), dtypes=MIXED),
+    Cell("allreduce of gradients, mixed", st.AllReduce(), dtypes=MIXED),
+    Cell("static, overlap, local buffers", groups(sync=st.DelayedAveraging()), buffers="local"),
     Cell("static, broadcast buffers", buffers="broadcast"),
     Cell("static, Adam", optimizer="adam"),
-    Cell("allreduce of gradients, Adam", AllReduce(), optimizer="adam"),
-    Cell("allreduce of gradients, float16", AllReduce(transport=Transport(codec=Codec.FLOAT16))),
-    Cell("allreduce of gradients, bfloat16", AllReduce(transport=Transport(codec=Codec.BFLOAT16))),
-    Cell("static, float16", groups(transport=Transport(codec=Codec.FLOAT16))),
-    Cell("static, overlap, float16", groups(sync=DelayedAveraging(), transport=Transport(codec=Codec.FLOAT16))),
-    Cell("allreduce of parameters, bfloat16", AllReduce(steps_per_round=2, transport=Transport(codec=Codec.BFLOAT16))),
-    Cell("allreduce of gradients, int8", AllReduce(transport=SHORT_BLOCKS)),
-    Cell("allreduce of gradients, int4, feedback", AllReduce(transport=FEEDBACK)),
-    Cell("static, overlap, int8", groups(sync=DelayedAveraging(), transport=SHORT_BLOCKS)),
+    Cell("allreduce of gradients, Adam", st.AllReduce(), optimizer="adam"),
+    Cell("allreduce of gradients, float16", st.AllReduce(transport=st.Transport(codec=st.Codec.FLOAT16))),
+    Cell("allreduce of gradients, bfloat16", st.AllReduce(transport=st.Transport(codec=st.Codec.BFLOAT16))),
+    Cell("static, float16", groups(transport=st.Transport(codec=st.Codec.FLOAT16))),
+    Cell(
+        "static, overlap, float16", groups(sync=st.DelayedAveraging(), transport=st.Transport(codec=st.Codec.FLOAT16))
+    ),
+    Cell(
+        "allreduce of parameters, bfloat16",
+        st.AllReduce(steps_per_round=2, transport=st.Transport(codec=st.Codec.BFLOAT16)),
+    ),
+    Cell("allreduce of gradients, int8", st.AllReduce(transport=SHORT_BLOCKS)),
+    Cell("allreduce of gradients, int4, feedback", st.AllReduce(transport=FEEDBACK)),
+    Cell("static, overlap, int8", groups(sync=st.DelayedAveraging(), transport=SHORT_BLOCKS)),
     Cell("static, hierarchical", groups(transport=NODES)),
-    Cell("static, hierarchical, overlap", groups(sync=DelayedAveraging(), transport=NODES)),
-    Cell("allreduce of gradients, hierarchical", AllReduce(transport=NODES)),
-    Cell("allreduce of gradients, hierarchical, pipeline", AllReduce(sync=Pipeline(), transport=NODES)),
-    Cell("allreduce of gradients, hierarchical, float16", AllReduce(transport=replace(NODES, codec=Codec.FLOAT16))),
+    Cell("static, hierarchical, overlap", groups(sync=st.DelayedAveraging(), transport=NODES)),
+    Cell("allreduce of gradients, hierarchical", st.AllReduce(transport=NODES)),
+    Cell("allreduce of gradients, hierarchical, pipeline", st.AllReduce(sync=st.Pipeline(), transport=NODES)),
+    Cell(
+        "allreduce of gradients, hierarchical, float16", st.AllReduce(transport=replace(NODES, codec=st.Codec.FLOAT16))
+    ),
     Cell(
         "allreduce of gradients, hierarchical, int8 across nodes",
-        AllReduce(transport=replace(NODES, codec=Codec.INT8, block=32, where=CodecScope.ACROSS_NODES)),
+        st.AllReduce(transport=replace(NODES, codec=st.Codec.INT8, block=32, where=st.CodecScope.ACROSS_NODES)),
     ),
-    Cell("allreduce of parameters, hierarchical, int8, feedback", AllReduce(steps_per_round=2, transport=INSIDE_TOO)),
-    Cell("allreduce, quorum", AllReduce(sync=PATIENT)),
+    Cell(
+        "allreduce of parameters, hierarchical, int8, feedback", st.AllReduce(steps_per_round=2, transport=INSIDE_TOO)
+    ),
+    Cell("allreduce, quorum", st.AllReduce(sync=PATIENT)),
     Cell("dynamic groups", GENERATED),
     Cell("dynamic groups, hierarchical", replace(GENERATED, transport=NODES)),
-    Cell("server", Server(hosts=(0, 2))),
-    Cell("server, int8", Server(hosts=(0, 2), transport=SHORT_BLOCKS)),
-    Cell("server, asynchronous", Server(hosts=(0,), synchronous=False), in_turn=True),
-    Cell("pairwise", Pairwise(active=(1, 3)), in_turn=True),
+    Cell("server", st.Server(hosts=(0, 2))),
+    Cell("server, int8", st.Server(hosts=(0, 2), transport=SHORT_BLOCKS)),
+    Cell("server, asynchronous", st.Server(hosts=(0,), synchronous=False), in_turn=True),
+    Cell("pairwise", st.Pairwise(active=(1, 3)), in_turn=True),
     *(
         Cell(f"{name}{', on the host' * on_host}", strategy, on_host=on_host, **members)
         for name, strategy, members in (
-            ("outer steps", AllReduce(steps_per_round=2, payload=Payload(outer=DILOCO)), {"optimizer": "adam"}),
-            ("outer steps of all, between groups", groups(payload=Payload(outer=DILOCO)), {"rounds": 7}),
+            ("outer steps", st.AllReduce(steps_per_round=2, payload=st.Payload(outer=DILOCO)), {"optimizer": "adam"}),
+            ("outer steps of all, between groups", groups(payload=st.Payload(outer=DILOCO)), {"rounds": 7}),
             (
                 "outer steps of groups",
-                groups(steps_per_round=2, payload=Payload(outer=replace(DILOCO, outer_params=OuterParams.PER_WORKER))),
+                groups(
+                    steps_per_round=2, payload=st.Payload(outer=replace(DILOCO, outer_params=st.OuterParams.PER_WORKER))
+                ),
                 {},
             ),
             (
                 "fragments merged late",
-                AllReduce(
+                st.AllReduce(
                     steps_per_round=4,
-                    sync=DelayedMerge(steps=3, alpha=Fraction(1, 2)),
-                    payload=Payload(outer=DILOCO, fragments=3),
+                    sync=st.DelayedMerge(steps=3, alpha=Fraction(1, 2)),
+                    payload=st.Payload(outer=DILOCO, fragments=3),
                 ),
                 {},
             ),
@@ -179,7 +167,7 @@ CELLS = [
 ]
 CUDA_CELLS = [
     Cell(f"{kind}, Adam {how}", strategy, optimizer=f"adam {how}")
-    for kind, strategy in (("static", groups()), ("allreduce", AllReduce()))
+    for kind, strategy in (("static", groups()), ("allreduce", st.AllReduce()))
     for how in ("foreach", "fused", "capturable")
 ]
 """Cells whose optimizers only work on a GPU."""
@@ -188,19 +176,19 @@ CUDA_CELLS = [
 class Model(torch.nn.Module):
     """Two layers, a BatchNorm, and each layer in a dtype of its own; large enough for sums of several stages."""
 
-    def __init__(self, dtypes: tuple[torch.dtype, ...]) -> None:
+    def __init__(self, dtypes):
         super().__init__()
         self.first = torch.nn.Linear(6, 49).to(dtypes[0])
         self.norm = torch.nn.BatchNorm1d(49).to(dtypes[0])
         self.second = torch.nn.Linear(49, 4).to(dtypes[-1])
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
+    def forward(self, values):
         hidden = torch.tanh(self.norm(self.first(values.to(self.first.weight.dtype))))
         output: torch.Tensor = self.second(hidden.to(self.second.weight.dtype))
         return output
 
 
-def of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def of_user(optimizer):
     """The user's own optimizer, whose steps `late` delays."""
     return optimizer
 
@@ -208,22 +196,20 @@ def of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-def model_and_data(cell: Cell, rank: int) -> tuple[Model, Batches]:
+def model_and_data(cell, rank):
     """A rank's model and batches, before there is a device."""
     torch.manual_seed(rank)
     return Model(cell.dtypes), [(torch.randn(8, 6), torch.randn(8, 4)) for _ in range(MOST_STEPS)]
 
 
-def optimizer_of(cell: Cell, model: torch.nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(cell, model):
     name, _, how = cell.optimizer.partition(" ")
     if name == "adam":
         return torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1, **({how: True} if how else {}))
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-def train(
-    cell: Cell, world: SimulatedWorld, prepared: tuple[Model, Batches], *, finish: bool = True, local: int = 0
-) -> dict[str, Any]:
+def train(cell, world, prepared, *, finish=True, local=0):
     """One rank's part: `rounds` rounds, then `local` steps that nobody averages; what the model holds then."""
     device = world.pretended
     model = prepared[0].to(device.device)
@@ -265,29 +251,29 @@ def train(
     return {"values": values, "host waits": waits, "error": error, "steps": taken}
 
 
-def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+def step(model, optimizer, inputs, targets):
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(inputs).float(), targets).backward()
     optimizer.step()
 
 
 @contextlib.contextmanager
-def late(place: str, seconds: float) -> Iterator[None]:
+def late(place, seconds):
     """Inside, fills or commits of group operations, or the user's steps, begin late; `Shared` delays sums."""
     changed = contextlib.ExitStack()
 
-    def change(owner: Any, name: str, changed_to: Callable[[Any], Any]) -> None:
+    def change(owner, name, changed_to):
         changed.enter_context(patch.object(owner, name, changed_to(getattr(owner, name))))
 
-    def delayed(action: Callable[..., Any]) -> Callable[..., Any]:
-        def after_sleep(*args: Any, **kwargs: Any) -> Any:
+    def delayed(action):
+        def after_sleep(*args, **kwargs):
             _sleep_here(seconds)
             return action(*args, **kwargs)
 
         return after_sleep
 
-    def with_late_steps(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-        def made(*args: Any) -> torch.optim.Optimizer:
+    def with_late_steps(make):
+        def made(*args):
             optimizer = make(*args)
             optimizer.register_step_pre_hook(lambda *_: _sleep_here(seconds))
             return optimizer
@@ -314,16 +300,16 @@ def late(place: str, seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_small_parts() -> Iterator[None]:
+def in_small_parts():
     """Inside, sums of several stages go in parts of a few numbers, as large ones do."""
     with patch.multiple(multistage_allreduce, PART_BYTES=1024, SMALLEST_MESSAGE=512):
         yield
 
 
 @contextlib.contextmanager
-def generator_for(schedule: Schedule) -> Iterator[None]:
+def generator_for(schedule):
     """Inside, a group generator serves a schedule that needs one."""
-    if not isinstance(schedule.strategy, DynamicGroups):
+    if not isinstance(schedule.strategy, st.DynamicGroups):
         yield
         return
     from helpers.generator_rig import serving  # which needs pyzmq
@@ -336,7 +322,7 @@ def generator_for(schedule: Schedule) -> Iterator[None]:
 _host = threading.local()
 
 
-def _sleep_here(seconds: float) -> None:
+def _sleep_here(seconds):
     """Delay the current stream of the calling rank."""
     device = getattr(_host, "device", None)
     if device is not None:
@@ -344,21 +330,21 @@ def _sleep_here(seconds: float) -> None:
 
 
 def run_cell(
-    cell: Any,
-    kind: str,
+    cell,
+    kind,
     *,
-    place: str = "",
-    seconds: float = 0.0,
-    fault: Fault | None = None,
-    launch: Launch = Launch.OWN_STREAM,
-    timeout: float = 30.0,
-    prepare: Callable[[Any, int], object] = model_and_data,
-    action: Callable[..., dict[str, Any]] = train,
-    **options: Any,
-) -> list[dict[str, Any]]:
+    place="",
+    seconds=0.0,
+    fault=None,
+    launch=Launch.OWN_STREAM,
+    timeout=30.0,
+    prepare=model_and_data,
+    action=train,
+    **options,
+):
     """What every rank's part returns, with the operations at one place late, or with a fault."""
 
-    def body(world: SimulatedWorld) -> dict[str, Any]:
+    def body(world):
         _host.device = device = world.pretended
         result = action(cell, world, prepared[world.rank], **options)
         delayed.append(device.sleeps if isinstance(device, PretendedDevice) else 1)
@@ -376,7 +362,7 @@ def run_cell(
     return results
 
 
-def distance(one: list[dict[str, Any]], other: list[dict[str, Any]], *, parameters_only: bool = False) -> float:
+def distance(one, other, *, parameters_only=False):
     """The largest difference between two runs' values, relative to max(1, |value|); infinite if not finite."""
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
@@ -389,7 +375,7 @@ def distance(one: list[dict[str, Any]], other: list[dict[str, Any]], *, paramete
     return worst
 
 
-def tolerance(cell: Cell, kind: str) -> float:
+def tolerance(cell, kind):
     """What another order of additions may change; the pretended device changes nothing."""
     if kind == "pretended":
         return 0.0
@@ -397,19 +383,13 @@ def tolerance(cell: Cell, kind: str) -> float:
 
 
 @lru_cache(maxsize=1)
-def without_device(cell: Any, **job: Any) -> list[dict[str, Any]]:
+def without_device(cell, **job):
     """What a cell is compared with at every place."""
     return run_cell(cell, "plain", **job)
 
 
-def compare(
-    cell: Any, kind: str, *, place: str = "", seconds: float = 0.0, launch: Launch = Launch.OWN_STREAM, **job: Any
-) -> float:
-    """How far a cell is from the run without a device.
-
-    Raises:
-        AssertionError: a rank failed.
-    """
+def compare(cell, kind, *, place="", seconds=0.0, launch=Launch.OWN_STREAM, **job):
+    """How far a cell is from the run without a device."""
     wanted = without_device(cell, **job)
     got = run_cell(cell, kind, place=place, seconds=seconds, launch=launch, **job)
     for result in [*wanted, *got]:
@@ -421,7 +401,7 @@ def compare(
 FAULTS = ("wrong tag", "NaN payload", "partial sum", "never complete")
 
 
-def judge_fault(cell: Cell, kind: str, fault: Fault) -> str | None:
+def judge_fault(cell, kind, fault):
     """Run a cell into a fault; a sentence if a rank did not learn of it, or kept anything of the failed operation.
 
     Its parameters must be those of a run whose averages ended before it, after as many steps.
@@ -435,7 +415,7 @@ def judge_fault(cell: Cell, kind: str, fault: Fault) -> str | None:
         if not bool(values.isfinite().all()):
             return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
     sync = cell.strategy.sync
-    delay = sync.lag if isinstance(sync, Pipeline) else 0
+    delay = sync.lag if isinstance(sync, st.Pipeline) else 0
     before = replace(cell, rounds=fault.at + delay)  # a pipeline applies it so many steps later
     for rank, result in enumerate(results):
         # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
@@ -446,3 +426,8 @@ def judge_fault(cell: Cell, kind: str, fault: Fault) -> str | None:
         if gap > tolerance(cell, kind):
             return f"{cell.name}, {fault.kind}: rank {rank} is {gap:.3g} from its parameters without the failed average"
     return None
+
+
+def shows_by_delay(compare, cell, place):
+    """Whether numbers differ at some delay: the longer it is, the less a host that was kept waiting hides the fault."""
+    return any(compare(cell, "pretended", place=place, seconds=0.02 * 4**k) > 1e-3 for k in range(4))

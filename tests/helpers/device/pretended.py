@@ -15,16 +15,13 @@ still in use by another stream: the next array of that stream overwrites it. Onl
 running operation does until it is waited for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from partreduce.runtime.transport import array_frames, server_allreduce, updates
-from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
+from partreduce.runtime.transport.streams import CudaStreams, Streams
 
 STUCK_SECONDS = 300.0
 """A pretended stream that waits longer for another than this has met a bug of the test."""
@@ -45,7 +42,7 @@ LOOK_SECONDS = 0.05
 _looking_up = threading.RLock()
 
 
-def _one_at_a_time(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+def _one_at_a_time(look_up):
     """A `__getattr__` of torch's that threads may enter together: they get one object.
 
     torch makes an operation's object when it is first asked for, and its C++ part keeps the address without a
@@ -53,7 +50,7 @@ def _one_at_a_time(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], A
     first thread handed to C++ is freed.
     """
 
-    def found(self: Any, name: str) -> Any:
+    def found(self, name):
         with _looking_up:
             return self.__dict__[name] if name in self.__dict__ else look_up(self, name)
 
@@ -67,7 +64,7 @@ for _kind in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPac
 _here = threading.local()
 
 
-def _noted(frame: Any, dtype: torch.dtype) -> torch.Tensor:
+def _noted(frame, dtype):
     """What comes in frames is the host's, and no mode sees how."""
     made = array_frames.tensor_of(frame, dtype)
     if (device := getattr(_here, "device", None)) is not None:
@@ -82,24 +79,24 @@ for _reader in (updates, server_allreduce):
 class Mark:
     """A point in a pretended stream."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.passed = threading.Event()
         self.at = 0.0
 
-    def query(self) -> bool:
+    def query(self):
         return self.passed.is_set()
 
-    def elapsed_time(self, end: Mark) -> float:
+    def elapsed_time(self, end):
         """Milliseconds to a later mark."""
         return (end.at - self.at) * 1e3
 
-    def set(self) -> None:
+    def set(self):
         self.at = time.perf_counter()
         self.passed.set()
 
 
 @contextlib.contextmanager
-def unversioned() -> Iterator[None]:
+def unversioned():
     """Inside, writes are not counted in tensors' versions, as autograd does not see those of a device or of NCCL."""
     in_place = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(in_place):
@@ -109,21 +106,21 @@ def unversioned() -> Iterator[None]:
 class PretendedStream:
     """A thread that does what was queued, in order."""
 
-    def __init__(self, device: PretendedDevice, name: str) -> None:
+    def __init__(self, device, name):
         self._device = device
         self.freed: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         """Memory for the stream's next array."""
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"stream-{name}", daemon=True).start()
 
-    def submit(self, task: Callable[[], object]) -> None:
+    def submit(self, task):
         self._tasks.put(task)
 
-    def end(self) -> None:
+    def end(self):
         """End the thread after what is queued."""
         self._tasks.put(None)
 
-    def _run(self) -> None:
+    def _run(self):
         with unversioned():
             while (task := self._tasks.get()) is not None:
                 try:
@@ -136,7 +133,7 @@ class PretendedStream:
 class PretendedDevice:
     """The device of one rank, on the CPU: a user's stream, and others beside it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name = name
         self.device = torch.device("cpu")
         self.problem: Exception | None = None
@@ -155,13 +152,13 @@ class PretendedDevice:
         self._streams: list[PretendedStream] = []
         self.user = self.current = self.stream("user")
 
-    def stream(self, name: str) -> PretendedStream:
+    def stream(self, name):
         made = PretendedStream(self, f"{self.name}-{name}")
         self._streams.append(made)
         return made
 
     @contextlib.contextmanager
-    def on(self, stream: PretendedStream) -> Iterator[None]:
+    def on(self, stream):
         """Inside, operations are queued in this stream."""
         before, self.current = self.current, stream
         try:
@@ -169,17 +166,17 @@ class PretendedDevice:
         finally:
             self.current = before
 
-    def mark(self, stream: PretendedStream | None = None) -> Mark:
+    def mark(self, stream=None):
         """A mark after what a stream has queued."""
         mark = Mark()
         (stream or self.current).submit(mark.set)
         return mark
 
-    def wait(self, mark: Mark, *, given_up: threading.Event | None = None) -> None:
+    def wait(self, mark, *, given_up=None):
         """Let the current stream wait for a mark; what is `given_up` may never come to it."""
         ends = [self._ended, *([] if given_up is None else [given_up])]
 
-        def task() -> None:
+        def task():
             deadline = time.monotonic() + STUCK_SECONDS
             while not mark.passed.wait(LOOK_SECONDS):
                 if any(end.is_set() for end in ends) or time.monotonic() > deadline:
@@ -187,67 +184,63 @@ class PretendedDevice:
 
         self.current.submit(task)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         """Delay the current stream."""
         self.sleeps += seconds > 0
         self.current.submit(lambda: time.sleep(seconds))
 
-    def stall(self, given_up: threading.Event) -> None:
+    def stall(self, given_up):
         """Never let the current stream go on, except by an abort."""
         self.current.submit(lambda: given_up.wait(STUCK_SECONDS))
 
-    def settle(self) -> None:
-        """Wait for all streams.
-
-        Raises:
-            Exception: what went wrong in one.
-        """
+    def settle(self):
+        """Wait for all streams."""
         for stream in self._streams:
             self.mark(stream).passed.wait()
         if self.problem is not None:
             raise self.problem
 
-    def end(self) -> None:
+    def end(self):
         """End the threads."""
         self._ended.set()
         for stream in self._streams:
             stream.end()
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self):
         """Inside, the calling thread is this rank's host: its operations are queued."""
         self._thread, _here.device = threading.get_ident(), self
         with _Reads(self), _Queued(self):
             yield
 
     @property
-    def is_current(self) -> bool:
+    def is_current(self):
         """Whether the calling thread is this rank's host; gloo's threads take its modes along, for work on the host."""
         return self._thread == threading.get_ident()
 
-    def streams(self) -> Streams:
+    def streams(self):
         return _PretendedStreams(self)
 
-    def ask(self) -> None:
+    def ask(self):
         """The host asks for a value: it waits for the current stream."""
         self.host_waits += 1
         self.mark().passed.wait()
 
-    def note_host(self, value: object) -> None:
+    def note_host(self, value):
         for tensor in tree_flatten(value)[0]:
             if isinstance(tensor, torch.Tensor) and _has_memory(tensor):
                 storage = tensor.untyped_storage()
                 self._host[storage._cdata] = storage
 
-    def is_host(self, tensor: torch.Tensor) -> bool:
+    def is_host(self, tensor):
         """Whether an array is the host's."""
         return _has_memory(tensor) and tensor.untyped_storage()._cdata in self._host
 
-    def _is_number(self, tensor: torch.Tensor) -> bool:
+    def _is_number(self, tensor):
         """Whether an array is one number that no operation of the device has made."""
         return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
 
-    def _copies(self, func: Any, args: tuple[Any, ...]) -> bool:
+    def _copies(self, func, args):
         """Whether the host waits until an array was copied to the other memory: unless it is told not to."""
         if func not in _COPIES or any(args[2:]):
             return False
@@ -256,19 +249,15 @@ class PretendedDevice:
             self.is_host(target) != self.is_host(source) for target, source in zip(targets, sources, strict=True)
         )
 
-    def _check_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse what CUDA refuses.
-
-        Raises:
-            RuntimeError: an operation, other than a copy, on arrays of both memories.
-        """
+    def _check_mixed(self, func, tensors):
+        """Refuse what CUDA refuses."""
         if func in _CROSSING:
             return
         from_host = [tensor for tensor in tensors if self.is_host(tensor) and tensor.dim()]
         if from_host and not all(self.is_host(tensor) or self._is_number(tensor) for tensor in tensors):
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but some lie on the host")
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func, args, kwargs):
         """One operation of the host's: views, and what it does with its own arrays, at once; everything else later."""
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         # What is indexed says where: a list of places becomes an array that nobody has seen, as a number becomes one.
@@ -302,7 +291,7 @@ class PretendedDevice:
 
         rooms = tree_flatten(tree_map_only(torch.Tensor, self._memory_of, results))[0]
 
-        def task() -> None:
+        def task():
             made = func(*now, **named)
             for room, value in zip(rooms, tree_flatten(made)[0], strict=True):
                 if isinstance(room, torch.Tensor) and room.numel():
@@ -311,7 +300,7 @@ class PretendedDevice:
         self.current.submit(task)
         return results
 
-    def _room(self, shape: torch.Tensor) -> torch.Tensor:
+    def _room(self, shape):
         """An array of this shape; when the host lets go of it, the current stream uses its memory for the next one."""
         if not _has_memory(shape):
             return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device)
@@ -323,7 +312,7 @@ class PretendedDevice:
         weakref.finalize(lent, lambda: stream.freed.put(self._memory.pop(address))).atexit = False
         return _array_in(torch.from_numpy(lent), shape)
 
-    def _filled(self, made: torch.Tensor) -> torch.Tensor:
+    def _filled(self, made):
         """The same numbers in memory that can be freed."""
         if not _has_memory(made):
             return made
@@ -331,27 +320,27 @@ class PretendedDevice:
         room.copy_(made)
         return room
 
-    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def memory_of(self, tensor):
         """What a kernel gets: the numbers, whoever has the array."""
         with _disable_current_modes():
             return self._memory_of(tensor)
 
-    def _memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _memory_of(self, tensor):
         bytes_ = self._memory.get(tensor.untyped_storage().data_ptr()) if _has_memory(tensor) else None
         return tensor.detach() if bytes_ is None else _array_in(bytes_, tensor, tensor.storage_offset())
 
 
-def _array_in(bytes_: torch.Tensor, shape: torch.Tensor, offset: int = 0) -> torch.Tensor:
+def _array_in(bytes_, shape, offset=0):
     """An array of this shape in memory that is there."""
     empty = torch.empty(0, dtype=shape.dtype, device=shape.device)
     return empty.set_(bytes_.untyped_storage(), offset, shape.size(), shape.stride())
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
+def _has_memory(tensor):
     return tensor.layout is torch.strided and not tensor.is_meta
 
 
-def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
+def _waits(func, tensors):
     """Whether the host waits for the device in it: how much comes out depends on numbers, or arrays are sparse."""
     if func in _INDEXING:
         return any(tensor.dtype is torch.bool for tensor in tensors[1:])
@@ -371,17 +360,17 @@ _SIZED = {
 _VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
 
 
-def _extent(tensor: torch.Tensor) -> int:
+def _extent(tensor):
     """Numbers from an array's first to its last."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size)
 
 
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+def _zeros(tensor):
     numbers = torch.zeros(_extent(tensor), dtype=tensor.dtype, device=tensor.device)
     return numbers.as_strided(tensor.size(), tensor.stride())
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _written(func, args, kwargs):
     """The arguments that an operation writes and returns."""
     schema = func._schema
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
@@ -398,11 +387,11 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class _Queued(TorchDispatchMode):
     """Sends operations to the device."""
 
-    def __init__(self, device: PretendedDevice) -> None:
+    def __init__(self, device):
         super().__init__()
         self.pretended = device
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         plain = not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler"
         if plain or not self.pretended.is_current:
             return func(*args, **(kwargs or {}))
@@ -415,11 +404,11 @@ _TO_HOST = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu)
 class _Reads(TorchFunctionMode):
     """Notices reads of memory that never become operations."""
 
-    def __init__(self, device: PretendedDevice) -> None:
+    def __init__(self, device):
         super().__init__()
         self.pretended = device
 
-    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _TO_HOST and not self.pretended.is_host(args[0]):
             self.pretended.ask()
         if func is torch.Tensor.to and self._crosses(*args[:2], **(kwargs or {})):
@@ -437,21 +426,14 @@ class _Reads(TorchFunctionMode):
             self.pretended.note_host(result)
         return result
 
-    def _crosses(self, tensor: torch.Tensor, target: object = None, *, copy: bool = False, **_: object) -> bool:
+    def _crosses(self, tensor, target=None, *, copy=False, **_):
         """Whether `to` copies to the other memory; who writes "cpu" means the host, and whoever asks for a copy there
         goes on with the device's: both have one name here."""
         if self.pretended.is_host(tensor):
             return copy and isinstance(target, torch.device)
         return isinstance(target, str) and target == "cpu"
 
-    def _backward(
-        self,
-        loss: torch.Tensor,
-        gradient: torch.Tensor | None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: None = None,
-    ) -> None:
+    def _backward(self, loss, gradient=None, retain_graph=None, create_graph=False, inputs=None):
         """As torch does it, but noticing: a mode is off inside of what it was asked about, and hooks read, too."""
         seed = torch.ones_like(loss) if gradient is None else gradient
         retain = create_graph if retain_graph is None else retain_graph
@@ -466,91 +448,91 @@ class _PretendedStreams(Streams):
 
     runs_ahead = True
 
-    def __init__(self, device: PretendedDevice) -> None:
+    def __init__(self, device):
         self._device, self._side = device, device.stream("side")
 
-    def another(self) -> Streams:
+    def another(self):
         return _PretendedStreams(self._device)
 
-    def follow(self, mark: Marker) -> None:
+    def follow(self, mark):
         assert isinstance(mark, Mark)
         self._device.wait(mark)
 
     @contextlib.contextmanager
-    def side(self) -> Iterator[None]:
+    def side(self):
         device = self._device
         before = device.mark()
         with device.on(self._side):
             device.wait(before)
             yield
 
-    def rejoin(self) -> None:
+    def rejoin(self):
         self._device.wait(self._device.mark(self._side))
 
-    def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    def upload(self, numbers, dtype):
         return self.stage(torch.tensor(numbers, dtype=dtype), self._device.device)
 
-    def download(self, values: torch.Tensor) -> torch.Tensor:
+    def download(self, values):
         host = torch.zeros(values.shape, dtype=values.dtype)  # which is what a host sees that does not wait
         return host.copy_(values, non_blocking=True)
 
-    def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def stage(self, values, device):
         pinned = values.clone()  # at once, if it is the host's
         return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(pinned, non_blocking=True)
 
-    def mark(self, *, timed: bool = False) -> Marker:
+    def mark(self, *, timed=False):
         return self._device.mark()
 
-    def settle(self) -> None:
+    def settle(self):
         self._device.settle()
 
 
 class Plain:
     """No device at all: everything is done when the call returns. The reference."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device):
         self.device = device
         self.user = self.current = None
         self.host_waits = 0
 
-    def stream(self, name: str) -> None:
+    def stream(self, name):
         """None."""
 
-    def on(self, stream: object) -> contextlib.AbstractContextManager[None]:
+    def on(self, stream):
         return contextlib.nullcontext()
 
-    def mark(self) -> Marker:
+    def mark(self):
         return _NoStreams().mark()
 
-    def wait(self, mark: object, *, given_up: object = None) -> None:
+    def wait(self, mark, *, given_up=None):
         """Nothing to wait for."""
 
-    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def memory_of(self, tensor):
         return tensor
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         """Delays matter to nobody."""
 
-    def stall(self, given_up: object) -> None:
+    def stall(self, given_up):
         """Here nothing can stall."""
 
-    def settle(self) -> None:
+    def settle(self):
         """Everything is done."""
 
-    def end(self) -> None:
+    def end(self):
         """Nothing to end."""
 
-    def running(self) -> contextlib.AbstractContextManager[None]:
+    def running(self):
         return contextlib.nullcontext()
 
-    def streams(self) -> Streams:
+    def streams(self):
         return _NoStreams()
 
 
 class _NoStreams(Streams):
     """Everything is done when it was called."""
 
-    def mark(self, *, timed: bool = False) -> Marker:
+    def mark(self, *, timed=False):
         mark = Mark()
         mark.set()
         return mark
@@ -559,64 +541,64 @@ class _NoStreams(Streams):
 class Cuda:
     """One rank's part of a GPU that all ranks share: streams of its own."""
 
-    def __init__(self, name: str, device: torch.device) -> None:
+    def __init__(self, name, device):
         self.name, self.device = name, device
         self.host_waits = 0
         self.user = torch.cuda.Stream(device)
 
     @property
-    def current(self) -> torch.cuda.Stream:
+    def current(self):
         """The current stream of this rank's thread."""
         return torch.cuda.current_stream(self.device)
 
-    def stream(self, name: str) -> torch.cuda.Stream:
+    def stream(self, name):
         return torch.cuda.Stream(self.device)
 
-    def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
+    def on(self, stream):
         """Inside, operations are queued in this stream."""
         return torch.cuda.stream(stream)
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self):
         """A mark after what the current stream has queued."""
         event = torch.cuda.Event()
         event.record(self.current)
         return event
 
-    def wait(self, mark: torch.cuda.Event, *, given_up: object = None) -> None:
+    def wait(self, mark, *, given_up=None):
         """Let the current stream wait for a mark."""
         self.current.wait_event(mark)
 
-    def memory_of(self, tensor: torch.Tensor) -> torch.Tensor:
+    def memory_of(self, tensor):
         return tensor.detach()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         """Delay the current stream, by about so much: cycles are counted at 1.5 GHz."""
         torch.cuda._sleep(int(seconds * 1.5e9))
 
-    def stall(self, given_up: object) -> None:
+    def stall(self, given_up):
         """Delay the current stream by longer than any test waits; no abort can end it."""
         self.sleep(20.0)
 
-    def settle(self) -> None:
+    def settle(self):
         torch.cuda.synchronize(self.device)
 
-    def end(self) -> None:
+    def end(self):
         """Nothing to end."""
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self):
         """Inside, the calling thread uses this rank's stream."""
         with torch.cuda.device(self.device), torch.cuda.stream(self.user):
             yield
 
-    def streams(self) -> Streams:
+    def streams(self):
         return CudaStreams(self.device)
 
 
 Device = PretendedDevice | Plain | Cuda
 
 
-def device_of(kind: str, rank: int) -> Device:
+def device_of(kind, rank):
     """A rank's device: `plain`, `pretended` or `cuda`."""
     if kind == "cuda":
         return Cuda(f"rank{rank}", torch.device("cuda", 0))

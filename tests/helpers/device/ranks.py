@@ -6,13 +6,11 @@ nobody's host waits for that. Sums can be delayed, and they can fail in the ways
 `Fault`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from helpers.device.pretended import Device, Mark, PretendedDevice, device_of, unversioned
+from helpers.device.pretended import Mark, PretendedDevice, device_of, unversioned
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import NcclWorld
@@ -63,25 +61,25 @@ class Slot:
 class Shared:
     """What the ranks of one process share: a store, and the collectives that are under way."""
 
-    def __init__(self, *, delay: float = 0.0, fault: Fault | None = None, launch: Launch = Launch.OWN_STREAM) -> None:
+    def __init__(self, *, delay=0.0, fault=None, launch=Launch.OWN_STREAM):
         self.store = dist.HashStore()
         self.delay, self.fault, self.launch = delay, fault, launch
         self.turns = Turns()
         self.lock = threading.Lock()
         self.slots: dict[tuple[object, ...], Slot] = {}
 
-    def slot(self, key: tuple[object, ...]) -> Slot:
+    def slot(self, key):
         return self.slots.setdefault(key, Slot())
 
 
 class Turns:
     """Lets ranks take their steps one after the other, for kinds in which nobody waits for anybody."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._changed, self._now = threading.Condition(), 0
 
     @contextlib.contextmanager
-    def of(self, rank: int, size: int) -> Iterator[None]:
+    def of(self, rank, size):
         """Inside it is this rank's turn."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._now % size == rank, JOIN_SECONDS), "nobody's turn"
@@ -92,7 +90,7 @@ class Turns:
                 self._now += 1
                 self._changed.notify_all()
 
-    def over(self, number: int) -> None:
+    def over(self, number):
         """Wait until so many turns were taken."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._now == number, JOIN_SECONDS), "somebody's turn did not come"
@@ -101,24 +99,24 @@ class Turns:
 class SimulatedWork:
     """A running operation of one rank, as torch's: made of one meeting, or of several that were begun together."""
 
-    def __init__(self, device: Device, meetings: Sequence[tuple[Slot, int]], stash: Sequence[torch.Tensor]) -> None:
+    def __init__(self, device, meetings, stash):
         self.device, self.meetings = device, meetings
         self._stash: Sequence[torch.Tensor] = stash
         """What torch keeps from the allocator until `wait`."""
 
-    def is_completed(self) -> bool:
+    def is_completed(self):
         """Whether the device has come to its end."""
         marks = [slot.done.get(place) for slot, place in self.meetings]
         return all(mark is not None and mark.query() for mark in marks)
 
-    def wait(self, timeout: timedelta | None = None) -> None:
+    def wait(self, timeout=None):
         """Let the current stream wait for it. On CUDA the host also waits until all members have called it."""
         for slot, place in self.meetings:
             self._launched(slot)
             self.device.wait(slot.done[place], given_up=slot.given_up[place])
         self._stash = ()
 
-    def _launched(self, slot: Slot) -> None:
+    def _launched(self, slot):
         deadline = time.monotonic() + JOIN_SECONDS
         while not isinstance(self.device, PretendedDevice) and not slot.launched.wait(0.002):
             if any(event.is_set() for event in slot.given_up.values()) or time.monotonic() > deadline:
@@ -133,7 +131,7 @@ class SimulatedBackend:
     for and keeps nothing from the allocator; ours leave it at true. `Shared.launch` says otherwise for a whole run.
     """
 
-    def __init__(self, world: SimulatedWorld, place: str, rank: int, size: int) -> None:
+    def __init__(self, world, place, rank, size):
         self.world, self.name, self.place, self.size = world, place, rank, size
         self.shared, self.device = world.shared, world.pretended
         self.stream: Any = self.device.stream(f"nccl {place}")
@@ -143,7 +141,7 @@ class SimulatedBackend:
         self.gone = threading.Event()
         """Set by an abort: what this rank's streams have of it ends."""
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:
+    def allreduce(self, tensors, options):
         (tensor,) = tensors
         # Beside coded payloads a tag has one number more (see `averaging.reduction`).
         is_tag = tensor.numel() in (TAG_LENGTH, TAG_LENGTH + 1) and tensor.dtype is torch.float32
@@ -154,46 +152,44 @@ class SimulatedBackend:
             tensor.add_(1)
         return self._collective([tensor], options, lambda all_: self._sum([one[0] for one in all_], hit, is_tag=is_tag))
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:
-        def copy(everyone: list[list[torch.Tensor]]) -> None:
+    def broadcast(self, tensors, options):
+        def copy(everyone):
             for (tensor,) in everyone[1:]:
                 tensor.copy_(everyone[0][0])
 
         assert options.rootRank == 0
         return self._collective(tensors, options, copy)
 
-    def alltoall_base(
-        self, target: torch.Tensor, source: torch.Tensor, receives: list[int], sends: list[int], options: Any
-    ) -> SimulatedWork | None:
+    def alltoall_base(self, target, source, receives, sends, options):
         """As torch's; what i sends to j must be what j receives from i."""
 
-        def hand_out(everyone: list[list[torch.Tensor]]) -> None:
+        def hand_out(everyone):
             for place, pieces in enumerate(everyone):
                 for other in range(len(everyone)):
                     pieces[other].copy_(everyone[other][len(everyone) + place])
 
         return self._collective([*target.split(receives), *source.split(sends)], options, hand_out)
 
-    def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: Any) -> SimulatedWork | None:
-        def collect(everyone: list[list[torch.Tensor]]) -> None:
+    def _allgather_base(self, target, source, options):
+        def collect(everyone):
             for arrays in everyone:
                 for row, (_, given) in zip(arrays[0].view(len(everyone), -1), everyone, strict=True):
                     row.copy_(given)
 
         return self._collective([target, source], options, collect)
 
-    def send(self, tensors: list[torch.Tensor], to: int, _tag: int) -> None:
+    def send(self, tensors, to, _tag):
         assert self._coalesced is not None, "two workers' orders may wait in a circle"
         self._coalesced.append(((self.place, to), tensors[0]))
 
-    def recv(self, tensors: list[torch.Tensor], source: int, _tag: int) -> None:
+    def recv(self, tensors, source, _tag):
         assert self._coalesced is not None, "as above"
         self._coalesced.append(((source, self.place), tensors[0]))
 
-    def _start_coalescing(self) -> None:
+    def _start_coalescing(self):
         self._coalesced = []
 
-    def _end_coalescing(self) -> SimulatedWork:
+    def _end_coalescing(self):
         """The messages of one call: each a meeting of two; torch has them in the communicator's stream in any case."""
         messages, self._coalesced = self._coalesced or [], None
         meetings = []
@@ -202,17 +198,17 @@ class SimulatedBackend:
             meetings.append(self._meet(f"message {pair} {count}", sorted(pair), [tensor], _copy_from(pair)))
         return SimulatedWork(self.device, meetings, [tensor for _, tensor in messages])
 
-    def abort(self) -> None:
+    def abort(self):
         """End what this rank's streams have of it; the others' are not told."""
         self.gone.set()
 
-    def _group_start(self) -> None:
+    def _group_start(self):
         """Aborts of several come together."""
 
-    def _group_end(self) -> None:
+    def _group_end(self):
         """As above."""
 
-    def _sum(self, tensors: list[torch.Tensor], hit: str | None, *, is_tag: bool) -> None:
+    def _sum(self, tensors, hit, *, is_tag):
         if is_tag and hit in ("partial sum", "never complete"):
             return  # a communicator does one thing after another: after an abort it does nothing
         if hit == "never complete" and not is_tag:
@@ -227,24 +223,14 @@ class SimulatedBackend:
         for tensor in tensors:
             tensor[first:].copy_(total[first:])
 
-    def _collective(
-        self, tensors: list[torch.Tensor], options: Any, combine: Callable[[list[list[torch.Tensor]]], None]
-    ) -> SimulatedWork | None:
+    def _collective(self, tensors, options, combine):
         self._calls += 1
         own_stream = options.asyncOp and self.shared.launch is Launch.OWN_STREAM
         meeting = self._meet(f"{self._calls}", range(self.size), tensors, combine, own_stream=own_stream)
         work = SimulatedWork(self.device, [meeting], tensors if own_stream else ())
         return work if options.asyncOp else None
 
-    def _meet(
-        self,
-        call: str,
-        places: Sequence[int],
-        tensors: Sequence[torch.Tensor],
-        combine: Callable[[list[list[torch.Tensor]]], None],
-        *,
-        own_stream: bool = True,
-    ) -> tuple[Slot, int]:
+    def _meet(self, call, places, tensors, combine, *, own_stream=True):
         """Arrive at an operation; the last of `places` carries it out."""
         device, key = self.device, (self.name, call)
         ready = device.mark()
@@ -275,10 +261,10 @@ class SimulatedBackend:
         return slot, self.place
 
 
-def _copy_from(pair: tuple[int, int]) -> Callable[[list[list[torch.Tensor]]], None]:
+def _copy_from(pair):
     """A message, of (who sends, who receives): arrivals are in order of ranks."""
 
-    def copy(both: list[list[torch.Tensor]]) -> None:
+    def copy(both):
         sent, received = both if pair[0] < pair[1] else reversed(both)
         received[0].copy_(sent[0])
 
@@ -288,7 +274,7 @@ def _copy_from(pair: tuple[int, int]) -> Callable[[list[list[torch.Tensor]]], No
 class SimulatedWorld(NcclWorld):
     """A rank of a simulated run: the world of NCCL, over simulated backends."""
 
-    def __init__(self, shared: Shared, rank: int, size: int, device: Device, *, timeout: float) -> None:
+    def __init__(self, shared, rank, size, device, *, timeout):
         super().__init__(shared.store, rank, size, timedelta(seconds=timeout), device=device.device)
         self.shared, self.pretended = shared, device
         self.counted = self
@@ -296,43 +282,33 @@ class SimulatedWorld(NcclWorld):
         self.payloads = 0
         self._streams[device.device] = device.streams()
 
-    def beside(self, prefix: str) -> SimulatedWorld:
+    def beside(self, prefix):
         other = SimulatedWorld(self.shared, self.rank, self.size, self.pretended, timeout=self.timeout.total_seconds())
         other.prefix, other._streams, other.counted = prefix, self._streams, self.counted
         return other
 
-    def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
+    def _connect(self, members, place, within):
         """Without a first operation, which is a thread's: a rank has a device in its own thread only."""
         return Communicator(members, self.rank, self.backend(members, place))
 
-    def backend(self, members: tuple[int, ...], place: str) -> SimulatedBackend:
+    def backend(self, members, place):
         return SimulatedBackend(self, place, members.index(self.rank), len(members))
 
 
 class GlooRank(GlooWorld):
     """A rank without a device over gloo, which has what the simulated ones have."""
 
-    def __init__(self, shared: Shared, rank: int, size: int, device: Device, *, timeout: float) -> None:
+    def __init__(self, shared, rank, size, device, *, timeout):
         super().__init__(shared.store, rank, size, timedelta(seconds=timeout))
         self.shared, self.pretended = shared, device
 
 
-def run_ranks(
-    kind: str, size: int, action: Callable[[SimulatedWorld], Any], shared: Shared, *, timeout: float = 30.0
-) -> list[Any]:
-    """What `action(world)` returns on each rank, or the error that it raised.
-
-    Args:
-        kind: `plain`, `pretended` or `cuda`; `gloo` for ranks without a device whose groups are gloo's.
-        size: the number of ranks.
-        action: one rank's part, called in a thread of its own on its device.
-        shared: what the ranks have in common; new for each run.
-        timeout: of group operations.
-    """
+def run_ranks(kind, size, action, shared, *, timeout=30.0):
+    """What `action(world)` returns on each rank, or the error that it raised."""
     results: list[Any] = [None] * size
     devices = [device_of(kind, rank) for rank in range(size)]
 
-    def body(rank: int) -> None:
+    def body(rank):
         device = devices[rank]
         world: Any = (
             GlooRank(shared, rank, size, device, timeout=timeout)

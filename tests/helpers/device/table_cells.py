@@ -1,25 +1,15 @@
 """Cells with tables of their own route: embeddings on a device whose rows travel over the host."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel
 
 from helpers.device import cells
 from helpers.device.cells import RANKS
-from helpers.device.ranks import SimulatedWorld
-from partreduce.runtime.clipping import clip_grad_norm_
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.worlds import World
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
+from partreduce import Cluster, DistributedOptimizer, Schedule, clip_grad_norm_
+from partreduce.strategies import AllReduce, Codec, Gradient, Payload, Placement, TablePlacement
 
 WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
 
@@ -44,7 +34,7 @@ class TableCell:
     """Whether the first table is made without numbers, and drawn by its owners."""
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self):
         """Its schedule for two nodes of two workers."""
         gradient = Gradient.SPARSE if self.sparse else Gradient.DENSE
         sizes = (("words.weight", WORDS), ("bag.weight", BAGS))
@@ -77,7 +67,7 @@ TABLE_CELLS = [
 class Model(torch.nn.Module):
     """Words and bags of them, and a layer over both."""
 
-    def __init__(self, cell: TableCell) -> None:
+    def __init__(self, cell):
         super().__init__()
         with torch.device("meta" if cell.drawn else "cpu"):
             self.words = torch.nn.Embedding(
@@ -87,7 +77,7 @@ class Model(torch.nn.Module):
         self.last = torch.nn.Linear(2 * WIDTH, 1)
         self.weighted = cell.weighted
 
-    def forward(self, words: torch.Tensor, bags: torch.Tensor) -> torch.Tensor:
+    def forward(self, words, bags):
         """Of words [samples, words] and bags [samples, bags], one number for each sample."""
         weights = (bags % 3).to(self.last.weight.dtype) / 2 if self.weighted else None
         both = torch.cat([self.words(words).sum(1), self.bag(bags, per_sample_weights=weights)], dim=1)
@@ -98,7 +88,7 @@ class Model(torch.nn.Module):
 Prepared = tuple[Model, list[tuple[torch.Tensor, ...]]]
 
 
-def prepare(cell: TableCell, rank: int) -> Prepared:
+def prepare(cell, rank):
     """A rank's model, which is worker 0's once it is wrapped, and its batches: words, bags and targets."""
     torch.manual_seed(rank)
     model = Model(cell)
@@ -107,9 +97,7 @@ def prepare(cell: TableCell, rank: int) -> Prepared:
     return model, batches
 
 
-def wrapped(
-    cell: TableCell, model: Model, device: torch.device, world: World | None = None
-) -> tuple[Model, DistributedOptimizer]:
+def wrapped(cell, model, device, world=None):
     """The model on a device, except what is to be drawn there, and its optimizer."""
     for name, part in model.named_children():
         if not (cell.drawn and name == "words"):
@@ -123,7 +111,7 @@ def wrapped(
     return model, DistributedOptimizer(cells.of_user(inner), model, cell.schedule, timeout=timeout, world=world)
 
 
-def train(cell: TableCell, prepared: Prepared, device: torch.device, world: World | None = None) -> dict[str, Any]:
+def train(cell, prepared, device, world=None):
     """One rank's part; its rows, its moving averages and outputs, and on worker 0 whole tables with their states."""
     model, optimizer = wrapped(cell, prepared[0], device, world)
     moving = AveragedModel(model) if cell.moving else None
@@ -151,7 +139,7 @@ def train(cell: TableCell, prepared: Prepared, device: torch.device, world: Worl
     return values
 
 
-def _train_here(cell: TableCell, world: SimulatedWorld, prepared: Prepared) -> dict[str, Any]:
+def _train_here(cell, world, prepared):
     device = world.pretended
     values = train(cell, prepared, device.device, world)
     device.settle()

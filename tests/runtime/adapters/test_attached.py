@@ -3,12 +3,9 @@
 import pytest
 import torch
 
-from partreduce.runtime.adapters.framework import attach
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce
+from partreduce import Cluster, DistributedOptimizer, Schedule, attach
+from partreduce.errors import InputError
+from partreduce.strategies import AllReduce
 
 SCHEDULE = Schedule("every 2", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
 

@@ -9,12 +9,10 @@ import torch
 
 from helpers.thread_ranks import ThreadRanks
 from helpers.warm import WARM
-from partreduce.runtime.adapters.averager import HookGradients, ScheduleAverager, ScheduleHookState
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, Pairwise, StaticGroups
+from partreduce import Cluster, Schedule, ScheduleAverager, ScheduleHookState
+from partreduce.errors import InputError
+from partreduce.runtime.adapters.averager import HookGradients
+from partreduce.strategies import AllReduce, DelayedAveraging, Group, GroupPhases, Pairwise, Phase, StaticGroups
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,12 @@ import torch
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
+from helpers.thread_ranks import on_ranks
+from helpers.training import group_phases
 from helpers.warm import WARM
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import HandshakeError, InputError
 from partreduce.runtime.averaging.buffer_rules import (
     KINDS,
     BufferRule,
@@ -20,37 +25,20 @@ from partreduce.runtime.averaging.buffer_rules import (
     check_spec,
     values_of,
 )
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import HandshakeError, InputError
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Pairwise,
-    Server,
-    StaticGroups,
-)
-from partreduce.topo.strategies.axes import Pipeline
 
 N = 3
-RING = (Round.from_edges(N, [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) for d in (1, 2)]),)
-EVERYONE = GroupPhases((Phase.from_groups(N, [range(N)]),))
+RING = (st.Round.from_edges(N, [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) for d in (1, 2)]),)
+EVERYONE = group_phases(N, [range(N)])
 STRATEGIES = {
-    "gradients": AllReduce(),
-    "pipeline": AllReduce(sync=Pipeline(width=2)),
-    "parameters": AllReduce(steps_per_round=2),
-    "groups": StaticGroups(phases=EVERYONE, steps_per_round=2),
-    "late": StaticGroups(phases=EVERYONE, steps_per_round=2, sync=DelayedAveraging()),
-    "neighbors": NeighborAveraging(rounds=RING, steps_per_round=2),
-    "neighbors, late": NeighborAveraging(rounds=RING, steps_per_round=2, sync=DelayedAveraging()),
-    "server": Server(hosts=(1,)),
-    "pairs": Pairwise(active=(1,)),
+    "gradients": st.AllReduce(),
+    "pipeline": st.AllReduce(sync=st.Pipeline(width=2)),
+    "parameters": st.AllReduce(steps_per_round=2),
+    "groups": st.StaticGroups(phases=EVERYONE, steps_per_round=2),
+    "late": st.StaticGroups(phases=EVERYONE, steps_per_round=2, sync=st.DelayedAveraging()),
+    "neighbors": st.NeighborAveraging(rounds=RING, steps_per_round=2),
+    "neighbors, late": st.NeighborAveraging(rounds=RING, steps_per_round=2, sync=st.DelayedAveraging()),
+    "server": st.Server(hosts=(1,)),
+    "pairs": st.Pairwise(active=(1,)),
 }
 COPIES_IN_STEPS = [name for name in STRATEGIES if name not in ("server", "pairs")]
 """Those that average models or gradients of groups, with which buffers travel."""
@@ -189,8 +177,7 @@ def test_pruning_masks_that_each_worker_makes_become_worker_0s(ranks, kind):
                 prune.l1_unstructured(model[0], "weight", amount=0.5, importance_scores=scores)
                 own.append(model[0].weight_mask.clone())
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             train(model, optimizer, 12, at=at)
             live = model[0].weight_mask.clone()
             with optimizer.mean_model():
@@ -230,7 +217,7 @@ def test_a_mask_of_another_name_is_known_by_its_values_and_on_all_workers(ranks,
         keep = torch.tensor([1.0, 1.0, 0.0]).roll(world.rank) if world.rank else torch.ones(3)
         trend = torch.tensor([0.0, 1.0]) + world.rank / 2
         model = Holder(keep=keep, level=torch.zeros(2), trend=trend)
-        optimizer = wrapped(world, model, AllReduce(steps_per_round=2), initial=initial)
+        optimizer = wrapped(world, model, st.AllReduce(steps_per_round=2), initial=initial)
         rules = dict(optimizer.run.flat.rules)
         if world.rank == 1:
             with torch.no_grad():
@@ -300,10 +287,7 @@ def evaluate(optimizer, action=lambda: None):
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("place", ["step", "mean_model", "finish", "save_checkpoint"])
 def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place, tmp_path):
-    """Once a bare "The size of tensor a (11) must match the size of tensor b (6)", in mean_model() alone.
-
-    Here it grows on all workers, so that none waits for another (for one: see `test_silent_numbers`).
-    """
+    """It grows on all workers, so that none waits for another (for one: see `test_silent_numbers`)."""
 
     def work(world):
         model = Growing()
@@ -334,7 +318,7 @@ def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place
 def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_back(ranks):
     def work(world):
         model = Growing()
-        optimizer = wrapped(world, model, AllReduce(steps_per_round=4))
+        optimizer = wrapped(world, model, st.AllReduce(steps_per_round=4))
         train(model, optimizer, 2)
         before = model.weight.detach().clone()
         seen = []
@@ -356,21 +340,19 @@ def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_
     assert all(mean != before for _, mean, before in results), "there was something to put back"
 
 
-def test_an_error_inside_the_mean_model_is_not_hidden_by_the_shape_that_it_left(ranks):
-    def work(world):
-        model = Growing()
-        optimizer = wrapped(world, model, AllReduce(steps_per_round=4))
+@on_ranks(N)
+def test_an_error_inside_the_mean_model_is_not_hidden_by_the_shape_that_it_left(world):
+    model = Growing()
+    optimizer = wrapped(world, model, st.AllReduce(steps_per_round=4))
 
-        def fail():
-            model.grow(11)
-            raise ZeroDivisionError
+    def fail():
+        model.grow(11)
+        raise ZeroDivisionError
 
-        with pytest.raises(ZeroDivisionError):
-            evaluate(optimizer, fail)
-        model.grow(6)
-        optimizer.finish()
-
-    ranks.run(N, work)
+    with pytest.raises(ZeroDivisionError):
+        evaluate(optimizer, fail)
+    model.grow(6)
+    optimizer.finish()
 
 
 # Counters, indices and other types.
@@ -421,27 +403,23 @@ def test_what_has_no_mean_is_worker_0s_in_the_mean_model_and_each_workers_own_ou
                 assert torch.equal(found[name].to(torch.complex64), value.to(torch.complex64)), name
 
 
-def test_a_float8_parameter_is_refused_by_name_and_a_frozen_one_is_fine(ranks):
-    def work(world):
-        model = linear()
-        model.register_parameter("eighth", torch.nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn)))
-        with pytest.raises(
-            InputError, match=r"parameter 'eighth' is torch.float8_e4m3fn; .* freeze it before wrapping"
-        ):
-            wrapped(world, model, AllReduce(steps_per_round=2))
-        model.eighth.requires_grad_(requires_grad=False)
-        inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        schedule = Schedule("frozen", Cluster.regular(1, world.size), AllReduce(steps_per_round=2))
-        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
-        for _ in range(4):
-            optimizer.zero_grad()
-            model[1](model[0](torch.ones(2, 4))).sum().backward()
-            optimizer.step()
-        with optimizer.mean_model():
-            pass
-        optimizer.finish()
-
-    ranks.run(N, work)
+@on_ranks(N)
+def test_a_float8_parameter_is_refused_by_name_and_a_frozen_one_is_fine(world):
+    model = linear()
+    model.register_parameter("eighth", torch.nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn)))
+    with pytest.raises(InputError, match=r"parameter 'eighth' is torch.float8_e4m3fn; .* freeze it before wrapping"):
+        wrapped(world, model, st.AllReduce(steps_per_round=2))
+    model.eighth.requires_grad_(requires_grad=False)
+    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    schedule = Schedule("frozen", Cluster.regular(1, world.size), st.AllReduce(steps_per_round=2))
+    optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model[1](model[0](torch.ones(2, 4))).sum().backward()
+        optimizer.step()
+    with optimizer.mean_model():
+        pass
+    optimizer.finish()
 
 
 # Vectors and scales that belong together.
@@ -460,24 +438,22 @@ def vectors_of(model):
 
 @pytest.mark.parametrize("way", ["hook", "parametrization"])
 @pytest.mark.parametrize("strategy", ["parameters", "late", "neighbors, late", "pairs"])
-def test_vectors_of_spectral_norm_stay_unit_vectors(ranks, way, strategy):
-    def work(world):
-        model = spectral(way)
-        optimizer = wrapped(world, model, STRATEGIES[strategy])
-        with torch.no_grad():  # far apart, by which a mean of unit vectors is much shorter
-            for vector in vectors_of(model):
-                random = torch.randn(vector.shape, generator=torch.Generator().manual_seed(world.rank))
-                vector.copy_(torch.nn.functional.normalize(random, dim=0))
-        train(model, optimizer, 2)
-        lengths = [float(vector.norm()) for vector in vectors_of(model)]
-        with optimizer.mean_model():
-            lengths += [float(vector.norm()) for vector in vectors_of(model)]
-        optimizer.finish()
-        return lengths + [float(vector.norm()) for vector in vectors_of(model)]
-
-    for lengths in ranks.run(N, work):
-        assert len(lengths) == 6
-        assert lengths == pytest.approx([1.0] * 6, abs=1e-5)
+@on_ranks(N)
+def test_vectors_of_spectral_norm_stay_unit_vectors(world, way, strategy):
+    model = spectral(way)
+    optimizer = wrapped(world, model, STRATEGIES[strategy])
+    with torch.no_grad():  # far apart, by which a mean of unit vectors is much shorter
+        for vector in vectors_of(model):
+            random = torch.randn(vector.shape, generator=torch.Generator().manual_seed(world.rank))
+            vector.copy_(torch.nn.functional.normalize(random, dim=0))
+    train(model, optimizer, 2)
+    lengths = [float(vector.norm()) for vector in vectors_of(model)]
+    with optimizer.mean_model():
+        lengths += [float(vector.norm()) for vector in vectors_of(model)]
+    optimizer.finish()
+    lengths = lengths + [float(vector.norm()) for vector in vectors_of(model)]
+    assert len(lengths) == 6
+    assert lengths == pytest.approx([1.0] * 6, abs=1e-5)
 
 
 class Quantized(torch.nn.Module):
@@ -529,8 +505,7 @@ def test_scale_and_zero_point_of_an_observer_belong_together(ranks, kind, buffer
         optimizer.finish()
         return own, inside, model.state(), [*consistent, model.is_consistent()]
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that its quantization moves elsewhere
+    with warnings.catch_warnings(action="ignore"):  # torch says that its quantization moves elsewhere
         results = ranks.run(N, work)
     assert len({tuple(own) for own, *_ in results}) == N, "the observers saw different data"
     for _, inside, end, consistent in results:
@@ -545,7 +520,7 @@ def test_scale_and_zero_point_of_an_observer_belong_together(ranks, kind, buffer
 def test_running_statistics_follow_the_option(ranks, buffers):
     def work(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2))
-        optimizer = wrapped(world, model, AllReduce(steps_per_round=2), buffers=buffers)
+        optimizer = wrapped(world, model, st.AllReduce(steps_per_round=2), buffers=buffers)
         model.running_level.fill_(world.rank)
         model.mask.fill_(world.rank)
         train(model, optimizer, 2)
@@ -562,10 +537,28 @@ def test_running_statistics_follow_the_option(ranks, buffers):
         assert seen == pytest.approx([running, mask, mean, 0])
 
 
+@pytest.mark.parametrize("kept", ["average", "local"])
+def test_momentum_follows_the_option(ranks, kept):
+    def work(world):
+        model = torch.nn.Linear(2, 1, bias=False)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = Schedule("momenta", Cluster.regular(1, N), st.AllReduce(steps_per_round=2))
+        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world, optimizer_state=kept)
+        for _ in range(2):
+            model.weight.grad = torch.full((1, 2), float(world.rank))
+            optimizer.step()
+        momentum = optimizer.state[model.weight]["momentum_buffer"].flatten().tolist()
+        optimizer.finish()
+        return momentum
+
+    for rank, momentum in enumerate(ranks.run(N, work)):
+        assert momentum == pytest.approx([1.9 * (1 if kept == "average" else rank)] * 2)
+
+
 def test_another_run_starts_with_means_of_statistics_and_worker_0s_masks_and_counters(ranks, tmp_path):
     def make(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2), count=torch.tensor(0))
-        return model, wrapped(world, model, AllReduce(steps_per_round=2))
+        return model, wrapped(world, model, st.AllReduce(steps_per_round=2))
 
     def save(world):
         model, optimizer = make(world)
@@ -593,10 +586,9 @@ def test_models_with_different_rules_do_not_begin(ranks):
         model = Holder(_u=torch.ones(2))
         if world.rank == 2:
             model.__class__ = type("_SpectralNorm", (Holder,), {})
-        wrapped(world, model, AllReduce(steps_per_round=2))
+        wrapped(world, model, st.AllReduce(steps_per_round=2))
 
     errors = ranks.run(N, work, catch=HandshakeError)
-    ranks.fresh()
     assert all("buffer rules" in str(error) and "rank 2 has buffer _u first" in str(error) for error in errors), errors
 
 

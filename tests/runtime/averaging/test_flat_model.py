@@ -7,22 +7,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from partreduce import Cluster, DistributedOptimizer, Schedule, merge_traces
+from partreduce.errors import FileError, InputError, UnavailableError
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy, state_keys
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.wrapping import check_model
 from partreduce.runtime.liveness.handshake import compare
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
+from partreduce.runtime.recorder import RING_LENGTH, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.tags import sums_agree, tag_of
 from partreduce.runtime.transport.worlds import check_budget, member_sets
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileError, InputError, UnavailableError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.static import StaticGroups
+from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
 
 def flat_of(model, optimizer=None, state="local"):

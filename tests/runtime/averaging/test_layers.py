@@ -1,32 +1,21 @@
 """Gradients sent layer by layer: the same numbers as whole ones, in one order, and nothing may change what has left."""
 
 import random
-import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
+from helpers.thread_ranks import on_ranks
+from partreduce import Cluster, DistributedOptimizer, Schedule, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging import bucketed_gradients
 from partreduce.runtime.averaging.bucketed_gradients import SEGMENT_BYTES, Segment, segments_of
-from partreduce.runtime.checkpoint import save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.gradient_average import GradientAverage
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerFailedError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    GradientBuckets,
-    Pipeline,
-    Synchronous,
-    Transport,
-)
 
-LAYERS = Transport(gradient_buckets=GradientBuckets.PER_LAYER)
-_building = threading.Lock()
+LAYERS = st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)
+SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.Pipeline()], ids=["synchronous", "pipeline"])
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +45,33 @@ class Ladder(torch.nn.Module):
 
 def wrapped(world, model, transport=LAYERS, sync=None, *, nodes=1, make=torch.optim.SGD, timeout=60, **options):
     cluster = Cluster.regular(nodes, world.size // nodes)
-    schedule = Schedule("layers", cluster, AllReduce(transport=transport, sync=sync or Synchronous()))
+    schedule = Schedule("layers", cluster, st.AllReduce(transport=transport, sync=sync or st.Synchronous()))
     inner = make(model.parameters(), **({"lr": 0.5, "momentum": 0.5} | options))
     return DistributedOptimizer(inner, model, schedule, timeout=timeout, world=world)
+
+
+class Ones:
+    """One worker's run at rate 1 without momentum, whose gradients are ones, or another number."""
+
+    def __init__(self, world, sizes=(64, 100), *, number=1.0, **options):
+        self.model = Ladder(sizes)
+        self.optimizer = wrapped(world, self.model, lr=1.0, momentum=0.0, **options)
+        self.gradients = [torch.full((size,), number, dtype=torch.float64) for size in sizes]
+
+    def backward(self, *, zero=True):
+        if zero:
+            self.optimizer.zero_grad()
+        self.model.backward(self.gradients)
+
+    def steps(self, count):
+        for _ in range(count):
+            self.backward()
+            self.optimizer.step()
+
+    def end(self):
+        """All numbers that the model holds at the end."""
+        self.optimizer.finish()
+        return set(self.model.numbers().tolist())
 
 
 def draw(seed, rank, step, sizes, *, unused=0.3):
@@ -79,8 +92,8 @@ def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
     n = chance.choice([2, 4])
     nodes = chance.choice([1, 2]) if n == 4 else 1
     sizes = [chance.choice([1, 3, 64, 65, 200]) for _ in range(chance.randint(1, 9))]
-    sync = [Synchronous(), Pipeline(), Pipeline(width=3, warm_up=2)][seed % 3]
-    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL if nodes > 1 else AllReduceAlgorithm.RING)
+    sync = [st.Synchronous(), st.Pipeline(), st.Pipeline(width=3, warm_up=2)][seed % 3]
+    transport = st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL if nodes > 1 else st.AllReduceAlgorithm.RING)
 
     def work(world, transport):
         model = Ladder(sizes)
@@ -95,18 +108,18 @@ def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
         return [*seen, model.numbers()]
 
     whole = ranks.run(n, lambda world: work(world, transport))
-    parts = ranks.run(n, lambda world: work(world, replace(transport, gradient_buckets=GradientBuckets.PER_LAYER)))
+    parts = ranks.run(n, lambda world: work(world, replace(transport, gradient_buckets=st.GradientBuckets.PER_LAYER)))
     for mine, should in zip(parts, whole, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(mine, should, strict=True))
 
 
-@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16])
+@pytest.mark.parametrize("codec", [st.Codec.FLOAT16, st.Codec.BFLOAT16])
 def test_16_bits_by_layers_are_those_of_whole_gradients(ranks, codec):
     sizes = (100, 3, 70, 200)
 
     def work(world, gradient_buckets):
         model = Ladder(sizes, torch.float32)
-        optimizer = wrapped(world, model, Transport(codec=codec, gradient_buckets=gradient_buckets))
+        optimizer = wrapped(world, model, st.Transport(codec=codec, gradient_buckets=gradient_buckets))
         for step in range(4):
             optimizer.zero_grad()
             gradients = draw(1, world.rank, step, sizes)
@@ -115,15 +128,17 @@ def test_16_bits_by_layers_are_those_of_whole_gradients(ranks, codec):
         optimizer.finish()
         return model.numbers()
 
-    results = [ranks.run(2, lambda world, s=gradient_buckets: work(world, s)) for gradient_buckets in GradientBuckets]
+    results = [
+        ranks.run(2, lambda world, s=gradient_buckets: work(world, s)) for gradient_buckets in st.GradientBuckets
+    ]
     assert all(torch.equal(one, results[0][0]) for both in results for one in both)
 
 
-@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
+@SYNCS
 def test_each_segment_is_coded_by_itself_in_8_bits_and_replicas_stay_equal(ranks, sync):
     """Layers of 1, 100 and 10,000: each is as exact as if it were alone, and what rounding took comes with the next."""
     sizes = (200, 200, 200)
-    transport = Transport(codec=Codec.INT8, gradient_buckets=GradientBuckets.PER_LAYER, error_feedback=True)
+    transport = st.Transport(codec=st.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER, error_feedback=True)
 
     def work(world):
         model = Ladder(sizes, torch.float32)
@@ -219,7 +234,7 @@ def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monk
 
     def work(world):
         model = Ladder(sizes)
-        optimizer = wrapped(world, model, sync=Pipeline())
+        optimizer = wrapped(world, model, sync=st.Pipeline())
         early = []
         for step in range(4):
             started, restore = launches(optimizer)
@@ -246,23 +261,15 @@ def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monk
 
 def refused(world, misuse, *, words, sync=None, again=True):
     """Misuse a step on all workers; afterwards, the run continues as if that step had not been."""
-    sizes = (64, 100)
-    model = Ladder(sizes)
-    optimizer = wrapped(world, model, sync=sync, lr=1.0, momentum=0.0)
-    ones = [torch.ones(size, dtype=torch.float64) for size in sizes]
-    optimizer.zero_grad()
-    model.backward(ones)
+    run = Ones(world, sync=sync)
+    run.backward()
     with pytest.raises(InputError, match=words) as caught:
-        misuse(optimizer, model, ones)
+        misuse(run.optimizer, run.model, run.gradients)
     assert "\n" not in str(caught.value)
-    if again:
-        for _ in range(2):
-            optimizer.zero_grad()
-            model.backward(ones)
-            optimizer.step()
-        optimizer.finish()
-        return sorted(set(model.numbers().tolist()))
-    return None
+    if not again:
+        return None
+    run.steps(2)
+    return run.end()
 
 
 def twice(optimizer, model, gradients):
@@ -291,7 +298,7 @@ def one_of_them(optimizer, model, _gradients):
     optimizer.step()
 
 
-@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
+@SYNCS
 @pytest.mark.parametrize(
     ("misuse", "words"),
     [
@@ -305,151 +312,106 @@ def one_of_them(optimizer, model, _gradients):
     ],
 )
 def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_can_go_on(ranks, misuse, words, sync):
-    assert ranks.run(2, lambda world: refused(world, misuse, words=words, sync=sync)) == [[-2.0]] * 2
+    assert ranks.run(2, lambda world: refused(world, misuse, words=words, sync=sync)) == [{-2.0}] * 2
 
 
-def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_sum(ranks):
-    def work(world):
-        if world.rank == 0:
-            return refused(world, one_of_them, words="was changed after backward", again=False)
-        model = Ladder((64, 100))
-        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
-        model.backward([torch.ones(size, dtype=torch.float64) for size in (64, 100)])
-        with pytest.raises(PeerFailedError, match="their tags differ"):
-            optimizer.step()
-        assert not model.numbers().any()
-        return None
-
-    ranks.run(2, work)
-    ranks.fresh()
+@on_ranks(2, fresh=True)
+def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_sum(world):
+    if world.rank == 0:
+        return refused(world, one_of_them, words="was changed after backward", again=False)
+    run = Ones(world)
+    run.backward()
+    with pytest.raises(PeerFailedError, match="their tags differ"):
+        run.optimizer.step()
+    assert not run.model.numbers().any()
+    return None
 
 
-def test_skip_is_refused_after_backward_and_works_before_it(ranks):
-    def work(world):
-        model = Ladder((64, 100))
-        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
-        ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
-        for step in range(3):
-            optimizer.zero_grad()
-            if world.rank == 1 and step == 1:
-                optimizer.skip()
-                continue
-            model.backward(ones)
-            if step == 2:
-                with pytest.raises(InputError, match=r"skip: this step's gradients have left during backward\(\)"):
-                    optimizer.skip()
-            optimizer.step()
-        optimizer.finish()
-        return sorted(set(model.numbers().tolist()))
-
-    assert ranks.run(2, work) == [[-2.5]] * 2
+@on_ranks(2, [{-2.5}] * 2)
+def test_skip_is_refused_after_backward_and_works_before_it(world):
+    run = Ones(world)
+    run.steps(1)
+    run.optimizer.zero_grad()
+    if world.rank == 1:
+        run.optimizer.skip()
+    else:
+        run.steps(1)
+    run.backward()
+    with pytest.raises(InputError, match=r"skip: this step's gradients have left during backward\(\)"):
+        run.optimizer.skip()
+    run.optimizer.step()
+    return run.end()
 
 
 @pytest.mark.parametrize("what", ["mean_model", "checkpoint", "finish"])
-def test_what_all_do_together_is_refused_between_backward_and_step(ranks, what, tmp_path):
-    def work(world):
-        model = Ladder((64, 100))
-        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
-        model.backward([torch.ones(size, dtype=torch.float64) for size in (64, 100)])
-        action = {
-            "mean_model": lambda: optimizer.mean_model().__enter__(),
-            "checkpoint": lambda: save_checkpoint(optimizer, tmp_path),
-            "finish": optimizer.finish,
-        }[what]
-        with pytest.raises(
-            InputError, match=r"this step's gradients have left during backward\(\).*call step\(\) first"
-        ):
-            action()
-        optimizer.step()
-        with optimizer.mean_model():
-            pass
-        optimizer.finish()
-        return set(model.numbers().tolist())
-
-    assert ranks.run(2, work) == [{-1.0}] * 2
+@on_ranks(2, [{-1.0}] * 2)
+def test_what_all_do_together_is_refused_between_backward_and_step(world, what, tmp_path):
+    run = Ones(world)
+    run.backward()
+    action = {
+        "mean_model": lambda: run.optimizer.mean_model().__enter__(),
+        "checkpoint": lambda: save_checkpoint(run.optimizer, tmp_path),
+        "finish": run.optimizer.finish,
+    }[what]
+    with pytest.raises(InputError, match=r"gradients have left during backward\(\).*call step\(\) first") as caught:
+        action()
+    assert "this step's gradients" in str(caught.value)
+    run.optimizer.step()
+    with run.optimizer.mean_model():
+        pass
+    return run.end()
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. the gradients of step")
-@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
-def test_load_state_dict_gives_up_what_backward_has_sent(ranks, sync):
-    def work(world):
-        model = Ladder((64, 100))
-        optimizer = wrapped(world, model, sync=sync, lr=1.0, momentum=0.0)
-        ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
-        model.backward(ones)
-        optimizer.load_state_dict(optimizer.state_dict())
-        for _ in range(2):
-            optimizer.zero_grad()
-            model.backward(ones)
-            optimizer.step()
-        optimizer.finish()
-        return set(model.numbers().tolist())
-
-    assert ranks.run(2, work) == [{-2.0}] * 2
+@SYNCS
+@on_ranks(2, [{-2.0}] * 2)
+def test_load_state_dict_gives_up_what_backward_has_sent(world, sync):
+    run = Ones(world, sync=sync)
+    run.backward()
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+    run.steps(2)
+    return run.end()
 
 
-def test_closures_average_gradients_and_a_retained_graph_go_with_layers(ranks):
-    def work(world):
-        model = Ladder((64, 100))
-        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
-        ones = [torch.full((size,), 1.0 + world.rank, dtype=torch.float64) for size in (64, 100)]
-
-        def closure():
-            optimizer.zero_grad()
-            model.backward(ones)
-            return 5.0
-
-        assert optimizer.step(closure) == 5.0
-        optimizer.zero_grad()
-        model.backward(ones)
-        optimizer.average_gradients()
-        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+@on_ranks(2, [{-1.5 - 1.0 - 1.5}] * 2)
+def test_closures_average_gradients_and_a_retained_graph_go_with_layers(world):
+    run = Ones(world, number=1.0 + world.rank)
+    model, optimizer = run.model, run.optimizer
+    assert optimizer.step(lambda: run.backward() or 5.0) == 5.0
+    run.backward()
+    optimizer.average_gradients()
+    torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    loss = sum((weight * one).sum() for weight, one in zip(model.weights, run.gradients, strict=True))
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.average_gradients()
+    run.backward(zero=False)
+    with pytest.raises(InputError, match=r"got a gradient between average_gradients\(\) and step\(\)"):
         optimizer.step()
-        optimizer.zero_grad()
-        loss = sum((weight * one).sum() for weight, one in zip(model.weights, ones, strict=True))
-        loss.backward(retain_graph=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.average_gradients()
-        model.backward(ones)
-        with pytest.raises(InputError, match=r"got a gradient between average_gradients\(\) and step\(\)"):
-            optimizer.step()
-        return set(model.numbers().tolist())
-
-    assert ranks.run(2, work) == [{-1.5 - 1.0 - 1.5}] * 2
+    return set(model.numbers().tolist())
 
 
-@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
-def test_workers_without_data_send_zeros_in_the_same_order(ranks, sync):
-    def work(world):
-        model = Ladder((64, 100))
-        optimizer = wrapped(world, model, sync=sync, lr=1.0, momentum=0.0)
-        ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
-        with optimizer.join():
-            for _ in range(1 + 2 * world.rank):
-                optimizer.zero_grad()
-                model.backward(ones)
-                optimizer.step()
-        optimizer.finish()
-        return set(model.numbers().tolist())
-
-    assert ranks.run(2, work) == [{-2.0}] * 2
+@SYNCS
+@on_ranks(2, [{-2.0}] * 2)
+def test_workers_without_data_send_zeros_in_the_same_order(world, sync):
+    run = Ones(world, sync=sync)
+    with run.optimizer.join():
+        run.steps(1 + 2 * world.rank)
+    return run.end()
 
 
-def test_frozen_layers_hold_up_nothing(ranks):
-    def work(world):
-        model = Ladder((64, 64, 64))
-        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
-        ones = [torch.ones(64, dtype=torch.float64)] * 3
-        model.weights[2].requires_grad_(requires_grad=False)
-        started, restore = launches(optimizer)
-        optimizer.zero_grad()
-        model.backward(ones)
-        early = len(started)
-        optimizer.step()
-        restore()
-        optimizer.finish()
-        return early, [weight[0].item() for weight in model.weights]
-
-    assert ranks.run(2, work) == [(3, [-1.0, -1.0, 0.0])] * 2
+@on_ranks(2, [(3, [-1.0, -1.0, 0.0])] * 2)
+def test_frozen_layers_hold_up_nothing(world):
+    run = Ones(world, (64, 64, 64))
+    run.model.weights[2].requires_grad_(requires_grad=False)
+    started, restore = launches(run.optimizer)
+    run.backward()
+    early = len(started)
+    run.optimizer.step()
+    restore()
+    run.optimizer.finish()
+    return early, [weight[0].item() for weight in run.model.weights]

@@ -1,7 +1,5 @@
 """Files and copies of a model in mid-run need no partreduce, compute what the model does, and are not averaged."""
 
-from __future__ import annotations
-
 import copy
 import io
 import os
@@ -15,26 +13,23 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import partreduce
+from helpers.thread_ranks import on_ranks
+from helpers.training import group_phases, wrapped
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
+from partreduce.errors import InputError
 from partreduce.runtime.guard.guard import NOTHING
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, Pipeline, StaticGroups
-from partreduce.topo.strategies.axes import GradientBuckets, Transport
-from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 
 TWO = Cluster.regular(1, 2)
-PAIRS = GroupPhases((Phase.from_groups(2, [[0, 1]]), Phase.from_groups(2, [])))
-TABLE = TablePlacement(parameter="0.weight", rows=20, columns=4, way=Placement.GATHER)
+PAIRS = group_phases(2, [[0, 1]], [])
+TABLE = st.TablePlacement(parameter="0.weight", rows=20, columns=4, way=st.Placement.GATHER)
 STRATEGIES = {
-    "gradients": AllReduce(),
-    "gradients by layers": AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
-    "gradients with delay": AllReduce(sync=Pipeline()),
-    "parameters": StaticGroups(phases=PAIRS),
-    "parameters with delay": AllReduce(steps_per_round=2, sync=DelayedAveraging()),
-    "gathered tables": AllReduce(payload=Payload(tables=(TABLE,))),
+    "gradients": st.AllReduce(),
+    "gradients by layers": st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)),
+    "gradients with delay": st.AllReduce(sync=st.Pipeline()),
+    "parameters": st.StaticGroups(phases=PAIRS),
+    "parameters with delay": st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging()),
+    "gathered tables": st.AllReduce(payload=st.Payload(tables=(TABLE,))),
 }
 LOADS = """
 import sys
@@ -128,8 +123,7 @@ def test_a_deep_copy_is_neither_averaged_nor_watched(ranks, name):
     def work(world):
         model, inputs = network(name), inputs_of(name, world.rank)
         schedule = Schedule(name, TWO, STRATEGIES[name])
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(plain, model, schedule, world=world, timeout=60)
+        optimizer = wrapped(world, model, schedule)
 
         def step():
             optimizer.zero_grad()
@@ -161,38 +155,34 @@ def test_a_deep_copy_is_neither_averaged_nor_watched(ranks, name):
         assert all(hook is NOTHING for hook in hooks)
         optimizer.finish()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         ranks.run(2, work)
 
 
-def test_a_copy_of_the_plain_optimizer_steps_without_the_schedule(ranks):
-    def work(world):
-        model = network("")
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        attached = partreduce.attach(plain, model, Schedule("s", TWO, AllReduce()), world=world, timeout=60)
-        copied, operations = copy.deepcopy(plain), attached.stats()["operations"]
-        for group in copied.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.ones_like(parameter)
-        copied.step()
-        assert attached.stats()["operations"] == operations
-        attached.finish()
-
-    ranks.run(2, work)
+@on_ranks(2)
+def test_a_copy_of_the_plain_optimizer_steps_without_the_schedule(world):
+    model = network("")
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    attached = partreduce.attach(plain, model, Schedule("s", TWO, st.AllReduce()), world=world, timeout=60)
+    copied, operations = copy.deepcopy(plain), attached.stats()["operations"]
+    for group in copied.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    copied.step()
+    assert attached.stats()["operations"] == operations
+    attached.finish()
 
 
 class Words(torch.nn.Embedding):
     """A class of the user's."""
 
 
-@pytest.mark.parametrize("way", [Placement.GATHER, Placement.SHARDED])
+@pytest.mark.parametrize("way", [st.Placement.GATHER, st.Placement.SHARDED])
 def test_a_module_with_a_table_is_pickled_as_the_user_made_it_where_this_worker_has_all_rows(ranks, way):
     def work(world):
         model = torch.nn.Sequential(Words(20, 4), torch.nn.Linear(4, 1))
-        strategy = AllReduce(payload=Payload(tables=(replace(TABLE, way=way),)))
-        plain = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(plain, model, Schedule("s", TWO, strategy), world=world, timeout=60)
+        strategy = st.AllReduce(payload=st.Payload(tables=(replace(TABLE, way=way),)))
+        optimizer = wrapped(world, model, Schedule("s", TWO, strategy))
         torch.save(model[0], buffer := io.BytesIO())
         optimizer.finish()
         buffer.seek(0)
@@ -201,9 +191,8 @@ def test_a_module_with_a_table_is_pickled_as_the_user_made_it_where_this_worker_
         assert torch.equal(loaded.weight, model[0].weight)
         assert vars(loaded).keys() == vars(Words(20, 4)).keys()
 
-    if way is Placement.GATHER:
+    if way is st.Placement.GATHER:
         ranks.run(2, work)
         return
     errors = ranks.run(2, work, catch=InputError)
     assert all("its rows are spread over the workers, so the model cannot be pickled" in str(one) for one in errors)
-    ranks.fresh()

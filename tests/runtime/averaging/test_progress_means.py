@@ -1,27 +1,20 @@
 """Parameters with a codec: what travels is what was added since all were equal; equal references, or a named error."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
 import torch
 
 from helpers.progress_replay import complaint, random_run, run
-from partreduce.runtime.adapters.averager import ScheduleAverager
+from helpers.thread_ranks import on_ranks
+from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging.mean_model import common_start
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import parameter_average
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerFailedError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, GroupPhases, StaticGroups, Synchronous
-from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport
 
 RUNS = int(os.environ.get("PARTREDUCE_PROGRESS_RUNS", "24"))
 CHUNK = 12
@@ -31,9 +24,9 @@ BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 def nested(**options):
     """Four workers on two nodes: nodes, then everybody."""
     inside, everyone = ([0, 1], [2, 3]), [range(4)]
-    phases = tuple(Phase.from_groups(4, groups) for groups in (inside, everyone))
-    options = {"transport": Transport(codec=Codec.INT8), "steps_per_round": 2} | options
-    return Schedule("nested", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases(phases), **options))
+    phases = tuple(st.Phase.from_groups(4, groups) for groups in (inside, everyone))
+    options = {"transport": st.Transport(codec=st.Codec.INT8), "steps_per_round": 2} | options
+    return Schedule("nested", Cluster.regular(2, 2), st.StaticGroups(phases=st.GroupPhases(phases), **options))
 
 
 class Job:
@@ -73,7 +66,7 @@ def same(first, second):
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-SYNCS = pytest.mark.parametrize("sync", [Synchronous(), DelayedAveraging()], ids=["synchronous", "late"])
+SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.DelayedAveraging()], ids=["synchronous", "late"])
 
 
 @SYNCS
@@ -92,7 +85,7 @@ def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, s
         last = (round_ - 1) // 2 * 2 + 1
         assert versions == {f"reference 1/{last}"}
         assert all(same(seen[0][1], references) for _, references, _ in seen)
-        if round_ % 2 and sync == Synchronous():
+        if round_ % 2 and sync == st.Synchronous():
             assert all(same(seen[0][2][:4], values[:4]) for _, _, values in seen), "all have the same bits"
 
 
@@ -209,7 +202,7 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
             return start(flight, group)
 
         part._start = with_another
-        job.train(2 if sync == DelayedAveraging() else 3)
+        job.train(2 if sync == st.DelayedAveraging() else 3)
         before = job.references()
         try:
             job.train(3)
@@ -228,14 +221,9 @@ def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
         job = Job(world, nested(), timeout=60).train(4)
         if world.rank == 1:
             job.optimizer.load_state_dict(job.optimizer.state_dict())
-        try:
-            job.train(4)
-        except PeerFailedError as error:
-            return str(error)
-        return ""
+        job.train(4)
 
-    results = ranks.run(4, work)
-    ranks.fresh()
+    results = ranks.said(4, work, PeerFailedError)
     said = "worker 1 waits for all in a new start after 4 rounds: call load_state_dict() on all workers"
     assert all(said in text for text in results), results
 
@@ -252,36 +240,32 @@ def test_workers_without_data_take_part_in_every_round(ranks):
     assert all(same(results[0][1], references) for _, references, _ in results)
 
 
-def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed(ranks):
-    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
+@on_ranks(4, [[(2, False), (4, True)] * 2] * 4)
+def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed(world):
+    transport = st.Transport(
+        algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, where=st.CodecScope.ACROSS_NODES
+    )
+    job = Job(world, nested(transport=transport))
+    begun, begin = [], job.optimizer.run.reducer.begin
 
-    def work(world):
-        job = Job(world, nested(transport=transport))
-        begun, begin = [], job.optimizer.run.reducer.begin
+    def noted(kind, step, round_, group, **options):
+        begun.append((len(group.members), options.get("since") is not None))
+        return begin(kind, step, round_, group, **options)
 
-        def noted(kind, step, round_, group, **options):
-            begun.append((len(group.members), options.get("since") is not None))
-            return begin(kind, step, round_, group, **options)
-
-        job.optimizer.run.reducer.begin = noted
-        job.train(4)
-        return begun
-
-    assert ranks.run(4, work) == [[(2, False), (4, True)] * 2] * 4
+    job.optimizer.run.reducer.begin = noted
+    job.train(4)
+    return begun
 
 
-def test_what_cannot_go_with_it_is_refused(ranks):
+@on_ranks(4)
+def test_what_cannot_go_with_it_is_refused(world):
     plan = nested()
-
-    def work(world):
-        model = torch.nn.Linear(2, 1)
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(InputError, match="models that start from different weights differ by more than that"):
-            DistributedOptimizer(inner, model, plan, world=world, initial="keep")
-        with pytest.raises(InputError, match="with codec int8"):
-            ScheduleAverager(plan, world=world)
-
-    ranks.run(4, work)
+    model = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="models that start from different weights differ by more than that"):
+        DistributedOptimizer(inner, model, plan, world=world, initial="keep")
+    with pytest.raises(InputError, match="with codec int8"):
+        ScheduleAverager(plan, world=world)
 
 
 @pytest.mark.parametrize("part", range(RUNS // CHUNK))
@@ -318,7 +302,7 @@ def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
 def test_random_runs_cover_what_they_claim():
     cases = [random_run(seed) for seed in range(300)]
     strategies = [case.schedule.strategy for case in cases]
-    assert {strategy.transport.codec for strategy in strategies} == {codec for codec in Codec if codec.rounds}
+    assert {strategy.transport.codec for strategy in strategies} == {codec for codec in st.Codec if codec.rounds}
     assert {strategy.kind for strategy in strategies} == {"static", "allreduce"}
     assert {strategy.is_delayed for strategy in strategies} == {True, False}
     assert any(getattr(strategy, "prologue", 0) for strategy in strategies)

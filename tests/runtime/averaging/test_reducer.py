@@ -1,16 +1,23 @@
 """The reducer: several operations under way, their arrays, and two threads that share one reducer."""
 
 import threading
+import time
 from contextlib import suppress
+from types import SimpleNamespace
 
+import pytest
 import torch
 
+import partreduce
+from helpers.thread_ranks import on_ranks
+from helpers.training import static_groups, wrapped
+from partreduce.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.in_flight import FixedMembership, Flight
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Recorder
-from partreduce.topo.errors import UnavailableError
-from partreduce.topo.phase import Group
+from partreduce.strategies import Group
 
 N = 4
 EVERYONE = Group(tuple(range(N)))
@@ -54,85 +61,207 @@ def test_several_operations_are_under_way_and_each_is_committed_from_arrays_of_i
     assert ranks.run(N, work) == [(wanted, 3)] * N, "three arrays, used again and again"
 
 
-def test_two_threads_run_operations_on_two_communicators(ranks, tmp_path):
+@on_ranks(N, [[]] * N)
+def test_two_threads_run_operations_on_two_communicators(world, tmp_path):
     """While one averages over everybody, the other does over pairs: sums, tags, reports and arrays stay apart."""
     rounds = 150
+    pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
+    prepared(world, [pair, EVERYONE])
+    reducer = reducer_of(world, tmp_path)
+    problems = []
 
-    def work(world):
-        pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
-        prepared(world, [pair, EVERYONE])
-        reducer = reducer_of(world, tmp_path)
-        problems = []
+    def average(kind, group):
+        wanted = sum(member + 1 for member in group.members) / len(group.members)
 
-        def average(kind, group):
-            wanted = sum(member + 1 for member in group.members) / len(group.members)
+        def look(_index, bucket, sums, _ok):
+            if not (sums[: bucket.size] == wanted).all():
+                problems.append((kind, sums.unique()))
 
-            def look(_index, bucket, sums, _ok):
-                if not (sums[: bucket.size] == wanted).all():
-                    problems.append((kind, sums.unique()))
+        try:
+            for number in range(rounds):
+                reduction = reducer.begin(kind, number, number, group)
+                reducer.wait(reduction)
+                reducer.commit(reduction, look)
+        except UnavailableError as error:
+            problems.append((kind, error))
 
-            try:
-                for number in range(rounds):
-                    reduction = reducer.begin(kind, number, number, group)
-                    reducer.wait(reduction)
-                    reducer.commit(reduction, look)
-            except UnavailableError as error:
-                problems.append((kind, error))
-
-        threads = [threading.Thread(target=average, args=one) for one in (("of all", EVERYONE), ("of a pair", pair))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        operations = reducer.recorder.last()
-        assert [operation.index for operation in operations] == list(range(2 * rounds - len(operations), 2 * rounds))
-        assert {operation.outcome for operation in operations} == {"ok"}
-        assert len(reducer.recorder._events) == 2 * rounds
-        assert len(reducer.buckets[0]._spare) <= 2, "as many arrays as operations were under way at once"
-        return problems
-
-    assert ranks.run(N, work) == [[]] * N
+    threads = [threading.Thread(target=average, args=one) for one in (("of all", EVERYONE), ("of a pair", pair))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    operations = reducer.recorder.last()
+    assert [operation.index for operation in operations] == list(range(2 * rounds - len(operations), 2 * rounds))
+    assert {operation.outcome for operation in operations} == {"ok"}
+    assert len(reducer.recorder._events) == 2 * rounds
+    assert len(reducer.buckets[0]._spare) <= 2, "as many arrays as operations were under way at once"
+    return problems
 
 
-def test_when_one_thread_fails_the_other_learns_it(ranks):
+@on_ranks(N, [2] * N, fresh=True)
+def test_when_one_thread_fails_the_other_learns_it(world):
     """Both operations' groups are destroyed at once, no matter which of the two notices first."""
+    pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
+    prepared(world, [pair, EVERYONE])
+    reducer, errors = reducer_of(world), []
 
-    def work(world):
-        pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
-        prepared(world, [pair, EVERYONE])
-        reducer, errors = reducer_of(world), []
+    def average(kind, group, most):
+        try:
+            for number in range(most):
+                reducer.wait(reducer.begin(kind, number, number, group))
+        except UnavailableError as error:
+            errors.append(error)
 
-        def average(kind, group, most):
-            try:
-                for number in range(most):
-                    reducer.wait(reducer.begin(kind, number, number, group))
-            except UnavailableError as error:
-                errors.append(error)
-
-        # Worker 0 comes to another operation than the others in its tenth round over all.
-        kinds = threading.Thread(target=average, args=("of a pair", pair, 10**6))
-        kinds.start()
-        average("of all", EVERYONE, 10)
-        with suppress(UnavailableError):
-            average("of all" if world.rank else "of others", EVERYONE, 1)
-        kinds.join(60)
-        assert not kinds.is_alive()
-        return len(errors)
-
-    assert ranks.run(N, work) == [2] * N
-    ranks.fresh()
+    # Worker 0 comes to another operation than the others in its tenth round over all.
+    kinds = threading.Thread(target=average, args=("of a pair", pair, 10**6))
+    kinds.start()
+    average("of all", EVERYONE, 10)
+    with suppress(UnavailableError):
+        average("of all" if world.rank else "of others", EVERYONE, 1)
+    kinds.join(60)
+    assert not kinds.is_alive()
+    return len(errors)
 
 
-def test_only_a_wait_that_took_the_timeout_is_reported_with_its_length(ranks):
+@on_ranks(N)
+def test_only_a_wait_that_took_the_timeout_is_reported_with_its_length(world):
     """A cut link ends earlier, by the kernel's own limit, which has nearly the same words."""
+    prepared(world, [EVERYONE])
+    reducer = reducer_of(world)
+    reducer.wait(reduction := reducer.begin("average", 0, 0, EVERYONE))
+    errors = ("Read error [10.0.0.2]:4000: Connection timed out", "Timed out waiting 60000ms for recv operation")
+    kernels, ours = [reducer._why(reduction.operation, RuntimeError(error)) for error in errors]
+    assert "for more than" not in kernels
+    assert "for more than 60 s (Timed out" in ours
 
-    def work(world):
-        prepared(world, [EVERYONE])
-        reducer = reducer_of(world)
-        reducer.wait(reduction := reducer.begin("average", 0, 0, EVERYONE))
-        errors = ("Read error [10.0.0.2]:4000: Connection timed out", "Timed out waiting 60000ms for recv operation")
-        return [reducer._why(reduction.operation, RuntimeError(error)) for error in errors]
 
-    for kernels, ours in ranks.run(N, work):
-        assert "for more than" not in kernels
-        assert "for more than 60 s (Timed out" in ours
+# The queue of operations in flight by itself: what ends a wait, and what stays in the queue then.
+
+
+BOTH = Group((0, 1))
+
+
+def flying(*outcomes, turn=1):
+    """An operation whose waits end so, one after the other, and then well; with the names of what was done to it."""
+    done, left = [], list(outcomes)
+
+    def wait(_):
+        if left and (outcome := left.pop(0)) is not None:
+            raise outcome
+        done.append("waited")
+
+    def start(_flight, group):
+        done.append(f"began {group}")
+        return [(SimpleNamespace(wait=wait), SimpleNamespace(release=lambda: done.append("released")))]
+
+    return Flight(turn=turn, step=0, round=0, start=start, group=BOTH), done
+
+
+def test_a_synchronous_operation_begins_where_it_is_waited_for_and_was_never_in_the_queue():
+    membership, (flight, done) = FixedMembership((0, 1)), flying()
+    assert membership.wait(flight) is flight
+    assert done == ["began {0,1}", "waited"]
+    assert not membership.flights
+
+
+def test_an_operation_of_a_worker_that_rests_has_no_sums():
+    membership, (flight, done) = FixedMembership((0, 1)), flying()
+    flight.group = None
+    membership.begin(flight)
+    assert not membership.wait(flight).sums
+    assert not done
+    assert not membership.flights
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), PeerFailedError("gone")])
+def test_an_interrupted_wait_for_a_checkpoint_keeps_the_operation(error):
+    membership, (flight, done) = FixedMembership((0, 1)), flying(error)
+    membership.begin(flight)
+    with pytest.raises(type(error)):
+        membership.settle()
+    membership.settle()
+    membership.settle()
+    assert list(membership.flights) == [flight]
+    assert done == ["began {0,1}", "waited"], "once"
+
+
+def test_what_all_members_refuse_is_no_more_in_flight():
+    membership, (flight, _) = FixedMembership((0, 1)), flying(InputError("settings differ"))
+    membership.begin(flight)
+    with pytest.raises(InputError):
+        membership.arrive(flight)
+    assert not membership.flights
+
+
+def test_what_cannot_begin_is_not_in_flight():
+    membership = FixedMembership((0, 1))
+    flight = Flight(turn=1, step=0, round=0, start=lambda *_: 1 / 0, group=BOTH)
+    with pytest.raises(ZeroDivisionError):
+        membership.begin(flight)
+    assert not membership.flights
+
+
+def test_dropping_waits_for_all_and_gives_their_arrays_back():
+    membership, both = FixedMembership((0, 1)), [flying(turn=turn) for turn in (1, 2)]
+    for flight, _ in both:
+        membership.begin(flight)
+    membership.drop()
+    assert [done for _, done in both] == [["began {0,1}", "waited", "released"]] * 2
+    assert not membership.flights
+
+
+# Roll call: who comes to one place is answered with what was said there, and not elsewhere or at another time.
+
+
+PAIRS = static_groups(4, [[0, 1], [2, 3]])
+
+
+def made(world, num_workers, strategy):
+    model = torch.nn.Linear(1, 1, bias=False)
+    return model, wrapped(world, model, strategy)
+
+
+def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
+    """A fast worker comes to the second place while the slow one's words of the first are still there."""
+    hearts = {}
+
+    def run(world):
+        _, optimizer = made(world, 2, static_groups(2, [[0, 1]]))
+        heartbeat = hearts[world.rank] = optimizer.run.reducer.heartbeat
+        answers = []
+        for gathering in range(2):
+            with heartbeat.gathering("a meeting", 0):
+                for what in ("first place", "second place"):
+                    if world.rank == 1 and answers:
+                        deadline = time.monotonic() + 60
+                        while what not in hearts[0].last[0]:
+                            assert time.monotonic() < deadline
+                            time.sleep(0.005)
+                        time.sleep(0.05)  # rank 0 looks at what is there
+                    answers.append(optimizer.meeting.exchange(what, {"said": [gathering, what, world.rank]}))
+        optimizer.finish()
+        return answers
+
+    expected = [
+        [{"said": [gathering, what, rank]} for rank in range(2)]
+        for gathering in range(2)
+        for what in ("first place", "second place")
+    ]
+    assert ranks.run(2, run) == [expected] * 2
+
+
+def test_a_checkpoint_after_different_rounds_is_refused_on_all_workers_with_the_rounds(ranks, tmp_path):
+    """Two pairs that never wait for one another may come after different numbers of rounds."""
+
+    def run(world):
+        model, optimizer = made(world, 4, PAIRS)
+        for _ in range(3 if world.rank < 2 else 1):
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+        partreduce.save_checkpoint(optimizer, tmp_path)
+
+    errors = ranks.run(4, run, catch=InputError)
+    assert {str(error) for error in errors} == {
+        "save_checkpoint: workers came after 1, 3 rounds; all call it after the same one"
+    }
+    assert not list(tmp_path.iterdir())

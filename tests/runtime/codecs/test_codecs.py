@@ -10,8 +10,8 @@ import torch
 from helpers import coded_sums
 from helpers.coded_sums import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
 from partreduce.runtime.codecs import BlockCodec, Coding, Codings, Leftovers, decode_values, encode_values
+from partreduce.strategies import Codec, Transport
 from partreduce.topo.codec_numbers import LARGEST, LEVELS, block_bytes
-from partreduce.topo.strategies import Codec, Transport
 
 DRAWS = int(os.environ.get("PARTREDUCE_CODED_SUMS", "150"))
 

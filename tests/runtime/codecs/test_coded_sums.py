@@ -15,23 +15,13 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from helpers.driver import Driver
+from helpers.thread_ranks import on_ranks
+from partreduce import Cluster, Schedule
+from partreduce import strategies as st
+from partreduce.errors import InputError, MissingDependencyError, UnavailableError
 from partreduce.runtime.codecs import Coding, Leftovers
 from partreduce.runtime.transport import multistage_allreduce
 from partreduce.runtime.transport.worlds import world_for_algorithm
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingDependencyError, UnavailableError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    CodecScope,
-    GroupPhases,
-    StaticGroups,
-    Transport,
-)
 
 CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "24"))
 CHUNK = 12
@@ -44,18 +34,18 @@ class Case:
 
     cluster: Cluster
     members: tuple[int, ...]
-    transport: Transport
+    transport: st.Transport
     given: tuple[np.ndarray, ...]
 
     @property
     def on_each(self):
         """Members on each of several nodes, where the sum has stages; 1 otherwise."""
-        return 1 if self.transport.algorithm is AllReduceAlgorithm.RING else self.cluster.workers_per_node
+        return 1 if self.transport.algorithm is st.AllReduceAlgorithm.RING else self.cluster.workers_per_node
 
     def plan(self):
-        phases = (Phase.from_groups(self.cluster.num_workers, [self.members]),)
-        phases += (Phase.from_groups(self.cluster.num_workers, [range(self.cluster.num_workers)]),)
-        return Schedule("case", self.cluster, StaticGroups(phases=GroupPhases(phases), transport=self.transport))
+        phases = (st.Phase.from_groups(self.cluster.num_workers, [self.members]),)
+        phases += (st.Phase.from_groups(self.cluster.num_workers, [range(self.cluster.num_workers)]),)
+        return Schedule("case", self.cluster, st.StaticGroups(phases=st.GroupPhases(phases), transport=self.transport))
 
 
 def numbers(rng, members, length):
@@ -82,15 +72,13 @@ def draw(seed):
     nodes, on_each = rng.choice([(1, 2), (1, 3), (1, 5), (2, 2), (3, 2), (2, 3), (4, 2), (2, 4)])
     cluster = Cluster.regular(int(nodes), int(on_each))
     staged = nodes > 1 and rng.random() < 0.5
-    codec = Codec(rng.choice(["int8", "int4", "float16", "bfloat16"]))
-    where = CodecScope.ACROSS_NODES if staged and rng.random() < 0.5 else CodecScope.ALL
+    codec = st.Codec(rng.choice(["int8", "int4", "float16", "bfloat16"]))
+    where = st.CodecScope.ACROSS_NODES if staged and rng.random() < 0.5 else st.CodecScope.ALL
     options = {}
     if codec.has_blocks:
-        options = {
-            "block": int(rng.choice([1, 3, 16, 64, 256])),
-        }
-    transport = Transport(
-        algorithm=AllReduceAlgorithm.HIERARCHICAL if staged else AllReduceAlgorithm.RING,
+        options = {"block": int(rng.choice([1, 3, 16, 64, 256]))}
+    transport = st.Transport(
+        algorithm=st.AllReduceAlgorithm.HIERARCHICAL if staged else st.AllReduceAlgorithm.RING,
         codec=codec,
         where=where,
         **options,
@@ -120,7 +108,7 @@ def summed(world, case):
 def expected(case, index):
     """What the model says of a sum: one row, or the rows among which each number is."""
     transport, given = case.transport, case.given[index]
-    across_only = transport.where is CodecScope.ACROSS_NODES
+    across_only = transport.where is st.CodecScope.ACROSS_NODES
     codec, block = transport.codec.value, transport.block if transport.codec.has_blocks else 1
     if case.on_each > 1:
         return coded_sums.hierarchical_sum(given, codec, block, on_each=case.on_each, across_only=across_only)[None]
@@ -134,7 +122,7 @@ def check(case, answers):
         case.transport.codec,
         len(case.members),
         on_each_node=case.on_each,
-        across_only=case.transport.where is CodecScope.ACROSS_NODES,
+        across_only=case.transport.where is st.CodecScope.ACROSS_NODES,
     )
     for index, given in enumerate(case.given):
         mine = answers[0][index].numpy()
@@ -166,11 +154,7 @@ def test_random_groups_have_the_models_bits_on_all_members_and_keep_the_bound(ra
                 raise AssertionError(f"seed {seed}: {error}: {case.transport}, members {case.members}") from None
 
 
-@pytest.fixture(scope="module")
-def driver():
-    started = Driver("helpers.coded_scenarios")
-    yield started
-    started.close()
+SCENARIOS = "helpers.coded_scenarios"
 
 
 STAGES = [("ring", stage) for stage in range(4)] + [("hierarchical", stage) for stage in range(7)]
@@ -198,13 +182,12 @@ def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(drive
 def flat_groups(world, transport, cluster):
     """The group of all workers, which sums as `transport` says."""
     ours = world_for_algorithm(world, transport.algorithm, cluster)
-    ours.prepare(Schedule("all", cluster, AllReduce(transport=transport)))
+    ours.prepare(Schedule("all", cluster, st.AllReduce(transport=transport)))
     return ours, ours.everyone()
 
 
 def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
-    ranks.fresh()
-    transport = Transport(codec=Codec.INT8)
+    transport = st.Transport(codec=st.Codec.INT8)
 
     def work(world):
         ours, group = flat_groups(world, transport, Cluster.regular(1, 3))
@@ -224,14 +207,15 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
             group.all_reduce(torch.ones(5000), Coding(transport))
 
     ranks.run(3, work)
-    ranks.fresh()
 
 
 def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monkeypatch):
     """Five parts of a hierarchical sum: with feedback the mean of many sums comes near the exact sum."""
     monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
-    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=64, error_feedback=True)
-    plain = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=64)
+    transport = st.Transport(
+        algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, block=64, error_feedback=True
+    )
+    plain = st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, block=64)
     given = np.random.default_rng(1).standard_normal((4, 4999)).astype(np.float32)
     exact = given.astype(np.float64).sum(0)
 
@@ -257,13 +241,13 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
         assert np.abs(mean - exact).max() < np.abs(once - exact).max() / 10
 
 
-@pytest.mark.parametrize("codec", [Codec.INT8, Codec.FLOAT16])
-@pytest.mark.parametrize("algorithm", [AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL])
+@pytest.mark.parametrize("codec", [st.Codec.INT8, st.Codec.FLOAT16])
+@pytest.mark.parametrize("algorithm", [st.AllReduceAlgorithm.RING, st.AllReduceAlgorithm.HIERARCHICAL])
 def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorithm, codec):
     """Nine parts, of which several are under way at the same time."""
     monkeypatch.setattr(multistage_allreduce, "LARGEST_PART", 4096)
-    block = 64 if codec is Codec.INT8 else 1
-    transport = Transport(algorithm=algorithm, codec=codec, **({"block": block} if codec is Codec.INT8 else {}))
+    block = 64 if codec is st.Codec.INT8 else 1
+    transport = st.Transport(algorithm=algorithm, codec=codec, **({"block": block} if codec is st.Codec.INT8 else {}))
     given = np.random.default_rng(3).standard_normal((4, 9000)).astype(np.float32)
 
     def work(world):
@@ -274,9 +258,9 @@ def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorit
         return [tensor.numpy() for tensor in tensors]
 
     ranks.fresh()
-    if algorithm is AllReduceAlgorithm.HIERARCHICAL:
+    if algorithm is st.AllReduceAlgorithm.HIERARCHICAL:
         model = coded_sums.hierarchical_sum(given, codec.value, block, on_each=2, across_only=False, parts=9)[None]
-    elif codec is Codec.INT8:
+    elif codec is st.Codec.INT8:
         parts = coded_sums.cut(9000, 9, block)
         model = np.concatenate([coded_sums.flat_sum(given[:, start:end], block) for start, end in parts])[None]
     else:
@@ -302,11 +286,12 @@ def test_while_one_part_is_on_its_way_the_next_ones_are_worked_on():
 
 
 def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
-    ranks.fresh()
-    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
+    transport = st.Transport(
+        algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, where=st.CodecScope.ACROSS_NODES
+    )
     cluster = Cluster.regular(2, 2)
-    phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [range(4)]))
-    plan = Schedule("levels", cluster, StaticGroups(phases=GroupPhases(phases), transport=transport))
+    phases = tuple(st.Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [range(4)]))
+    plan = Schedule("levels", cluster, st.StaticGroups(phases=st.GroupPhases(phases), transport=transport))
 
     def work(world):
         ours = world_for_algorithm(world, transport.algorithm, cluster)
@@ -327,28 +312,25 @@ def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
         assert differences[4, 1] > 0
 
 
-def test_second_communicators_count_in_the_budget(ranks):
-    ranks.fresh()
-
-    def work(world):
-        world.max_groups = 1
-        world.prepare(Schedule("plain", Cluster.regular(1, 2), AllReduce()))
-        with pytest.raises(InputError, match="puts this worker into 2 distinct groups"):
-            world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(transport=Transport(codec=Codec.INT8))))
-        world.max_groups = 2
-        with pytest.raises(MissingDependencyError, match="was not made for sums in int8"):
-            world.everyone().all_reduce(torch.ones(8), Coding(Transport(codec=Codec.INT8)))
-        world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(transport=Transport(codec=Codec.INT8))))
-        beside = world.create((0, 1), name="of a side thread")
-        assert beside is not world.everyone()
-        assert world.communicator((0, 1), name="of a side thread") is beside
-        with pytest.raises(UnavailableError, match="other: was not made at start"):
-            world.communicator((0, 1), name="other")
-        sums = [torch.ones(100), torch.full((100,), 2.0)]
-        works = [group.all_reduce(one) for group, one in zip((world.everyone(), beside), sums, strict=True)]
-        for running in works:
-            running.wait()
-        return [set(one.tolist()) for one in sums]
-
-    assert ranks.run(2, work) == [[{2.0}, {4.0}]] * 2
-    ranks.fresh()
+@on_ranks(2, [[{2.0}, {4.0}]] * 2, fresh=True)
+def test_second_communicators_count_in_the_budget(world):
+    world.max_groups = 1
+    world.prepare(Schedule("plain", Cluster.regular(1, 2), st.AllReduce()))
+    with pytest.raises(InputError, match="puts this worker into 2 distinct groups"):
+        world.prepare(
+            Schedule("coded", Cluster.regular(1, 2), st.AllReduce(transport=st.Transport(codec=st.Codec.INT8)))
+        )
+    world.max_groups = 2
+    with pytest.raises(MissingDependencyError, match="was not made for sums in int8"):
+        world.everyone().all_reduce(torch.ones(8), Coding(st.Transport(codec=st.Codec.INT8)))
+    world.prepare(Schedule("coded", Cluster.regular(1, 2), st.AllReduce(transport=st.Transport(codec=st.Codec.INT8))))
+    beside = world.create((0, 1), name="of a side thread")
+    assert beside is not world.everyone()
+    assert world.communicator((0, 1), name="of a side thread") is beside
+    with pytest.raises(UnavailableError, match="other: was not made at start"):
+        world.communicator((0, 1), name="other")
+    sums = [torch.ones(100), torch.full((100,), 2.0)]
+    works = [group.all_reduce(one) for group, one in zip((world.everyone(), beside), sums, strict=True)]
+    for running in works:
+        running.wait()
+    return [set(one.tolist()) for one in sums]

@@ -8,43 +8,32 @@ import pytest
 import torch
 
 from helpers import coded_sums
+from helpers.training import group_phases
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
 from partreduce.runtime.codecs import Coding
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.multistage_allreduce import levels_of
 from partreduce.runtime.transport.worlds import world_for_algorithm
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    CodecScope,
-    GroupPhases,
-    Server,
-    StaticGroups,
-    Transport,
-)
 from partreduce.verify import Status, checker, prove
 
 BLOCK = 8
 LENGTH = 40 * BLOCK  # longer than what goes uncoded
 CLUSTER = Cluster.regular(2, 2)
 PLACES = [
-    (AllReduceAlgorithm.RING, CodecScope.ALL),
-    (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ALL),
-    (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ACROSS_NODES),
+    (st.AllReduceAlgorithm.RING, st.CodecScope.ALL),
+    (st.AllReduceAlgorithm.HIERARCHICAL, st.CodecScope.ALL),
+    (st.AllReduceAlgorithm.HIERARCHICAL, st.CodecScope.ACROSS_NODES),
 ]
 IN_16 = [
-    Transport(algorithm=algorithm, codec=codec, where=where)
-    for codec in (Codec.FLOAT16, Codec.BFLOAT16)
+    st.Transport(algorithm=algorithm, codec=codec, where=where)
+    for codec in (st.Codec.FLOAT16, st.Codec.BFLOAT16)
     for algorithm, where in PLACES
 ]
 IN_8 = [
-    Transport(algorithm=algorithm, codec=codec, where=where, block=BLOCK)
-    for codec in (Codec.INT8, Codec.INT4)
+    st.Transport(algorithm=algorithm, codec=codec, where=where, block=BLOCK)
+    for codec in (st.Codec.INT8, st.Codec.INT4)
     for algorithm, where in PLACES
 ]
 
@@ -52,7 +41,9 @@ IN_8 = [
 def adversaries(transport, num_members):
     """What members give, [cases, members, numbers]: drawn, and made so that each rounding takes as much as it can."""
     rng = np.random.default_rng(1)
-    unit = {Codec.FLOAT16: 2.0**-11, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 2.0**-8, Codec.INT4: 2.0**-4}[transport.codec]
+    unit = {st.Codec.FLOAT16: 2.0**-11, st.Codec.BFLOAT16: 2.0**-8, st.Codec.INT8: 2.0**-8, st.Codec.INT4: 2.0**-4}[
+        transport.codec
+    ]
     cases = [rng.normal(size=(num_members, LENGTH)), rng.random((num_members, LENGTH)) * 1e-6]
     for large in range(num_members):  # the others vanish beside it, one after the other
         case = np.full((num_members, LENGTH), unit * (1 - 2.0**-6))
@@ -73,7 +64,7 @@ def adversaries(transport, num_members):
 
 def decoded_means(ranks, transport, given):
     """What every worker takes for the mean of each case, [workers, cases, numbers]."""
-    schedule = Schedule("coded", CLUSTER, AllReduce(transport=transport))
+    schedule = Schedule("coded", CLUSTER, st.AllReduce(transport=transport))
 
     def work(world):
         ours = world_for_algorithm(world, transport.algorithm, CLUSTER)
@@ -91,7 +82,7 @@ def decoded_means(ranks, transport, given):
 
 @pytest.mark.parametrize("transport", IN_16 + IN_8, ids=str)
 def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bits(ranks, transport):
-    schedule = Schedule("coded", CLUSTER, AllReduce(transport=transport))
+    schedule = Schedule("coded", CLUSTER, st.AllReduce(transport=transport))
     entry = prove(schedule)["codec-error"].numbers
     relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
     given = adversaries(transport, CLUSTER.num_workers)
@@ -107,7 +98,9 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
 
 
 @pytest.mark.parametrize(
-    "transport", [transport for transport in IN_16 if transport.algorithm is AllReduceAlgorithm.HIERARCHICAL], ids=str
+    "transport",
+    [transport for transport in IN_16 if transport.algorithm is st.AllReduceAlgorithm.HIERARCHICAL],
+    ids=str,
 )
 def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, transport):
     """Beside a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
@@ -118,7 +111,7 @@ def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, transp
 
     def work(world):
         ours = world_for_algorithm(world, transport.algorithm, cluster)
-        ours.prepare(Schedule("coded", cluster, AllReduce(transport=transport)))
+        ours.prepare(Schedule("coded", cluster, st.AllReduce(transport=transport)))
         total = torch.from_numpy(given[world.rank].copy())
         ours.everyone().all_reduce(total, Coding(transport)).wait()
         return total.numpy().astype(np.float64)
@@ -126,7 +119,7 @@ def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, transp
     errors = np.abs(np.array(ranks.run(8, work)) - given.astype(np.float64).sum(0)) / np.abs(given).sum(0)
     assert errors.max() <= 2 * unit * (1 + 2.0**-6), "a rounding of the node's sum and one of the whole"
     proofs = [
-        prove(Schedule("coded", Cluster.regular(*shape), AllReduce(transport=transport)))
+        prove(Schedule("coded", Cluster.regular(*shape), st.AllReduce(transport=transport)))
         for shape in ((2, 2), (16, 16))
     ]
     claims = [Fraction(proof["codec-error"].numbers["relative"]) for proof in proofs]
@@ -152,7 +145,7 @@ def rounds_of(world, schedule, pushes):
 
 @pytest.mark.parametrize("transport", [IN_16[0], IN_16[5], IN_8[0], IN_8[2], IN_8[3]], ids=str)
 def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_reference(ranks, transport):
-    schedule = Schedule("coded", CLUSTER, AllReduce(steps_per_round=2, transport=transport))
+    schedule = Schedule("coded", CLUSTER, st.AllReduce(steps_per_round=2, transport=transport))
     entry = prove(schedule)["codec-error"].numbers
     relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
     pushes = adversaries(transport, CLUSTER.num_workers)[:12] * 0.01
@@ -177,12 +170,12 @@ def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_refer
 def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(transport):
     """`topo.codec_numbers` follows the stages by another lemma of summation, whose bound is a little larger."""
     for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (9, 8)):
-        schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(transport=transport))
+        schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), st.AllReduce(transport=transport))
         entry = prove(schedule)["codec-error"].numbers
-        staged = transport.algorithm is AllReduceAlgorithm.HIERARCHICAL and on_each > 1
+        staged = transport.algorithm is st.AllReduceAlgorithm.HIERARCHICAL and on_each > 1
         beside = coded_sums.sum_error(
             transport.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
-            across_only=transport.where is CodecScope.ACROSS_NODES and staged,
+            across_only=transport.where is st.CodecScope.ACROSS_NODES and staged,
         )  # fmt: skip
         first = Fraction(3, 2**24)  # what members round before, which is no part of the bound beside the codecs
         assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
@@ -190,9 +183,9 @@ def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(transport):
             assert Fraction(entry["relative"]) >= beside.relative * Fraction(9, 10)
 
 
-@pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8])
+@pytest.mark.parametrize("codec", [st.Codec.FLOAT16, st.Codec.BFLOAT16, st.Codec.INT8])
 def test_a_server_claims_two_roundings_and_what_they_cost(codec):
-    schedule = Schedule("s", CLUSTER, Server(transport=Transport(codec=codec)))
+    schedule = Schedule("s", CLUSTER, st.Server(transport=st.Transport(codec=codec)))
     proof = prove(schedule)
     witness = proof["codec-error"].witness
     beside = coded_sums.sum_error(codec.value, 4, through_servers=True)
@@ -201,8 +194,8 @@ def test_a_server_claims_two_roundings_and_what_they_cost(codec):
     assert Fraction(witness["absolute"]) >= beside.absolute
     assert proof["equal-replicas"].status is Status.FOLLOWS
     assert "uses the rounded answer too" in proof["equal-replicas"].explanation
-    assert "codec-error" not in prove(Schedule("s", CLUSTER, Server()))
-    assert "equal-replicas" not in prove(Schedule("s", CLUSTER, Server(synchronous=False)))
+    assert "codec-error" not in prove(Schedule("s", CLUSTER, st.Server()))
+    assert "equal-replicas" not in prove(Schedule("s", CLUSTER, st.Server(synchronous=False)))
 
 
 def test_the_form_that_a_fact_takes_a_group_to_have_is_the_one_that_runs():
@@ -213,9 +206,9 @@ def test_the_form_that_a_fact_takes_a_group_to_have_is_the_one_that_runs():
         nodes = [node for node, size in enumerate(sizes) for _ in range(size)]
         listed = [[rank for rank, other in enumerate(nodes) if other == node] for node in range(len(sizes))]
         members = sorted(chance.sample(range(len(nodes)), chance.randrange(2, len(nodes) + 1)))
-        groups = GroupPhases((Phase.from_groups(len(nodes), [members]),))
+        groups = group_phases(len(nodes), [members])
         schedule = checker.read_schedule(
-            dump_schedule(Schedule("s", Cluster.irregular(listed), StaticGroups(phases=groups)))
+            dump_schedule(Schedule("s", Cluster.irregular(listed), st.StaticGroups(phases=groups)))
         )
         inside, over = schedule.on_nodes(schedule.phases[0][0])
         staged = levels_of(members, nodes, members[0]) is not None

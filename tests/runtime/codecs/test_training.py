@@ -7,46 +7,33 @@ from dataclasses import replace
 import pytest
 import torch
 
-from partreduce import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.thread_ranks import on_ranks
+from helpers.training import static_groups
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
 from partreduce.runtime.worker.config_handshake import with_codec
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    CodecScope,
-    DelayedAveraging,
-    GroupPhases,
-    Server,
-    StaticGroups,
-    Transport,
-)
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 
 _building = threading.Lock()
 MEMBERS = 4
 CLUSTER = Cluster.regular(2, 2)
 TRANSPORTS = {
-    "float16": Transport(codec=Codec.FLOAT16),
-    "bfloat16 across": Transport(
-        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16, where=CodecScope.ACROSS_NODES
+    "float16": st.Transport(codec=st.Codec.FLOAT16),
+    "bfloat16 across": st.Transport(
+        algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.BFLOAT16, where=st.CodecScope.ACROSS_NODES
     ),
-    "int8": Transport(codec=Codec.INT8, block=32),
-    "int8 feedback": Transport(codec=Codec.INT8, block=32, error_feedback=True),
-    "int8 across": Transport(
-        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES, block=32
+    "int8": st.Transport(codec=st.Codec.INT8, block=32),
+    "int8 feedback": st.Transport(codec=st.Codec.INT8, block=32, error_feedback=True),
+    "int8 across": st.Transport(
+        algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, where=st.CodecScope.ACROSS_NODES, block=32
     ),
-    "int8 hierarchical feedback": Transport(
-        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True
+    "int8 hierarchical feedback": st.Transport(
+        algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, block=32, error_feedback=True
     ),
 }
 
 
-def plan_of(transport, strategy=AllReduce, **fields):
+def plan_of(transport, strategy=st.AllReduce, **fields):
     return Schedule("coded", CLUSTER, strategy(transport=transport, **fields))
 
 
@@ -104,35 +91,26 @@ def trained(world, plan, steps=12, **options):
     return losses, training.end()
 
 
-@pytest.mark.parametrize("name", TRANSPORTS)
-def test_replicas_stay_equal_and_losses_near(ranks, name):
-    def work(world):
-        return trained(world, plan_of(TRANSPORTS[name])), trained(world, Schedule("plain", CLUSTER, AllReduce()))
+SERVED = [(name, hosts) for hosts in ((0,), (1, 3)) for name in ("float16", "int8", "int8 feedback")]
 
-    results = ranks.run(MEMBERS, work)
+
+@pytest.mark.parametrize(("name", "hosts"), [*((name, None) for name in TRANSPORTS), *SERVED])
+def test_replicas_stay_equal_and_losses_near_also_where_servers_carry_codes_both_ways(ranks, name, hosts):
+    transport = TRANSPORTS[name]
+    plan = plan_of(transport) if hosts is None else plan_of(transport, st.Server, hosts=hosts)
+    plain = Schedule("plain", CLUSTER, st.AllReduce())
+    results = ranks.run(MEMBERS, lambda world: (trained(world, plan), trained(world, plain)))
     for (losses, weights), (wanted, _) in results:
         assert torch.equal(weights, results[0][0][1])
         assert losses != wanted, "a codec rounds"
         assert losses == pytest.approx(wanted, rel=0.05, abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["float16", "int8", "int8 feedback"])
-@pytest.mark.parametrize("hosts", [(0,), (1, 3)])
-def test_a_synchronous_server_carries_codes_both_ways(ranks, name, hosts):
-    def work(world):
-        plan = plan_of(TRANSPORTS[name], Server, hosts=hosts)
-        return trained(world, plan), trained(world, Schedule("plain", CLUSTER, AllReduce()))
-
-    results = ranks.run(MEMBERS, work)
-    for (losses, weights), (wanted, _) in results:
-        assert torch.equal(weights, results[0][0][1])
-        assert losses != wanted
-        assert losses == pytest.approx(wanted, rel=0.05, abs=0.02)
-
-
 @pytest.mark.parametrize("name", ["int8 feedback", "int8 hierarchical feedback", "server"])
 def test_a_resumed_run_has_the_same_bits(ranks, tmp_path, name):
-    plan = plan_of(TRANSPORTS["int8 feedback"], Server, hosts=(1, 2)) if name == "server" else plan_of(TRANSPORTS[name])
+    plan = (
+        plan_of(TRANSPORTS["int8 feedback"], st.Server, hosts=(1, 2)) if name == "server" else plan_of(TRANSPORTS[name])
+    )
 
     def work(world):
         training = Training(world, plan)
@@ -150,10 +128,9 @@ def test_a_resumed_run_has_the_same_bits(ranks, tmp_path, name):
         assert torch.equal(whole, resumed)
 
 
-@pytest.mark.parametrize("strategy", [AllReduce, Server])
+@pytest.mark.parametrize("strategy", [st.AllReduce, st.Server])
 def test_a_finite_gradient_beyond_float16_is_refused_on_all_workers(ranks, strategy):
     """Rank 2's gradient of the last bias leaves the range; everybody hears of it, and it hears which number it was."""
-    ranks.fresh()
 
     def work(world):
         training = Training(world, plan_of(TRANSPORTS["float16"], strategy))
@@ -172,12 +149,10 @@ def test_a_finite_gradient_beyond_float16_is_refused_on_all_workers(ranks, strat
         assert ("this worker's, 1e+06" if rank == 2 else "another worker's") in str(error)
         assert "use the codec bfloat16 or int8" in str(error)
         assert "\n" not in str(error)
-    ranks.fresh()
 
 
 def test_a_sum_that_leaves_the_range_on_its_way_is_refused_too(ranks):
     """Every share is in the range; their sum is not."""
-    ranks.fresh()
 
     def work(world):
         training = Training(world, plan_of(TRANSPORTS["float16"]))
@@ -187,7 +162,6 @@ def test_a_sum_that_leaves_the_range_on_its_way_is_refused_too(ranks):
     for error in ranks.run(MEMBERS, work, catch=InputError):
         assert "'2.bias'" in str(error)
         assert "beyond float16's largest" in str(error)
-    ranks.fresh()
 
 
 @pytest.mark.parametrize("name", ["float16", "int8", "int8 feedback", "int8 across"])
@@ -216,41 +190,48 @@ def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name
 
 def test_workers_with_other_codecs_are_named(ranks):
     def work(world):
-        return trained(world, plan_of(Transport()), codec="int8" if world.rank == 1 else "bfloat16")
+        return trained(world, plan_of(st.Transport()), codec="int8" if world.rank == 1 else "bfloat16")
 
     for error in ranks.run(MEMBERS, work, catch=HandshakeError):
         assert "codec differs: rank 1 has int8 all, block 256, no error feedback" in str(error)
         assert "the others have bfloat16 all" in str(error)
-    ranks.fresh()
 
 
-def test_the_argument_overrides_the_schedule(ranks):
-    def work(world):
-        asked = trained(world, plan_of(Transport()), codec="float16")
-        planned = trained(world, plan_of(TRANSPORTS["float16"]))
-        plain = trained(world, plan_of(TRANSPORTS["float16"]), codec="none")
-        return asked, planned, plain, trained(world, plan_of(Transport()))
-
-    for asked, planned, plain, without in ranks.run(MEMBERS, work):
-        assert asked[0] == planned[0]
-        assert plain[0] == without[0]
+@on_ranks(MEMBERS)
+def test_the_argument_overrides_the_schedule(world):
+    asked = trained(world, plan_of(st.Transport()), codec="float16")
+    planned = trained(world, plan_of(TRANSPORTS["float16"]))
+    plain = trained(world, plan_of(TRANSPORTS["float16"]), codec="none")
+    without = trained(world, plan_of(st.Transport()))
+    assert asked[0] == planned[0]
+    assert plain[0] == without[0]
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-ON_REQUEST = DynamicGroups(group_size=4, division=GroupSplit.GLOBAL)
+ON_REQUEST = st.DynamicGroups(group_size=4, division=st.GroupSplit.GLOBAL)
 
 
 @pytest.mark.parametrize(
     ("plan", "asked", "kind", "text"),
     [
-        (plan_of(Transport()), ("int3", CPU), InputError, "'int3' is not one of none, float16, bfloat16, int8, int4"),
         (
-            plan_of(Transport()),
+            plan_of(st.Transport()),
+            ("int3", CPU),
+            InputError,
+            "'int3' is not one of none, float16, bfloat16, int8, int4",
+        ),
+        (
+            plan_of(st.Transport()),
             ("int8", CUDA),
             MissingDependencyError,
             "no CUDA stream waits for that; .* or use bfloat16",
         ),
-        (plan_of(Transport(), Server, steps_per_round=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
+        (
+            plan_of(st.Transport(), st.Server, steps_per_round=2),
+            ("float16", CPU),
+            ScheduleError,
+            "'server' sends parameters",
+        ),
         (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'dynamic_groups' sends parameters"),
         (plan_of(TRANSPORTS["int8 across"]), (None, CPU), InputError, "leave algorithm out"),
     ],
@@ -258,18 +239,18 @@ ON_REQUEST = DynamicGroups(group_size=4, division=GroupSplit.GLOBAL)
 def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, kind, text):
     monkeypatch.setenv("PARTREDUCE_CUDA_OVER_GLOO", "1")
     with pytest.raises(kind, match=text) as refusal:
-        with_codec(plan, AllReduceAlgorithm.RING, *asked)
+        with_codec(plan, st.AllReduceAlgorithm.RING, *asked)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("strategy", "fits"),
     [
-        (AllReduce(transport=TRANSPORTS["int8"]), True),
-        (AllReduce(steps_per_round=2, transport=TRANSPORTS["int8"]), True),
-        (Server(transport=TRANSPORTS["int8"]), True),
-        (AllReduce(steps_per_round=2, sync=DelayedAveraging(), transport=TRANSPORTS["int8"]), False),
-        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), transport=TRANSPORTS["int8"]), False),
+        (st.AllReduce(transport=TRANSPORTS["int8"]), True),
+        (st.AllReduce(steps_per_round=2, transport=TRANSPORTS["int8"]), True),
+        (st.Server(transport=TRANSPORTS["int8"]), True),
+        (st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging(), transport=TRANSPORTS["int8"]), False),
+        (static_groups(4, [range(4)], transport=TRANSPORTS["int8"]), False),
     ],
     ids=str,
 )

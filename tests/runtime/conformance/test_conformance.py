@@ -13,8 +13,8 @@ from helpers.conformance.cells import run_reference, run_time
 from helpers.conformance.idioms import IDIOMS
 from helpers.conformance.kinds import KINDS, N
 from helpers.generator_rig import serving
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.topo.errors import InputError
 
 CELLS = [(idiom, kind) for idiom in IDIOMS for kind in KINDS]
 
@@ -55,8 +55,7 @@ def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, idiom, kind):
             assert outcome.words in str(error)
             assert "\n" not in str(error)
         return
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         results = run_time(ranks, loop, KINDS[kind])
     said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
     if outcome.verdict == "warned":

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
+from partreduce import shard_dataset
+from partreduce.errors import InputError
 from partreduce.runtime.data import sampler as sharding
-from partreduce.runtime.data.sampler import shard_dataset
-from partreduce.topo.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,7 @@ def test_integers_that_may_be_a_text_are_warned_of(make):
     tokens = make(list(range(12)))
     with pytest.warns(UserWarning, match="say order='strided' or order='contiguous'"):
         shard_dataset(tokens)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         shard_dataset(tokens, order="strided")
         shard_dataset(torch.zeros(12, 3))
         shard_dataset(tokens)  # as many as the samples before: their labels

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.delays import shows_by_delay
 from helpers.device import cells
 from helpers.device.cells import (
     CELLS,
@@ -23,14 +22,15 @@ from helpers.device.cells import (
     model_and_data,
     optimizer_of,
     run_cell,
+    shows_by_delay,
     step,
 )
 from helpers.device.pretended import _PretendedStreams
 from helpers.device.ranks import Fault, Launch, Shared, SimulatedBackend, run_ranks
-from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce import DistributedOptimizer, p_reduce
+from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import gradient_average, parameter_average
 from partreduce.runtime.strategies.base import DIFFERENT
 from partreduce.runtime.transport import nccl, rendezvous, updates
@@ -38,7 +38,6 @@ from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator
 from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
 from partreduce.runtime.transport.worlds import world_for_algorithm
-from partreduce.topo.errors import InputError, PeerFailedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BY_NAME = {cell.name: cell for cell in CELLS}
@@ -88,8 +87,7 @@ def test_a_device_that_is_late_changes_no_bit(name, place):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["static, overlap", "allreduce of gradients, float16", "static, hierarchical", "static, overlap, int8"],
+    "name", ["static, overlap", "allreduce of gradients, float16", "static, hierarchical", "static, overlap, int8"]
 )
 def test_sums_in_the_current_stream_change_no_bit(name):
     """Where torch launches what is called with `asyncOp` false, since 2.8."""
@@ -181,9 +179,7 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
     monkeypatch.setattr(nccl, "nccl_backend", lambda: Backend)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(
-        NcclWorld,
-        "_warmed_up",
-        lambda world, members, backend, *_: Communicator(members, world.rank, backend),
+        NcclWorld, "_warmed_up", lambda world, members, backend, *_: Communicator(members, world.rank, backend)
     )
     monkeypatch.delenv(NCCL_TEARS_DOWN, raising=False)
     plan = BY_NAME["static, hierarchical"].schedule

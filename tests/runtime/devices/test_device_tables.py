@@ -7,15 +7,14 @@ import pytest
 import torch
 
 import partreduce
-from helpers.delays import shows_by_delay
 from helpers.device import table_cells
-from helpers.device.cells import RANKS, run_cell
+from helpers.device.cells import RANKS, run_cell, shows_by_delay
 from helpers.device.ranks import Fault, Shared, run_ranks
 from helpers.device.table_cells import TABLE_CELLS, compare, prepare
+from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.sharding import placement, table, tables
 from partreduce.runtime.sharding.table import Part, Staging, Table
 from partreduce.runtime.transport.streams import streams_of
-from partreduce.topo.errors import InputError, PeerFailedError
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("one_thread")]
 BY_NAME = {cell.name: cell for cell in TABLE_CELLS}

@@ -1,92 +1,78 @@
 """The one table of what continues and what restarts: each line of it is held by a schedule, proved, checked or run."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
+from helpers.training import group_phases
 from helpers.warm import WARM
-from partreduce.runtime.elastic.support import elastic_blocker
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import BY_NAME, AfterFailure, FailurePlan, SurvivorRule, table
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    Codec,
-    DelayedAveraging,
-    DelayedMerge,
-    DynamicGroups,
-    GradientBuckets,
-    GroupPhases,
-    NeighborAveraging,
-    OuterParams,
-    OuterStep,
-    Pairwise,
-    Payload,
-    Pipeline,
-    Server,
-    StaticGroups,
-    Transport,
+from partreduce import Cluster, Schedule, write_schedule
+from partreduce import strategies as st
+from partreduce.errors import InputError, ScheduleError
+from partreduce.runtime.elastic.support import (
+    elastic_blocker,
+    is_planned,
+    schedule_for_present_nodes,
+    warn_nodes_missing,
 )
-from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.iteration_gap import IterationGap
-from partreduce.topo.strategies.partial import PartialAllReduce
-from partreduce.topo.strategies.payload import TablePlacement
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.failure_plan import BY_NAME, AfterFailure, table
+from partreduce.topo.survivors import after_failure
 from partreduce.verify import checker
 from partreduce.verify.base import Status
 from partreduce.verify.prove import prove
 
 WORKERS = 4
-PHASES = GroupPhases((Phase.from_groups(WORKERS, [(0, 1), (2, 3)]), Phase.from_groups(WORKERS, [range(WORKERS)])))
-RING = Round.from_edges(WORKERS, [(i, (i + 1) % WORKERS, Fraction(1, 2)) for i in range(WORKERS)])
-LAYERS = Transport(gradient_buckets=GradientBuckets.PER_LAYER)
-OUTER = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
-OWN = OuterStep(lr=0.75, momentum=0.25, outer_params=OuterParams.PER_WORKER)
-INT8 = Transport(codec=Codec.INT8, block=16)
-BY_STEPS = {"steps_per_round": (1, 2, 1, 2), "averaging": Averaging.STEP_NORMALIZED}
+PHASES = group_phases(WORKERS, [(0, 1), (2, 3)], [range(WORKERS)])
+RING = st.Round.from_edges(WORKERS, [(i, (i + 1) % WORKERS, Fraction(1, 2)) for i in range(WORKERS)])
+LAYERS = st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)
+OUTER = st.OuterStep(lr=0.75, momentum=0.5, nesterov=True)
+OWN = st.OuterStep(lr=0.75, momentum=0.25, outer_params=st.OuterParams.PER_WORKER)
+INT8 = st.Transport(codec=st.Codec.INT8, block=16)
+BY_STEPS = {"steps_per_round": (1, 2, 1, 2), "averaging": st.Averaging.STEP_NORMALIZED}
 HALVES = (("weight0",), ("weight1",))
 
 CONTINUING = {
-    "allreduce of gradients": [AllReduce()],
-    "allreduce of parameters": [AllReduce(steps_per_round=2)],
-    "static": [StaticGroups(phases=PHASES)],
-    "unequal steps per round": [AllReduce(**BY_STEPS), StaticGroups(phases=PHASES, **BY_STEPS)],
-    "sync.pipeline": [AllReduce(sync=Pipeline()), AllReduce(sync=Pipeline(width=3))],
+    "allreduce of gradients": [st.AllReduce()],
+    "allreduce of parameters": [st.AllReduce(steps_per_round=2)],
+    "static": [st.StaticGroups(phases=PHASES)],
+    "unequal steps per round": [st.AllReduce(**BY_STEPS), st.StaticGroups(phases=PHASES, **BY_STEPS)],
+    "sync.pipeline": [st.AllReduce(sync=st.Pipeline()), st.AllReduce(sync=st.Pipeline(width=3))],
     "sync.delay": [
-        AllReduce(sync=DelayedAveraging()),
-        AllReduce(sync=DelayedAveraging(), steps_per_round=2, averaging=Averaging.STEP_NORMALIZED),
-        StaticGroups(phases=PHASES, sync=DelayedAveraging()),
+        st.AllReduce(sync=st.DelayedAveraging()),
+        st.AllReduce(sync=st.DelayedAveraging(), steps_per_round=2, averaging=st.Averaging.STEP_NORMALIZED),
+        st.StaticGroups(phases=PHASES, sync=st.DelayedAveraging()),
     ],
-    "sync.merge": [AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2, alpha=part)) for part in (0, 0.5)],
+    "sync.merge": [st.AllReduce(steps_per_round=3, sync=st.DelayedMerge(steps=2, alpha=part)) for part in (0, 0.5)],
     "transport.codec": [
-        AllReduce(transport=Transport(codec=Codec.INT8, error_feedback=True)),
-        StaticGroups(phases=PHASES, sync=DelayedAveraging(), transport=INT8),
+        st.AllReduce(transport=st.Transport(codec=st.Codec.INT8, error_feedback=True)),
+        st.StaticGroups(phases=PHASES, sync=st.DelayedAveraging(), transport=INT8),
     ],
     "payload.outer": [
-        AllReduce(payload=Payload(outer=OUTER)),
-        StaticGroups(phases=PHASES, payload=Payload(outer=OUTER)),
+        st.AllReduce(payload=st.Payload(outer=OUTER)),
+        st.StaticGroups(phases=PHASES, payload=st.Payload(outer=OUTER)),
     ],
-    "payload.fragments": [AllReduce(steps_per_round=2, payload=Payload(outer=OUTER, fragments=HALVES))],
-    "gradient_buckets per_layer": [AllReduce(transport=LAYERS)],
+    "payload.fragments": [st.AllReduce(steps_per_round=2, payload=st.Payload(outer=OUTER, fragments=HALVES))],
+    "gradient_buckets per_layer": [st.AllReduce(transport=LAYERS)],
 }
 UNPLANNED = {
-    "failure plan for outer parameters per worker": StaticGroups(phases=PHASES, payload=Payload(outer=OWN)),
+    "failure plan for outer parameters per worker": st.StaticGroups(phases=PHASES, payload=st.Payload(outer=OWN))
 }
 STOPPED = {
-    "neighbor with sync.iteration_gap": NeighborAveraging(rounds=(RING,), sync=IterationGap(max_ig=2)),
-    "neighbor": NeighborAveraging(rounds=(RING,)),
-    "pairwise": Pairwise(active=(0, 2)),
-    "server": Server(hosts=(1,)),
-    "failure plan for dynamic_groups": DynamicGroups(group_size=2),
-    "sync.partial": AllReduce(sync=PartialAllReduce(quorum=3)),
-    "payload.tables": AllReduce(payload=Payload(tables=(TablePlacement(parameter="table.weight", rows=9, columns=2),))),
-    "per_layer in a pipeline": AllReduce(sync=Pipeline(), transport=LAYERS),
-    "sync.delay with averaging by steps": AllReduce(sync=DelayedAveraging(), **BY_STEPS),
+    "neighbor with sync.iteration_gap": st.NeighborAveraging(rounds=(RING,), sync=st.IterationGap(max_ig=2)),
+    "neighbor": st.NeighborAveraging(rounds=(RING,)),
+    "pairwise": st.Pairwise(active=(0, 2)),
+    "server": st.Server(hosts=(1,)),
+    "failure plan for dynamic_groups": st.DynamicGroups(group_size=2),
+    "sync.partial": st.AllReduce(sync=st.PartialAllReduce(quorum=3)),
+    "payload.tables": st.AllReduce(
+        payload=st.Payload(tables=(st.TablePlacement(parameter="table.weight", rows=9, columns=2),))
+    ),
+    "per_layer in a pipeline": st.AllReduce(sync=st.Pipeline(), transport=LAYERS),
+    "sync.delay with averaging by steps": st.AllReduce(sync=st.DelayedAveraging(), **BY_STEPS),
 }
 
 
@@ -108,8 +94,8 @@ def test_what_the_table_says_continues_is_not_refused(strategy):
 
 @pytest.mark.parametrize("strategy", [one for several in CONTINUING.values() for one in several])
 def test_what_continues_has_a_failure_plan_that_is_proved_and_confirmed(strategy):
-    rule = SurvivorRule.KEEP_GROUPS if isinstance(strategy, StaticGroups) else SurvivorRule.ALL_REDUCE
-    schedule = schedule_of(strategy, FailurePlan(rule, 1))
+    rule = st.SurvivorRule.KEEP_GROUPS if isinstance(strategy, st.StaticGroups) else st.SurvivorRule.ALL_REDUCE
+    schedule = schedule_of(strategy, st.FailurePlan(rule, 1))
     proof = prove(schedule)
     assert proof.verdict is Status.PROVED
     document, certificate = (json.loads(json.dumps(part)) for part in (dump_schedule(schedule), proof.certificate))
@@ -121,7 +107,7 @@ def test_what_does_not_continue_is_refused_for_the_reason_in_the_table_by_plans_
     case, schedule = BY_NAME[name], schedule_of(STOPPED[name])
     assert elastic_blocker(schedule) == f"strategy.{case.place}: {case.is_}; {case.words}"
     with pytest.raises(ScheduleError, match=f"^strategy.{case.place}: "):
-        schedule_of(STOPPED[name], FailurePlan(SurvivorRule.ALL_REDUCE, 1))
+        schedule_of(STOPPED[name], st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1))
     document = json.loads(json.dumps(dump_schedule(schedule))) | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
     with pytest.raises(checker.Refusal, match=r"failure_plan|strategy"):
         checker.read_schedule(document)
@@ -131,7 +117,7 @@ def test_what_does_not_continue_is_refused_for_the_reason_in_the_table_by_plans_
 def test_what_no_failure_plan_is_proved_for_is_refused_by_plans_and_by_the_checker(name):
     case = BY_NAME[name]
     with pytest.raises(ScheduleError) as refused:
-        schedule_of(UNPLANNED[name], FailurePlan(SurvivorRule.ALL_REDUCE, 1))
+        schedule_of(UNPLANNED[name], st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1))
     assert str(refused.value) == f"strategy.{case.place}: {case.is_}; {case.words}"
     document = json.loads(json.dumps(dump_schedule(schedule_of(UNPLANNED[name]))))
     with pytest.raises(checker.Refusal, match="failure_plan"):
@@ -140,9 +126,9 @@ def test_what_no_failure_plan_is_proved_for_is_refused_by_plans_and_by_the_check
 
 def test_outer_steps_that_survivors_would_not_agree_after_restart():
     """In pairs the rate is small enough; where all average together it is not."""
-    outer = OuterStep(lr=Fraction(21, 10), momentum=Fraction(0), outer_params=OuterParams.PER_WORKER)
+    outer = st.OuterStep(lr=Fraction(21, 10), momentum=Fraction(0), outer_params=st.OuterParams.PER_WORKER)
     assert "do not come to agree" in elastic_blocker(
-        schedule_of(StaticGroups(phases=PHASES, payload=Payload(outer=outer)))
+        schedule_of(st.StaticGroups(phases=PHASES, payload=st.Payload(outer=outer)))
     )
 
 
@@ -188,3 +174,98 @@ def test_what_restarts_continues_on_all_workers_from_the_last_checkpoint(name, t
     begun = {int(path.read_text()) for path in (tmp_path / "saved").glob("begun-1-*")}
     assert min(begun) >= 4, done.stderr
     assert len(begun) == 1, done.stderr
+
+
+# What workers follow that torchrun has started without some nodes: the failure plan, or a refusal that says why.
+
+
+SQUARE = st.RulePhases((2, 2), ((st.Block((0, 1), (0,)),), (st.Block((0, 1), (1,)),)))
+LISTED = group_phases(8, [range(8)])
+KEEP_FOUR = st.FailurePlan(st.SurvivorRule.KEEP_GROUPS, 4)
+RULE = Schedule(
+    "pairs",
+    Cluster.regular(4, 2),
+    st.StaticGroups(phases=st.RulePhases((4,), ((st.Block((0, 1), ()),), (st.Block((0, 1), (0,)),)))),
+    failure_plan=st.FailurePlan(st.SurvivorRule.REAPPLY_RULE, 1),
+)
+EVERYBODY = Schedule(
+    "all",
+    Cluster.regular(4, 2),
+    st.AllReduce(steps_per_round=2),
+    failure_plan=st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1),
+)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Set what torchrun sets on a worker."""
+
+    def set_(size, on_each=2, restarts=3):
+        names = {"RANK": 0, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": on_each, "TORCHELASTIC_RUN_ID": "1"}
+        for name, value in (names | {"TORCHELASTIC_MAX_RESTARTS": restarts}).items():
+            monkeypatch.setenv(name, str(value))
+
+    return set_
+
+
+@pytest.mark.parametrize("schedule", [RULE, EVERYBODY], ids=lambda one: one.name)
+@pytest.mark.parametrize("node", range(4))
+def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(started, schedule, node):
+    started(6)
+    found = schedule_for_present_nodes(schedule)
+    assert found == after_failure(schedule, schedule.cluster.workers_of(node))
+    assert found.num_workers == 6
+    with pytest.warns(UserWarning, match="has started 3 of its 4 nodes"):
+        warn_nodes_missing(schedule, found)
+
+
+@pytest.mark.parametrize("rule", [st.SurvivorRule.KEEP_GROUPS, st.SurvivorRule.REAPPLY_RULE])
+def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_losses_without_one(started, rule):
+    started(6)
+    phases = schedule_for_present_nodes(replace(RULE, failure_plan=st.FailurePlan(rule, 1))).strategy.phases
+    assert [len(phases.phase(index, Cluster.regular(3, 2))) for index in range(2)] == [3, 1], "pairs, then all"
+    started(4)
+    two = schedule_for_present_nodes(replace(RULE, failure_plan=st.FailurePlan(rule, 4)))
+    assert [len(two.phase(index)) for index in range(2)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "size", "on_each", "why"),
+    [
+        (replace(RULE, failure_plan=None), 6, 2, r"plans for no failure \(design --tolerate-failures\)"),
+        (RULE, 7, 1, "not whole nodes"),
+        (RULE, 6, 6, "not whole nodes"),
+        (RULE, 4, 2, "no failure of 2 nodes"),
+        (replace(EVERYBODY, strategy=st.AllReduce(steps_per_round=(1, 1, *[2] * 6))), 6, 2, "not all of one size"),
+        (replace(EVERYBODY, cluster=Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]])), 6, 2, "not whole nodes"),
+        (Schedule("square", RULE.cluster, st.StaticGroups(phases=SQUARE), failure_plan=KEEP_FOUR),
+         4, 2, "not all of one size"),
+        (replace(RULE, strategy=st.StaticGroups(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all of one size"),
+    ],
+)  # fmt: skip
+def test_every_other_loss_is_refused_with_the_way_out(started, schedule, size, on_each, why):
+    started(size, on_each)
+    told = rf"torchrun has started {size}: .*{why}.*; "
+    way_out = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
+    with pytest.raises(InputError, match=told + way_out):
+        schedule_for_present_nodes(schedule)
+
+
+def test_nothing_changes_where_all_have_come_or_nobody_starts_workers_again(started):
+    started(8)
+    assert schedule_for_present_nodes(RULE) is RULE
+    started(6, restarts=0)
+    assert schedule_for_present_nodes(RULE) is RULE
+    started(1)
+    assert schedule_for_present_nodes(RULE) is RULE, "a script that runs alone says so"
+    warn_nodes_missing(RULE, RULE)
+
+
+def test_checkpoints_of_the_schedule_and_of_what_it_plans_for_are_of_one_run():
+    left = after_failure(RULE, (0, 1))
+    assert is_planned(RULE, 8, schedule_sha256(RULE))
+    assert is_planned(RULE, 6, schedule_sha256(left))
+    assert not is_planned(RULE, 6, schedule_sha256(RULE))
+    assert not is_planned(RULE, 8, schedule_sha256(left))
+    assert not is_planned(RULE, 4, schedule_sha256(left))
+    assert not is_planned(RULE, 10, schedule_sha256(left))

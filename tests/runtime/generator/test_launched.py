@@ -15,13 +15,11 @@ pytest.importorskip("zmq")
 from helpers import children
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
 from helpers.warm import WARM
+from partreduce import Cluster, Schedule, write_schedule
 from partreduce.runtime.elastic.coordinator import OnRequest
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.process import generator_process
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
+from partreduce.strategies import DynamicGroups, GroupSplit
 
 SCRIPT = """
 import json, os, sys, time

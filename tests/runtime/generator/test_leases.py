@@ -10,9 +10,9 @@ import pytest
 zmq = pytest.importorskip("zmq")
 
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving  # noqa: E402 - after the import that may skip
+from partreduce.errors import InputError  # noqa: E402
 from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402
 from partreduce.runtime.transport import waiting  # noqa: E402
-from partreduce.topo.errors import InputError  # noqa: E402
 
 
 @pytest.fixture

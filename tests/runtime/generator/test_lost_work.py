@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from helpers.driver import Driver
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
 
 pytestmark = pytest.mark.processes
@@ -13,11 +12,7 @@ pytest.importorskip("zmq")
 pytest.importorskip("safetensors")
 
 
-@pytest.fixture(scope="module")
-def driver():
-    started = Driver("helpers.lost_work")
-    yield started
-    started.close()
+SCENARIOS = "helpers.lost_work"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from helpers.generator_rig import (
     started_by,
 )
 from helpers.warm import WARM
+from partreduce.errors import EvictedError, FileError, InputError, UnavailableError
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.log import Log
 from partreduce.runtime.generator.messages import (
@@ -55,7 +56,6 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Later,
     Void,
 )
-from partreduce.topo.errors import EvictedError, FileError, InputError, UnavailableError
 
 zmq = pytest.importorskip("zmq")
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from helpers.generator_rig import check_orders, serving
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.training import wrapped
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce.errors import InputError
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
+from partreduce.strategies import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 pytest.importorskip("zmq")
 
@@ -52,9 +51,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
 
     def train(world):
         model = model_of(world.rank)
-        optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=60
-        )
+        optimizer = wrapped(world, model, schedule, lr=0.0, initial="keep")
         means = []
         for step in range(12):
             model(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
@@ -100,9 +97,7 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
 
     def train(world):
         model = torch.nn.Linear(1, 1, bias=False)
-        optimizer = DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, initial="keep", world=world, timeout=60
-        )
+        optimizer = wrapped(world, model, schedule, lr=0.0, initial="keep")
         strategy, broken, after = optimizer.runner, [], []
         attempt, complete = optimizer.run.reducer.attempt, optimizer.run.reducer._complete
 

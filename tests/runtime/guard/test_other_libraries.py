@@ -14,20 +14,19 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.thread_ranks import on_ranks
+from helpers.training import static_groups
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce.errors import InputError
 from partreduce.runtime.guard.table import FIRST_STEPS
 from partreduce.runtime.guard.wrapping import WRITE_OTHERS
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
+from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch uses its own torch.jit there
     from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 
-PAIRS = Schedule("pairs", Cluster.regular(1, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))))
+PAIRS = Schedule("pairs", Cluster.regular(1, 2), static_groups(2, [[0, 1]]))
 GRADIENTS = Schedule("gradients", Cluster.regular(1, 2), AllReduce())
 SHARDS = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.NO_SHARD}
 one_at_a_time = threading.Lock()
@@ -235,40 +234,36 @@ def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, b
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_compiled_model_keeps_one_graph_and_no_more_is_compiled_while_it_trains(ranks):
-    def act(world):
-        model = network()
-        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
-        graphs = torch._dynamo.testing.CompileCounter()
-        with one_at_a_time:
-            torch.compiler.reset()
-            called = torch.compile(model, backend=graphs, fullgraph=True)
-            for _ in range(3):
-                called(torch.ones(4, 3)).sum().backward()
-        optimizer.step()
-        optimizer.finish()
-        return graphs.frame_count
-
-    assert ranks.run(2, act) == [1, 1]
+@on_ranks(2, [1, 1])
+def test_a_compiled_model_keeps_one_graph_and_no_more_is_compiled_while_it_trains(world):
+    model = network()
+    optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+    graphs = torch._dynamo.testing.CompileCounter()
+    with one_at_a_time:
+        torch.compiler.reset()
+        called = torch.compile(model, backend=graphs, fullgraph=True)
+        for _ in range(3):
+            called(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    optimizer.finish()
+    return graphs.frame_count
 
 
 @pytest.mark.usefixtures("group")
-def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(ranks):
-    def act(world):
-        model = network()
-        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
-        watched = [len(model[0]._forward_pre_hooks)]
-        for _ in range(FIRST_STEPS):
-            model(torch.ones(4, 3)).sum().backward()
-            optimizer.step()
-        watched.append(len(model[0]._forward_pre_hooks))
-        with optimizer.mean_model():
-            pass
-        watched.append(len(model[0]._forward_pre_hooks))
-        optimizer.finish()
-        return watched
-
-    assert ranks.run(2, act) == [[1, 0, 0]] * 2
+@on_ranks(2, [[1, 0, 0]] * 2)
+def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(world):
+    model = network()
+    optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+    watched = [len(model[0]._forward_pre_hooks)]
+    for _ in range(FIRST_STEPS):
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    watched.append(len(model[0]._forward_pre_hooks))
+    with optimizer.mean_model():
+        pass
+    watched.append(len(model[0]._forward_pre_hooks))
+    optimizer.finish()
+    return watched
 
 
 @pytest.mark.usefixtures("group")
@@ -277,18 +272,16 @@ def test_a_data_parallel_wrapper_that_never_synchronizes_may_stay(ranks):
 
 
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_around_another_model_is_nobodys_business(ranks):
-    def act(world):
-        model, other = network(), DistributedDataParallel(network())
-        optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
-        with one_at_a_time:
-            other(torch.ones(4, 3)).sum().backward()
-        model(torch.ones(4, 3)).sum().backward()
-        optimizer.step()
-        optimizer.finish()
-        return optimizer.steps
-
-    assert ranks.run(2, act) == [1, 1]
+@on_ranks(2, [1, 1])
+def test_a_data_parallel_wrapper_around_another_model_is_nobodys_business(world):
+    model, other = network(), DistributedDataParallel(network())
+    optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
+    with one_at_a_time:
+        other(torch.ones(4, 3)).sum().backward()
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    optimizer.finish()
+    return optimizer.steps
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -364,8 +357,7 @@ def said_by(ranks, schedule, act, *, n=2):
         optimizer.finish()
         act(model, optimizer)
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(n, work)
     ours = [warning for warning in caught if "partreduce" in str(warning.message)]
     assert {warning.filename for warning in ours} <= {__file__}, "each points at the line that used the model"

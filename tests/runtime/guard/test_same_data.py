@@ -1,5 +1,7 @@
 """Workers that all train on the same batches are told so, and nobody else is."""
 
+import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -11,8 +13,10 @@ from torch.utils.data import Subset, TensorDataset
 
 from helpers.warm import WARM
 from partreduce.runtime.data.sampler import pop_fingerprint, record_fingerprint
+from partreduce.runtime.guard.guard import Guard
 from partreduce.runtime.guard.training import data_in_different_orders, fingerprint, same_batches
 from partreduce.runtime.transport.store import Notes
+from partreduce.strategies import AllReduce
 
 TRAIN = """
 import os, sys, torch, partreduce
@@ -48,8 +52,7 @@ def looks(per_worker):
     """Whether each worker's look at its gradients said enough, and the warnings."""
     store = dist.HashStore()
     guards = [comparing(store, len(per_worker), gradients) for gradients in per_worker]
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as seen:
         for guard in guards:
             same_batches(guard)
     return [guard.notes is None for guard in guards], [str(warning.message) for warning in seen]
@@ -85,8 +88,7 @@ def test_gradients_that_tell_nothing_are_not_compared(gradients):
 def dealt(per_worker):
     """What is said where workers give `shard_dataset` these data."""
     store = dist.HashStore()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as seen:
         for data in per_worker:
             pop_fingerprint()
             for part in data:
@@ -142,3 +144,67 @@ def test_a_script_that_shards_nothing_is_told_and_one_that_shards_is_not(tmp_pat
     }
     assert errors["whole"].count("have the same gradients in their first step") == 1, errors
     assert "gradients in their first step" not in errors[apart]
+
+
+# Optimizers of many threads step while others begin and end to watch: each looks at all that watch.
+
+
+THREADS, ROUNDS = 8, 200
+
+
+@pytest.fixture
+def _switching():
+    """Threads take turns as often as Python can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def watching(own):
+    """The guard of a run of which nothing is asked but whether it is at work."""
+    model = torch.nn.Module()
+    flat = SimpleNamespace(slots=list, buckets=[], apart={}, frozen_names={}, model=model, named_frozen=list)
+    flat.sharders = SimpleNamespace(shards=False)
+    run = SimpleNamespace(
+        alone=False,
+        rank=0,
+        applier=SimpleNamespace(is_stepping=False),
+        flat=flat,
+        progress=SimpleNamespace(step=1),
+        tables=(),
+        schedule=SimpleNamespace(strategy=AllReduce()),
+        traits=SimpleNamespace(averages_gradients=True, measures_from_start=False),
+    )
+    return Guard(
+        SimpleNamespace(
+            run=run, optimizer=own, differs=False, has_local_gradients=True,
+            runner=SimpleNamespace(),
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("_switching")
+def test_threads_begin_and_end_to_watch_while_others_step():
+    failures = []
+
+    def work():
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        parameter.grad = torch.zeros(1)
+        own, other = (torch.optim.SGD([parameter], 0.1) for _ in range(2))
+        try:
+            for _ in range(ROUNDS):
+                watch = watching(own)
+                watch.attach()
+                other.step()
+                watch.after_step()
+                watch.detach()
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

@@ -12,23 +12,20 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from docs.make_errors import TARGET, page
+from helpers.training import static_groups, wrapped
+from partreduce import Cluster, PartreduceError, Schedule
+from partreduce import strategies as st
+from partreduce.errors import InputError
 from partreduce.runtime.data.sampler import pop_fingerprint, record_fingerprint
 from partreduce.runtime.environment import CHECK, RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import FIRST_STEPS, TABLE, When
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PartreduceError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, Pipeline, Server, StaticGroups
-from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 
 N = 2
-EVERY_2, LATE = AllReduce(steps_per_round=2), AllReduce(steps_per_round=2, sync=DelayedAveraging())
-PAIR_OR_NOBODY = StaticGroups(phases=GroupPhases((Phase.from_groups(N, [range(N)]), Phase.from_groups(N, []))))
-TABLE_OF_ROWS = TablePlacement(parameter="0.weight", rows=20, columns=3, way=Placement.GATHER)
-TABLES = AllReduce(payload=Payload(tables=(TABLE_OF_ROWS,)))
+EVERY_2, LATE = st.AllReduce(steps_per_round=2), st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging())
+PAIR_OR_NOBODY = static_groups(N, [range(N)], [])
+TABLE_OF_ROWS = st.TablePlacement(parameter="0.weight", rows=20, columns=3, way=st.Placement.GATHER)
+TABLES = st.AllReduce(payload=st.Payload(tables=(TABLE_OF_ROWS,)))
 ROWS = {row.name: row for row in TABLE}
 IN_STEPS = [name for name, row in ROWS.items() if any(moment.is_in_step for moment in row.moments)]
 LATER = [name for name in IN_STEPS if ROWS[name].when is When.ALWAYS]
@@ -53,7 +50,7 @@ class Script:
     def wrap(self, model, strategy=None, inner=None, n=N, **options):
         inner = inner or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
         schedule = Schedule("misuse", Cluster.regular(1, n), strategy or EVERY_2)
-        return DistributedOptimizer(inner, model, schedule, timeout=60, world=self.world, **options)
+        return wrapped(self.world, model, schedule, inner, **options)
 
     def begin(self, strategy=None, model=None, **options):
         self.model = network() if model is None else model
@@ -172,8 +169,8 @@ def schedule_for_other_workers(s):
 
 @case
 def rounds_of_several_optimizers(s):
-    first = s.wrap(network(), AllReduce(steps_per_round=(1, 2)))
-    s.wrap(network(), AllReduce(steps_per_round=(2, 1)))
+    first = s.wrap(network(), st.AllReduce(steps_per_round=(1, 2)))
+    s.wrap(network(), st.AllReduce(steps_per_round=(2, 1)))
     assert first
 
 
@@ -277,21 +274,20 @@ def model_loaded_alone(s):
     model, _ = s.begin(LATE)
     for _ in range(3):
         s.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         model.load_state_dict(model.state_dict())
     s.step()
 
 
 @case
 def gradients_clipped_before_averaging(s):
-    model, _ = s.begin(AllReduce())
+    model, _ = s.begin(st.AllReduce())
     s.step(before=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
 
 
 @case
 def means_changed_by_join_alone(s):
-    _, optimizer = s.begin(AllReduce())
+    _, optimizer = s.begin(st.AllReduce())
     with optimizer.join(after_averaging=lambda: None):
         s.step()
 
@@ -314,20 +310,20 @@ def scaler_with_tables(s):
 
 @case
 def skip_after_average_gradients(s):
-    s.begin(AllReduce())
+    s.begin(st.AllReduce())
     s.step(before=s.optimizer.skip, early=True)
 
 
 @case
 def skip_where_means_are_changed(s):
-    model, optimizer = s.begin(AllReduce())
+    model, optimizer = s.begin(st.AllReduce())
     s.step(before=lambda: model[0].weight.grad.mul_(0.5), early=True)
     optimizer.skip()
 
 
 @case
 def gradients_sent_with_a_scale(s):
-    model, optimizer = s.begin(AllReduce(sync=Pipeline()))
+    model, optimizer = s.begin(st.AllReduce(sync=st.Pipeline()))
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(4, 3)).sum()).backward()
     optimizer.average_gradients()
@@ -341,7 +337,7 @@ def gradients_sent_with_a_scale(s):
 def models_begin_apart(s):
     model = network()
     torch.nn.init.constant_(model[0].weight, float(s.world.rank))
-    s.begin(AllReduce(), model, initial="keep")
+    s.begin(st.AllReduce(), model, initial="keep")
     s.step()
 
 
@@ -371,7 +367,7 @@ def same_batches(s):
 
 @case
 def backward_after_average_gradients(s):
-    model, _ = s.begin(AllReduce())
+    model, _ = s.begin(st.AllReduce())
     s.step(before=lambda: model(torch.ones(4, 3)).sum().backward(), early=True)
 
 
@@ -390,7 +386,7 @@ def another_optimizer_first(s):
     other = torch.optim.SGD(model[1].parameters(), lr=0.1)
     inner = torch.optim.SGD(model[0].parameters(), lr=0.1)
     s.ordinary = 0
-    s.begin(Server(hosts=(0,), synchronous=False), model, inner=inner)
+    s.begin(st.Server(hosts=(0,), synchronous=False), model, inner=inner)
     s.step(before=other.step)
 
 
@@ -398,7 +394,7 @@ def another_optimizer_first(s):
 def another_optimizer_with_own_gradients(s):
     model = network()
     other = torch.optim.SGD(model[1].parameters(), lr=0.1)
-    s.begin(AllReduce(), model, inner=torch.optim.SGD(model[0].parameters(), lr=0.1))
+    s.begin(st.AllReduce(), model, inner=torch.optim.SGD(model[0].parameters(), lr=0.1))
     s.step(before=other.step)
 
 
@@ -426,7 +422,7 @@ def frozen_changed(s):
 
 @case
 def models_that_part(s):
-    model, optimizer = s.begin(AllReduce())
+    model, optimizer = s.begin(st.AllReduce())
     with torch.no_grad():
         model[0].weight += s.world.rank
     with optimizer.mean_model():
@@ -435,10 +431,8 @@ def models_that_part(s):
 
 def said_by(ranks, name, ordinary):
     """What workers are told by their guards, refusals and warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         results = ranks.run(N, lambda world: CASES[name](Script(world, ordinary)), catch=PartreduceError)
-    ranks.fresh()
     assert all(result is None or isinstance(result, InputError) for result in results), results
     return [str(one) for one in results if one is not None] + [str(one.message) for one in caught]
 
@@ -493,7 +487,7 @@ def test_later_steps_run_what_is_marked_and_all_checks_where_the_user_asks(ranks
 
     def act(world):
         s = Script(world, 0)
-        s.begin(AllReduce())
+        s.begin(st.AllReduce())
         for step in range(1, 12):
             s.step()
             if world.rank == 0:

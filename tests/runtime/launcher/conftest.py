@@ -1,31 +1,23 @@
 """Two nodes, for tests of runs over several."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from helpers.two_nodes import Begun, Network, why_no_network
 from partreduce.runtime.launcher.signals import mark_delivered
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 
 @pytest.fixture(autouse=True)
-def no_request() -> None:
+def no_request():
     """A signal that an earlier test sent to this process asks nothing of the next, which may wait without a handler."""
     mark_delivered()
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Callable[..., Begun]]:
+def begin(tmp_path):
     """Starts runs in the test's folder; what is left of them ends with the test."""
     made: list[Begun] = []
 
-    def begin(*arguments: Any, **options: Any) -> Begun:
+    def begin(*arguments, **options):
         made.append(Begun(tmp_path, *arguments, **options))
         return made[-1]
 
@@ -35,7 +27,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Begun]]:
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network():
     if reason := why_no_network():
         pytest.skip(reason)
     made = Network()

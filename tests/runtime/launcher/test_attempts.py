@@ -16,37 +16,30 @@ import torch
 
 from helpers import children
 from helpers.elastic_runs import RATE, gradient, start_of, wait_for
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint, write_schedule
+from partreduce import strategies as st
+from partreduce.errors import EvictedError, InputError, UnavailableError
 from partreduce.runtime.launcher.launch import check_threads_ended, launch, run_attempts, threads_of_process
 from partreduce.runtime.launcher.signals import Terminated
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import EvictedError, InputError, UnavailableError
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Pipeline
-from partreduce.topo.strategies.iteration_gap import IterationGap
-from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.payload import Gradient, TablePlacement
-from partreduce.topo.strategies.server import Server
 
 pytestmark = pytest.mark.processes
 
 WORKERS, STEPS, SAVED = 4, 24, 6
-RING = Round.from_edges(
+RING = st.Round.from_edges(
     WORKERS, [((to + hop) % WORKERS, to, Fraction(1, 3)) for to in range(WORKERS) for hop in (1, -1)]
 )
-DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
-TABLE = Payload(tables=(TablePlacement(parameter="table.weight", rows=9, columns=2, gradient=Gradient.SPARSE),))
+DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+TABLE = st.Payload(
+    tables=(st.TablePlacement(parameter="table.weight", rows=9, columns=2, gradient=st.Gradient.SPARSE),)
+)
 ENDED_BY_A_LOSS = {
-    "pipeline": AllReduce(sync=Pipeline()),
-    "outer steps, merged late": AllReduce(
-        steps_per_round=3, sync=DelayedMerge(steps=1, alpha=Fraction(1, 2)), payload=Payload(outer=DILOCO)
+    "pipeline": st.AllReduce(sync=st.Pipeline()),
+    "outer steps, merged late": st.AllReduce(
+        steps_per_round=3, sync=st.DelayedMerge(steps=1, alpha=Fraction(1, 2)), payload=st.Payload(outer=DILOCO)
     ),
-    "gap": NeighborAveraging(rounds=(RING,), sync=IterationGap(max_ig=2)),
-    "server": Server(hosts=(1,)),
-    "tables": AllReduce(payload=TABLE),
+    "gap": st.NeighborAveraging(rounds=(RING,), sync=st.IterationGap(max_ig=2)),
+    "server": st.Server(hosts=(1,)),
+    "tables": st.AllReduce(payload=TABLE),
 }
 
 
@@ -130,7 +123,7 @@ def test_after_two_deaths_all_have_the_bits_of_a_run_that_nothing_disturbed(kind
     assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}, 2: {12}}
 
 
-@pytest.mark.parametrize("kind", [AllReduce(), AllReduce(steps_per_round=3)], ids=["gradients", "parameters"])
+@pytest.mark.parametrize("kind", [st.AllReduce(), st.AllReduce(steps_per_round=3)], ids=["gradients", "parameters"])
 def test_where_more_are_lost_than_may_be_all_begin_again(kind, tmp_path, capfd):
     _, expected = trained(tmp_path / "undisturbed", kind, [])
     code, held = trained(tmp_path / "disturbed", kind, [(0, 1, 15), (0, 2, 15)], most=3, max_failures=1)
@@ -142,7 +135,7 @@ def test_where_more_are_lost_than_may_be_all_begin_again(kind, tmp_path, capfd):
 
 def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, capfd):
     code, held = trained(
-        tmp_path / "run", AllReduce(), [(0, 1, 5)], most=3, max_failures=1, back=(7, 1), fails=(0, 2, 15)
+        tmp_path / "run", st.AllReduce(), [(0, 1, 5)], most=3, max_failures=1, back=(7, 1), fails=(0, 2, 15)
     )
     said = capfd.readouterr().err
     assert (code, sorted(held)) == (0, [f"held-{rank}" for rank in range(WORKERS)])
@@ -153,7 +146,7 @@ def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, c
 
 def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(tmp_path, capfd):
     deaths = [(attempt, 3, 2) for attempt in range(3)]
-    assert trained(tmp_path / "run", AllReduce(), deaths) == (128 + signal.SIGKILL, {})
+    assert trained(tmp_path / "run", st.AllReduce(), deaths) == (128 + signal.SIGKILL, {})
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
     assert said == [
         f"partreduce: attempt {number} ended with exit code 137; all workers begin again from their last checkpoint "
@@ -163,7 +156,7 @@ def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(
 
 
 def test_a_script_that_loads_nothing_is_told_so_once(tmp_path, capfd):
-    code, _ = trained(tmp_path / "run", AllReduce(), [(0, 0, 8)], loads=False, steps=10)
+    code, _ = trained(tmp_path / "run", st.AllReduce(), [(0, 0, 8)], loads=False, steps=10)
     said = capfd.readouterr().err
     assert code == 0
     assert begun(tmp_path / "run") == {0: {0}, 1: {0}}
@@ -171,7 +164,7 @@ def test_a_script_that_loads_nothing_is_told_so_once(tmp_path, capfd):
 
 
 def test_one_that_asked_for_a_checkpoint_before_any_was_saved_is_not(tmp_path, capfd):
-    code, _ = trained(tmp_path / "run", AllReduce(), [(0, 0, 2)], steps=4)
+    code, _ = trained(tmp_path / "run", st.AllReduce(), [(0, 0, 2)], steps=4)
     assert code == 0
     assert "loads nothing" not in capfd.readouterr().err
 
@@ -311,7 +304,9 @@ def test_the_command_passes_on_a_request_to_end_and_begins_nothing_again(tmp_pat
 
 def test_the_command_begins_again_where_nothing_is_to_be_survived(tmp_path):
     """A schedule that plans for losses is run without its plans, and by its path."""
-    write_schedule(tmp_path / "schedule.json", Schedule("again", Cluster.regular(1, 2), AllReduce(sync=Pipeline())))
+    write_schedule(
+        tmp_path / "schedule.json", Schedule("again", Cluster.regular(1, 2), st.AllReduce(sync=st.Pipeline()))
+    )
     (tmp_path / "script.py").write_text(
         "import os, pathlib, signal\n"
         "place = pathlib.Path(os.environ['PLACE'])\n"

@@ -16,12 +16,10 @@ import pytest
 
 from helpers import children
 from helpers.warm import WARM
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce import Cluster, Schedule, write_schedule
+from partreduce.strategies import DynamicGroups
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 SCRIPT = """
 import os, pathlib, subprocess, sys, time
@@ -149,7 +147,6 @@ MOMENTS = {
 }
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_launcher_that_is_ended_leaves_no_generator_and_no_key(start, moment, number):
@@ -162,7 +159,6 @@ def test_a_launcher_that_is_ended_leaves_no_generator_and_no_key(start, moment, 
     assert run.nothing_is_left()
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_a_launcher_that_is_ended_takes_the_workers_children_along(start, number):
     run = start()
@@ -172,41 +168,31 @@ def test_a_launcher_that_is_ended_takes_the_workers_children_along(start, number
     assert run.nothing_is_left()
 
 
-@pytest.mark.timeout(240)
-def test_sigterm_reaches_the_workers_which_have_time_to_save(start):
-    run = start("trap")
-    run.until(run.workers_run)
-    run.process.terminate()
-    assert run.process.wait(60) == 143
-    assert {path.name for path in run.place.glob("saved*")} == {"saved0", "saved1"}
-    assert run.nothing_is_left()
+SIGNALS = {
+    # what is sent, how far apart, and under which command; `timeout` passes on what it gets as when its time is up
+    "SIGTERM": ([signal.SIGTERM], 0.0, ()),
+    "GNU timeout": ([signal.SIGTERM], 0.0, ("timeout", "600")),
+    **{
+        f"{number.name} twice, {gap}": ([number] * 2, gap, ())
+        for number in (signal.SIGTERM, signal.SIGINT)
+        for gap in (0.0, 0.002)
+    },
+}
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("gap", [0.0, 0.002])
-def test_a_signal_that_comes_twice_at_once_is_one_request_and_leaves_time_to_save(start, number, gap):
-    run = start("trap")
+@pytest.mark.parametrize("sent", SIGNALS)
+def test_signals_at_once_are_one_request_which_reaches_the_workers_and_leaves_them_time_to_save(start, sent):
+    numbers, gap, under = SIGNALS[sent]
+    run = start("trap", under=under)
     run.until(run.workers_run)
-    for _ in range(2):
+    for number in numbers:
         run.process.send_signal(number)
         time.sleep(gap)
-    assert run.process.wait(60) == 128 + number
+    assert run.process.wait(60) == 128 + numbers[0]
     assert {path.name for path in run.place.glob("saved*")} == {"saved0", "saved1"}
     assert run.nothing_is_left()
 
 
-@pytest.mark.timeout(240)
-def test_timeout_of_gnu_which_signals_the_launcher_and_then_its_group_leaves_time_to_save(start):
-    run = start("trap", under=["timeout", "600"])
-    run.until(run.workers_run)
-    run.process.terminate()  # it passes on what it gets as it does when its time is up
-    assert run.process.wait(60) == 143
-    assert {path.name for path in run.place.glob("saved*")} == {"saved0", "saved1"}
-    assert run.nothing_is_left()
-
-
-@pytest.mark.timeout(240)
 def test_children_of_a_killed_worker_end_also_in_a_session_of_their_own(start):
     run = start("escaped")
     run.until(run.workers_run)
@@ -215,7 +201,6 @@ def test_children_of_a_killed_worker_end_also_in_a_session_of_their_own(start):
     assert run.nothing_is_left()
 
 
-@pytest.mark.timeout(240)
 def test_what_a_finished_run_left_running_is_ended(start):
     run = start("escaped", "quick")
     assert run.process.wait(90) == 0
@@ -237,7 +222,6 @@ def listening(pid):
     return places
 
 
-@pytest.mark.timeout(240)
 def test_the_store_of_one_machine_is_reached_from_this_machine_only(start):
     run = start()
     run.until(run.workers_run)

@@ -1,7 +1,5 @@
 """How the launchers of several nodes find one another: who is taken in, who is turned away, and in which words."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path
@@ -9,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from helpers.two_nodes import free_port, wait_until
+from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
+from partreduce.errors import InputError, UnavailableError
 from partreduce.runtime.launcher import follower as follower_module
 from partreduce.runtime.launcher import nodes as nodes_module
 from partreduce.runtime.launcher.follower import Follower
 from partreduce.runtime.launcher.nodes import Connection, Endpoint, Nodes, derive_key, key_of, same_on_all
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import InputError, UnavailableError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce
+from partreduce.strategies import AllReduce
 
 FACTS = {"nnodes": 2, "tolerate_failures": 0, "max_restarts": 0}
 

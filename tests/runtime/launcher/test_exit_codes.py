@@ -1,7 +1,5 @@
 """An exit code is an exit code, and a signal is what the kernel reports as one: in every way of running workers."""
 
-from __future__ import annotations
-
 import re
 import signal
 

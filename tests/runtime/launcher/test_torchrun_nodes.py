@@ -14,12 +14,9 @@ import pytest
 
 from helpers import children
 from helpers.elastic_runs import RATE, START, gradient
-from partreduce import write_schedule
+from partreduce import Cluster, Schedule, write_schedule
 from partreduce.runtime.transport.waiting import Deadline
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce
+from partreduce.strategies import AllReduce, FailurePlan, SurvivorRule
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -1,7 +1,5 @@
 """A process that dies is noted by those that watch it; one that is stopped, or that announces its end, is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -24,7 +22,7 @@ def store():
     return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
-def child(port: int, rank: int, size: int) -> int:
+def child(port, rank, size):
     """A worker that takes part in the lifelines and then does nothing; it hears the store's port from a pipe."""
     pid = os.fork()
     if pid == 0:
@@ -36,20 +34,20 @@ def child(port: int, rank: int, size: int) -> int:
     return pid
 
 
-def end(pids: list[int]) -> None:
+def end(pids):
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def noted(store: TCPStore, rank: int, seconds: float) -> str | None:
+def noted(store, rank, seconds):
     until = time.monotonic() + seconds
     while (text := closed_notes(store, "1").read(str(rank))) is None and time.monotonic() < until:
         time.sleep(0.01)
     return text
 
 
-def started(size: int) -> tuple[TCPStore, KeepaliveSockets, list[int]]:
+def started(size):
     """The store and worker 0 here, the others as processes.
 
     They are forked before the store's server has its thread, whose locks they would copy and not the thread.

@@ -2,17 +2,20 @@
 
 import random
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import HashStore
 
+from partreduce.errors import FileError, InputError, PeerFailedError, UnavailableError
 from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
 from partreduce.runtime.liveness.keepalive_sockets import closed_notes
+from partreduce.runtime.liveness.store_collectives import broadcast_decision, gather_from_store
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
 from partreduce.runtime.transport import waiting
 from partreduce.runtime.transport.store import DEATHS, Notes
-from partreduce.topo.errors import PeerFailedError, UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
 
@@ -178,10 +181,7 @@ class Follower:
 
 @pytest.mark.parametrize("seed", range(80))
 def test_nobody_is_missed_that_has_been_there_and_who_ends_without_is(seed):
-    """Worker 0 is inside one operation; worker 1 has done that as well, and more, or leaves it out and finishes.
-
-    It may have done rounds meanwhile, which are of groups, but nothing of all.
-    """
+    """Worker 0 is inside one operation; worker 1 has done that as well, and more, or leaves it out and finishes."""
     draw = random.Random(seed)
     operations = draw.choices(OPERATIONS, k=draw.randrange(1, 9))
     here = draw.randrange(len(operations))
@@ -234,3 +234,41 @@ def test_of_all_that_went_wrong_a_cause_is_named_before_what_follows_from_it(see
     assert mine.cause(range(4)) == (lines or [None])[0]
     assert mine.cause([0]) == (f"worker {first} gave up first, with: a round" if first else None)
     assert mine.lost(range(4)) == {rank for ranks in found.values() for rank in ranks}
+
+
+# Texts of other workers: who waits for them is named where they do not come.
+
+
+def test_texts_come_in_order_and_who_waits_in_vain_says_so_and_for_whom():
+    world = SimpleNamespace(store=HashStore())
+    notes = Notes(world.store, "place")
+    notes.write("b", "second")
+    notes.write("a", "first")
+    assert gather_from_store(world, "place", {"a": 1, "b": 2}, 60, who="pilot") == ["first", "second"]
+    with pytest.raises(UnavailableError, match=r"^pilot: worker 3 said nothing within 0\.1 s"):
+        gather_from_store(world, "place", {"a": 1, "c": 3}, 0.1, who="pilot")
+
+
+def workers():
+    store = HashStore()
+    return [SimpleNamespace(store=store, rank=rank) for rank in range(2)]
+
+
+def test_what_worker_0_decides_all_do():
+    for world in workers():
+        found = broadcast_decision(world, "place", lambda rank=world.rank: {"asked": [rank]}, 60, who="pilot")
+        assert found == {"asked": [0]}, "worker 0 alone is asked"
+
+
+@pytest.mark.parametrize(
+    ("met", "raised"),
+    [(UnavailableError, UnavailableError), (PeerFailedError, PeerFailedError), (FileError, InputError)],
+)
+def test_what_stops_worker_0_stops_all_with_the_same_line_and_says_whether_somebody_is_gone(met, raised):
+    def decide():
+        raise met("worker 3 said nothing")
+
+    for world in workers():
+        with pytest.raises(raised, match=r"^worker 3 said nothing$") as caught:
+            broadcast_decision(world, "place", decide, 60, who="pilot")
+        assert caught.type is raised

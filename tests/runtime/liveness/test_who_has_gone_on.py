@@ -4,28 +4,40 @@ Of two workers, or four, worker 0 sees the end of each of its operations only wh
 place at which they wait, or have finished, and only after it has looked at what they noted there.
 """
 
+import json
 import threading
 import time
 from collections import Counter
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from helpers.hybrid_runs import Case, data_of, part_of
 from helpers.hybrid_runs import start as start_tables
 from helpers.quorum_runs import WIDTH, TwoBuckets
+from helpers.thread_ranks import on_ranks
+from helpers.training import wrapped
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce.errors import HandshakeError, PeerFailedError, UnavailableError
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.liveness.handshake import handshake
+from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
 from partreduce.runtime.transport import waiting
+from partreduce.runtime.transport.store import DEATHS, Notes, publish_stage, read_stage
 from partreduce.runtime.transport.work import Work
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PeerFailedError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.partial import MissedResultPolicy, PartialAllReduce, QuorumStart
+from partreduce.strategies import (
+    AllReduce,
+    IterationGap,
+    MissedResultPolicy,
+    NeighborAveraging,
+    Pairwise,
+    PartialAllReduce,
+    QuorumStart,
+    Round,
+)
 
 SEEN_SECONDS = 60
 
@@ -105,9 +117,7 @@ PARTING = AllReduce(
 
 def optimizer_of(world, strategy):
     model = TwoBuckets(np.zeros(WIDTH))
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    schedule = Schedule("late", Cluster.regular(1, 2), strategy)
-    return model, DistributedOptimizer(inner, model, schedule, world=world, timeout=60)
+    return model, wrapped(world, model, strategy, lr=1.0)
 
 
 def look_at_mean(optimizer, folder):
@@ -206,7 +216,6 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
 
     ranks.fresh()
     errors = ranks.run(4, looks_up, catch=PeerFailedError)
-    ranks.fresh()
     assert "finished after 0 rounds" in str(errors[0])
 
 
@@ -222,8 +231,131 @@ def test_who_waits_for_all_beside_a_worker_whose_data_has_ended_is_named_at_once
 
     ranks.fresh()
     said = [str(error) for error in ranks.run(2, work, catch=PeerFailedError)]
-    ranks.fresh()
     name = {"mean_model": "mean_model()", "save": "save_checkpoint()"}[place]
     line = f"data ended before round 1: worker 0 waits for all in {name} after 1 rounds: a worker whose data ended"
     assert said[1].startswith(line)
     assert "worker 1" in said[0]
+
+
+# One worker alone where all meet, or long in a step: the words that the others, and it, have for it.
+
+
+RING = (Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),)
+STRATEGIES = {
+    "gradients": AllReduce(),
+    "parameters": AllReduce(steps_per_round=2),
+    "gap": NeighborAveraging(rounds=RING, sync=IterationGap(max_ig=2)),
+}
+WORDS = ALL_CALL.format("mean_model()", UNEQUAL)
+
+
+def trained(world, strategy, steps):
+    model = TwoBuckets(np.zeros(WIDTH))
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = Schedule("alone", Cluster.regular(1, 2), strategy)
+    optimizer = DistributedOptimizer(inner, model, schedule, world=world, timeout=300)  # far beyond any test's limit
+    step(optimizer, model, steps)
+    return optimizer, model
+
+
+def step(optimizer, model, times):
+    for _ in range(times):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("then", [0, 8])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks, name, then):
+    """As under `if rank == 0:`; the others go on, or finish."""
+
+    def run(world):
+        optimizer, model = trained(world, STRATEGIES[name], 4)
+        if world.rank == 0:
+            with optimizer.mean_model():
+                pass
+        step(optimizer, model, then)
+        optimizer.finish()
+
+    errors = ranks.run(2, run, catch=PeerFailedError)
+    alone, other = map(str, errors)
+    rounds = 2 if name == "parameters" else 4
+    # Whoever of the two notices first names the other.
+    first = f"worker 0 waits for all in mean_model() after {rounds} rounds: {WORDS}"
+    assert first in other or (
+        f"worker 1 finished after {rounds} rounds, without mean_model()" in other and WORDS in other
+    )
+    assert "this worker 0 is in mean_model()" in alone or "without mean_model()" in alone or "worker 1 gave" in alone
+
+
+@on_ranks(2, [("computes step 36", ())] * 2)
+def test_a_worker_that_nobody_made_wait_is_said_to_be_in_the_step_that_it_computes(world):
+    """One whom its partners leave alone says nothing by itself; it was said to be in the start after 36 rounds."""
+    optimizer, _ = trained(world, Pairwise(active=(0,)), 36)
+    said = optimizer.run.reducer.heartbeat.last
+    optimizer.finish()
+    return said
+
+
+def test_of_a_dead_worker_no_sign_is_repeated_that_it_had_given_before_its_first_round():
+    """It may have done many since: one that died after three rounds was said not to have started one."""
+    store = torch.distributed.HashStore()
+    heartbeat = Heartbeat(store, 1, "run", beats=True)
+
+    def until(done):
+        deadline = time.monotonic() + 60
+        while not done():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    try:
+        publish_stage(store, 1, "trained", heartbeat.place)
+        until(lambda: store.check([heartbeat.place]))
+        assert read_stage(store, 1) == "while it trained"
+        heartbeat.doing("computes step 3")
+        until(lambda: read_stage(store, 1) == "while it trained; its last sign: computes step 3")
+    finally:
+        heartbeat.stop()
+
+
+# The handshake: what it costs the store, and who is named where somebody differs or does not come.
+
+
+def store_with(size, *, without=(), **facts_of):
+    """The store of so many workers, of which all have said the same but those that are named, and some nothing."""
+    store = HashStore()
+    notes = Notes(store, "handshake/1")
+    for rank in range(size):
+        if rank not in without:
+            said = {"number of workers": str(size), "model": "a", **facts_of.get(f"worker_{rank}", {})}
+            notes.write(f"facts/{rank}", json.dumps(said))
+    return store
+
+
+@pytest.mark.parametrize("size", [2, 64])
+def test_where_all_have_come_it_asks_once_however_many_they_are(size, monkeypatch):
+    asked, ask = [], Notes._ask
+    monkeypatch.setattr(Notes, "_ask", lambda notes, action: asked.append(1) or ask(notes, action))
+    store = store_with(size)
+    asked.clear()
+    handshake(store, 0, size, {"model": "a"}, timeout=60)
+    assert len(asked) == 2, "it says its own facts, and reads those of all"
+
+
+def test_who_differs_is_named_though_another_never_comes():
+    store = store_with(5, without=(4,), worker_1={"model": "b"})
+    with pytest.raises(HandshakeError, match="model differs: rank 1 has b; the others have a"):
+        handshake(store, 2, 5, {"model": "a"}, timeout=60)
+
+
+def test_who_does_not_come_is_named_and_nobody_who_has():
+    with pytest.raises(UnavailableError, match=r"^handshake: ranks 1, 3 of 4 did not arrive within 0\.05 s"):
+        handshake(store_with(4, without=(1, 3)), 0, 4, {"model": "a"}, timeout=0.05)
+
+
+def test_who_died_before_is_named_long_before_the_timeout():
+    store = store_with(3, without=(1,))
+    Notes(store, DEATHS).write("1", "was killed by signal 9 (SIGKILL)")
+    with pytest.raises(UnavailableError, match=r"^handshake: worker 1 was killed by signal 9 \(SIGKILL\) before it"):
+        handshake(store, 0, 3, {"model": "a"}, timeout=3600)

@@ -1,26 +1,18 @@
 """Pilots: the verb trains a real job in real processes and writes a file that design accepts, or says why it cannot."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from helpers.warm import WARM
+from partreduce import Cluster, Schedule
+from partreduce.errors import InputError
 from partreduce.runtime.pilot.job import Curve, probes, reference
 from partreduce.runtime.pilot.run import check_other_start, is_harder, run_pilot
-from partreduce.topo.cluster import Cluster
+from partreduce.strategies import AllReduce, Pipeline
 from partreduce.topo.document.pilot import dump_pilot, load_pilot
-from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Pipeline
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
 
 JOB = """
 import itertools, os, torch, partreduce
@@ -57,7 +49,7 @@ if rank == 0:
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder, *arguments):
     (folder / "job.py").write_text(JOB)
     clean = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
     place, output = f"{folder}/job.py:pilot", folder / "pilot.json"
@@ -66,7 +58,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.processes
-def test_a_pilot_trains_the_job_and_writes_a_file_that_loads(tmp_path: Path) -> None:
+def test_a_pilot_trains_the_job_and_writes_a_file_that_loads(tmp_path):
     """Momentum, dropout and clipping; three workers, so that the ring is odd."""
     done = run(tmp_path, "--workers", "3", "--steps", "24", "--seeds", "2", "--warm-up", "3", "--json")
     assert done.returncode == 0, done.stderr
@@ -110,7 +102,7 @@ print("losses", [round(curve.losses[-1], 4) for curve in curves])
 
 
 @pytest.mark.processes
-def test_what_worker_0_asks_for_after_the_probes_runs_on_all_workers(tmp_path: Path) -> None:
+def test_what_worker_0_asks_for_after_the_probes_runs_on_all_workers(tmp_path):
     (tmp_path / "after.py").write_text(AFTER)
     done = WARM.run("partreduce", "run", "--workers", "2", tmp_path / "after.py")
     assert done.returncode == 0, done.stderr
@@ -120,7 +112,7 @@ def test_what_worker_0_asks_for_after_the_probes_runs_on_all_workers(tmp_path: P
 
 
 @pytest.mark.processes
-def test_what_worker_0_cannot_plan_ends_the_pilot_of_all_with_its_reason(tmp_path: Path) -> None:
+def test_what_worker_0_cannot_plan_ends_the_pilot_of_all_with_its_reason(tmp_path):
     (tmp_path / "after.py").write_text(AFTER)
     done = WARM.run(
         "partreduce", "run", "--workers", "2", tmp_path / "after.py", environment=os.environ | {"REFUSE": "1"}
@@ -131,7 +123,7 @@ def test_what_worker_0_cannot_plan_ends_the_pilot_of_all_with_its_reason(tmp_pat
 
 
 @pytest.mark.processes
-def test_a_run_off_on_a_cluster_of_another_size_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_run_off_on_a_cluster_of_another_size_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "cluster.yaml").write_text("num_nodes: 2\nworkers_per_node: 4\nhardware: {compute: 50ms}\n")
     done = run(tmp_path, str(tmp_path / "cluster.yaml"), "--workers", "2")
     assert done.returncode == 65
@@ -139,7 +131,7 @@ def test_a_run_off_on_a_cluster_of_another_size_is_refused_before_anything_runs(
     assert int((tmp_path / "steps").read_text()) == 0
 
 
-def test_a_pipeline_is_a_class_of_its_own() -> None:
+def test_a_pipeline_is_a_class_of_its_own():
     shape = Cluster.parse("2x2")
     pipeline = Schedule("pipeline", shape, AllReduce(sync=Pipeline()))
     assert not any(is_harder(one, pipeline) for one in probes(shape, steps=24, data="shuffled"))
@@ -148,7 +140,7 @@ def test_a_pipeline_is_a_class_of_its_own() -> None:
     assert Curve(reference(shape), 0, 1, (1.0,)).is_reference
 
 
-def test_a_job_that_is_another_one_each_time_is_refused() -> None:
+def test_a_job_that_is_another_one_each_time_is_refused():
     schedule = reference(Cluster.parse("1x2"))
     first, noisy, other = (Curve(schedule, 3, 1, (loss, 0.5)) for loss in (2.0, 2.0001, 2.1))
     check_other_start([], first)
@@ -158,7 +150,7 @@ def test_a_job_that_is_another_one_each_time_is_refused() -> None:
         check_other_start([first, noisy], other)
 
 
-def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_never() -> None:
+def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_never():
     shape = Cluster.parse("2x2")
     every_4, every_8, pairs, inside, late, every_4_late, _ = probes(shape, steps=24, data="shuffled")
     assert [one.name for one in (inside, late)] == ["node-then-all", "allreduce-late"]
@@ -172,7 +164,7 @@ def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_nev
     assert not is_harder(reference(shape), inside), "all others are compared with it"
 
 
-def test_a_function_that_makes_no_job_is_refused_before_anything_runs() -> None:
+def test_a_function_that_makes_no_job_is_refused_before_anything_runs():
     with pytest.raises(InputError, match=r"the function returned a NoneType; it returns a partreduce\.PilotJob"):
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x2"))  # type: ignore[arg-type, return-value]
     with pytest.raises(InputError, match=r"does not take the seed; write `def NAME\(seed\):`"):
@@ -181,7 +173,7 @@ def test_a_function_that_makes_no_job_is_refused_before_anything_runs() -> None:
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x1"))  # type: ignore[arg-type, return-value]
 
 
-def test_a_pilot_outside_a_job_says_how_to_start_one(tmp_path: Path) -> None:
+def test_a_pilot_outside_a_job_says_how_to_start_one(tmp_path):
     done = run(tmp_path)
     assert done.returncode == 2
     assert "--workers N: measure runs on all workers: give N here" in done.stderr

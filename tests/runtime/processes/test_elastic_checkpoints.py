@@ -1,36 +1,39 @@
 """Checkpoints of a run that has lost a worker: those that are left save, and all of the next run go on from there."""
 
-import io
-import json
 import os
-import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
 from helpers.elastic_runs import (
+    ALL,
     INSTANTS,
     RATE,
     START,
+    THREE,
     gradient,
+    launched,
     replayed,
-    replayed_in_turns,
-    replayed_late,
-    replayed_overlapped,
+    replayed_gradients,
+    report,
 )
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce.errors import InputError
 from partreduce.runtime.state.checkpoint_directory import read_manifest
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, DelayedMerge, OuterStep, Payload, Pipeline
+from partreduce.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    DelayedMerge,
+    FailurePlan,
+    OuterStep,
+    Payload,
+    Pipeline,
+    SurvivorRule,
+)
 
 pytestmark = pytest.mark.processes
-
-ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 
 
 def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
@@ -53,16 +56,13 @@ def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
             optimizer.step()
         if dies or saves:
             save_checkpoint(optimizer, folder)
-        said = {"rank": rank, "begun": begun, "own": model.weight.tolist()}
+        own = model.weight.tolist()
         optimizer.finish()
-        sys.stdout.write(f"REPORT {json.dumps(said)}\n")
+        report(begun=begun, own=own)
 
-    output = io.StringIO()
-    code = launch(work, num_workers=4, threads=1, max_failures=max_failures, output=output)
-    text = output.getvalue()
+    code, said, text = launched(work, max_failures=max_failures)
     assert code == 0, text
-    said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
-    return {one["rank"]: one["own"] for one in said}, {one["begun"] for one in said}, text
+    return {rank: one["own"] for rank, one in said.items()}, {one["begun"] for one in said.values()}, text
 
 
 @pytest.mark.parametrize(
@@ -71,63 +71,55 @@ def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
 def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(
     tmp_path, steps_per_round, until
 ):
-    saved, _, text = run(tmp_path, dies=True, until=until, strategy=AllReduce(steps_per_round=steps_per_round))
+    strategy, steps = AllReduce(steps_per_round=steps_per_round), 4 * steps_per_round
+    saved, _, text = run(tmp_path, dies=True, until=until, strategy=strategy)
     assert sorted(saved) == list(THREE), text
     (folder,) = tmp_path.glob("round-*")
     assert [entry is not None for entry in read_manifest(folder)["workers"]] == [True, True, False, True]
-    loaded, begun, text = run(
-        tmp_path, dies=False, until=4 * steps_per_round, strategy=AllReduce(steps_per_round=steps_per_round)
-    )
+    loaded, begun, text = run(tmp_path, dies=False, until=steps, strategy=strategy)
     assert begun == {until}, text
-    start = replayed(lambda round_: [THREE if round_ else ALL], THREE, steps_per_round=steps_per_round, steps=until)
-    expected = replayed(
-        lambda _: [ALL],
-        ALL,
-        steps_per_round=steps_per_round,
-        steps=4 * steps_per_round,
-        begun=until,
-        models={**start, 2: start[0]},
-    )
-    assert sorted(loaded) == list(ALL), text
-    for rank, own in loaded.items():
-        assert own == pytest.approx(expected[rank], rel=1e-12), text
+    options = {"steps_per_round": steps_per_round, "gradients": False}
+    start = replayed(lambda round_: [THREE if round_ else ALL], THREE, steps=until, **options)
+    expected = replayed(lambda _: [ALL], ALL, steps=steps, begun=until, models={**start, 2: start[0]}, **options)
+    assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
 
 
 @pytest.mark.parametrize("max_failures", [0, 1])
 @pytest.mark.parametrize("width", [2, 3])
 def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(tmp_path, width, max_failures):
     strategy = AllReduce(sync=Pipeline(width=width))
-    views = [(-1, ALL), (2, THREE), (5, ALL)]
-    options = {"joins": [(2, 5)], "lag": width - 1}
-    late = lambda views, steps: replayed_late({0: {"views": views}}, steps=steps, **options)[0]  # noqa: E731
+    late = {"lag": width - 1, "joined": [(2, 5)]}
+    members = lambda turn: THREE if 2 <= turn < 5 else ALL  # noqa: E731
     saved, _, text = run(tmp_path, dies=True, until=5, strategy=strategy)
-    assert saved == dict.fromkeys(THREE, late(views[:2], 5)), text
+    assert saved == dict.fromkeys(THREE, replayed_gradients(members, steps=5, **late)[0]), text
     loaded, begun, text = run(tmp_path, dies=False, until=9, strategy=strategy, max_failures=max_failures)
     assert begun == {5}, text
-    assert loaded == dict.fromkeys(ALL, late(views, 9)), text
+    assert loaded == dict.fromkeys(ALL, replayed_gradients(members, steps=9, **late)[0]), text
+
+
+MERGED = DelayedMerge(steps=3, alpha=0.5)
+OUTER = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
+LATE = {
+    "between rounds": (AllReduce(steps_per_round=3, sync=DelayedAveraging()), 6, 12, {"overlaps": True}),
+    "inside one": (AllReduce(steps_per_round=3, sync=DelayedAveraging()), 7, 12, {"overlaps": True}),
+    "to be merged": (
+        AllReduce(steps_per_round=4, sync=MERGED, payload=Payload(outer=OUTER)),
+        6,
+        14,
+        {"outer": OUTER, "late": 3, "alpha": 0.5},
+    ),
+}
 
 
 @pytest.mark.parametrize("max_failures", [0, 1])
-@pytest.mark.parametrize("until", [6, 7], ids=["between rounds", "inside one"])
-def test_a_mean_that_is_a_round_late_is_saved_where_it_has_begun(tmp_path, until, max_failures):
-    strategy = AllReduce(steps_per_round=3, sync=DelayedAveraging())
+@pytest.mark.parametrize("kind", LATE)
+def test_a_mean_that_is_late_is_saved_where_it_has_begun_and_taken_by_the_next_run(tmp_path, kind, max_failures):
+    strategy, until, steps, replay = LATE[kind]
     run(tmp_path, dies=False, until=until, strategy=strategy, saves=True)
-    loaded, begun, text = run(tmp_path, dies=False, until=12, strategy=strategy, max_failures=max_failures)
+    loaded, begun, text = run(tmp_path, dies=False, until=steps, strategy=strategy, max_failures=max_failures)
     assert begun == {until}, text
-    expected = replayed_overlapped(lambda _: [ALL], ALL, steps_per_round=3, steps=12)
-    assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
-
-
-@pytest.mark.parametrize("max_failures", [0, 1])
-def test_what_was_sent_to_be_merged_late_is_saved_and_merged_by_the_next_run(tmp_path, max_failures):
-    outer = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
-    strategy = AllReduce(steps_per_round=4, sync=DelayedMerge(steps=3, alpha=0.5), payload=Payload(outer=outer))
-    run(tmp_path, dies=False, until=6, strategy=strategy, saves=True)
-    loaded, begun, text = run(tmp_path, dies=False, until=14, strategy=strategy, max_failures=max_failures)
-    assert begun == {6}, text
-    expected = replayed_in_turns(
-        lambda _: ALL, ALL, steps_per_round=4, steps=14, fragments=1, outer=outer, late=3, alpha=0.5
-    )  # fmt: skip
+    options = {"steps_per_round": strategy.steps_per_round, "steps": steps} | replay
+    expected = replayed(lambda _: [ALL], ALL, **options)
     assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
 
 
@@ -153,10 +145,80 @@ def test_who_is_left_may_not_go_back_to_a_round_before_the_loss(tmp_path):
         assert load_checkpoint(optimizer, tmp_path).round == 5
         optimizer.step()
         optimizer.finish()
-        sys.stdout.write("REPORT\n")
+        report()
 
-    output = io.StringIO()
-    code = launch(work, num_workers=4, threads=1, max_failures=1, output=output)
-    text = output.getvalue()
-    assert code == 0, text
-    assert text.count("REPORT") == 3, text
+    code, said, text = launched(work, max_failures=1)
+    assert (code, len(said)) == (0, 3), text
+
+
+# A run that begins again without a node, and then with it: by what the schedule plans for, and from the checkpoint.
+
+
+STEPS_PER_ROUND, STEPS, MOMENTUM = 2, 4, 0.5
+SCHEDULE = Schedule(
+    "all",
+    Cluster.regular(3, 1),
+    AllReduce(steps_per_round=STEPS_PER_ROUND),
+    failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1),
+)
+
+
+def started(folder, size, *, restarts="3"):
+    """(exit code, what each of so many workers held before its steps and after them, all that was written)."""
+
+    def work():
+        os.environ["TORCHELASTIC_MAX_RESTARTS"] = restarts  # as torchrun's agent sets it
+        rank = int(os.environ["RANK"])
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
+        plain = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
+        with warnings.catch_warnings(record=True, action="always") as warned:
+            optimizer = DistributedOptimizer(plain, model, SCHEDULE, timeout=60.0)
+        resumed = load_checkpoint(optimizer, folder)
+        begun = optimizer.steps
+        for step in range(begun, begun + STEPS):
+            optimizer.zero_grad()
+            (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        save_checkpoint(optimizer, folder)
+        own, said = model.weight.tolist(), " ".join(str(one.message) for one in warned)
+        optimizer.finish()
+        report(begun=begun, of=resumed and resumed.num_workers, own=own, warned=said)
+
+    code, said, text = launched(work, num_workers=size, num_nodes=size)
+    return code, [one for _, one in sorted(said.items())], text
+
+
+def replayed_restarts(sizes):
+    """The model that all hold after runs of so many workers, one after the other."""
+    models, momenta = [np.array(START)] * sizes[0], [np.zeros(3)] * sizes[0]
+    for begun, size in zip(range(0, len(sizes) * STEPS, STEPS), sizes, strict=True):
+        back = size - len(models)  # who is back takes the state of the first worker
+        models, momenta = ([*state[:size], *[state[0]] * back] for state in (models, momenta))
+        for step in range(begun, begun + STEPS):
+            momenta = [MOMENTUM * own + gradient(rank, step) for rank, own in enumerate(momenta)]
+            models = [model - RATE * own for model, own in zip(models, momenta, strict=True)]
+            if (step + 1) % STEPS_PER_ROUND == 0:
+                models = [np.mean(models, axis=0)] * size
+    return models[0]
+
+
+def test_the_workers_of_two_nodes_go_on_where_three_stood_and_the_third_comes_back(tmp_path):
+    for runs, size in enumerate(sizes := (3, 2, 3)):
+        code, said, text = started(tmp_path, size)
+        assert code == 0, text
+        assert ["torchrun has started 2 of its 3 nodes" in one["warned"] for one in said] == [
+            size == 2,
+            *[False] * (size - 1),
+        ]
+        assert [one["begun"] for one in said] == [runs * STEPS] * size
+        assert [one["of"] for one in said] == [sizes[runs - 1] if runs else None] * size
+        for one in said:
+            assert one["own"] == pytest.approx(replayed_restarts(sizes[: runs + 1]).tolist(), rel=1e-9, abs=1e-9)
+
+
+def test_where_nobody_starts_workers_again_a_node_that_is_missing_is_a_mistake(tmp_path):
+    code, said, text = started(tmp_path, 2, restarts="0")
+    assert code != 0
+    assert said == []
+    assert "is for 3 workers and this run has 2" in text

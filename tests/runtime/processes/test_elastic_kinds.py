@@ -1,7 +1,8 @@
-"""What else goes on after a loss: sums in stages, codecs, outer steps; each does what a replay of its views does."""
+"""Every kind that continues after failures holds, after failures and joins, what a replay of its views does."""
 
 import itertools
-import re
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,324 +10,375 @@ import torch
 
 from helpers import coded_sums
 from helpers.elastic_runs import (
+    ALL,
     EVEN_ODD,
     RATE,
+    THREE,
     gradient,
-    own,
+    near,
+    pairs_until,
     replayed,
     replayed_by_steps,
-    replayed_own_outer,
-    run,
     start_of,
-    views_of,
+    survived,
 )
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    AllReduceAlgorithm,
-    Codec,
-    GroupPhases,
-    OuterParams,
-    OuterStep,
-    Payload,
-    StaticGroups,
-    Transport,
-)
-from partreduce.topo.strategies.axes import GradientBuckets
-from partreduce.topo.strategies.base import Averaging
+from helpers.training import group_phases, static_groups
+from partreduce import Cluster, Schedule
+from partreduce import strategies as st
+from partreduce.errors import ScheduleError
+from partreduce.runtime.data.sampler import assign_samples
+from partreduce.topo import strategies as of
+from partreduce.topo.strategies.axes import SYNCHRONOUS
 from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
-
 SIX, FOUR = (0, 1, 2, 3, 4, 5), (0, 1, 2, 3)
-ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
-WIDE = 192
-"""Numbers of a model whose sums have stages."""
-STAGES = AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL))
-DILOCO = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
-PAIRS_THEN_ALL = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [ALL])))
-
-
-def near(models):
-    return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
-
-
-def joined(text, worker):
-    """The round in which a worker joined, and with whose state."""
-    found = re.findall(rf"worker {worker} joined in round (\d+) with the state of worker (\d), and all", text)
-    return {worker: tuple(map(int, found[-1]))}
-
-
-# Sums in stages.
-
-
-@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])
-def test_where_a_node_is_lost_the_others_still_sum_in_stages(instant):
-    code, said, text = run({4: (instant, 4), 5: (instant, 4)}, strategy=STAGES, workers=6, nodes=3, size=WIDE)
-    assert code == 0, text
-    assert own(said) == replayed(lambda r: [SIX if r < 4 else FOUR], FOUR, workers=6, size=WIDE), text
-    assert all(one["in_stages"] for one in said.values())
-
-
-def test_where_nodes_are_left_unequal_sums_go_around_a_ring_and_in_stages_again_when_all_are_back():
-    dies = {3: ("prepared", 4)}
-    code, said, text = run(dies, strategy=STAGES, nodes=2, size=WIDE, steps=20, restarts=1, back=(3,))
-    assert code == 0, text
-    members = views_of(said)
-    assert [members(round_) for round_ in (3, 4, 19)] == [ALL, (0, 1, 2), ALL]
-    assert own(said) == replayed(lambda r: [members(r)], ALL, steps=20, size=WIDE), text
-    assert all(one["in_stages"] for one in said.values())
-    code, said, text = run(dies, strategy=STAGES, nodes=2, size=WIDE)
-    assert (code, [one["in_stages"] for one in said.values()]) == (0, [False] * 3), text
-
-
-# Codecs.
-
-BLOCK = 16
-
-
-def rounded_means(members_of, *, steps, size, codec="int8"):
-    """The model of a run whose gradients travel in a codec, with feedback that begins anew with each view, in NumPy."""
-    model, top = np.array(start_of(size), np.float32), coded_sums.LEVELS[codec]
-    members, given_left, sum_left = (), np.zeros(0), np.zeros(0)
-    for step in range(steps):
-        if members_of(step) != members:
-            members = members_of(step)
-            given_left, sum_left = np.zeros((len(members), size), np.float32), np.zeros(size, np.float32)
-        shares = [np.array(gradient(rank, step, size), np.float32) / np.float32(len(members)) for rank in members]
-        mean = shares[0]
-        if len(members) > 1:
-            given, mean = np.stack(shares) + given_left, np.empty(size, np.float32)
-            coded = np.empty_like(given)
-            for start, end in coded_sums.cut(size, len(members), BLOCK):
-                part = slice(start, end)
-                for row, values in enumerate(given[:, part]):
-                    coded[row, part] = coded_sums.in_blocks(values, BLOCK, top)
-                total = coded_sums.added(coded[:, part]) + sum_left[part]
-                mean[part] = coded_sums.in_blocks(total, BLOCK, top)
-                sum_left[part] = total - mean[part]
-            given_left = given - coded
-        model -= np.float32(RATE) * mean
-    return model.tolist()
-
-
-@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
-def test_what_roundings_left_over_is_dropped_with_a_loss_and_models_stay_equal(instant):
-    transport = Transport(codec=Codec.INT8, block=BLOCK, error_feedback=True)
-    code, said, text = run({2: (instant, 4)}, strategy=AllReduce(transport=transport), size=WIDE, dtype=torch.float32)
-    assert code == 0, text
-    expected = rounded_means(views_of(said), steps=9, size=WIDE)
-    assert own(said) == dict.fromkeys(THREE, expected), text
-
-
-def test_who_joins_begins_with_nothing_left_over_and_so_do_all():
-    transport = Transport(codec=Codec.INT4, block=BLOCK, error_feedback=True)
-    code, said, text = run(
-        {2: ("before the sum", 4)}, strategy=AllReduce(transport=transport), size=WIDE, dtype=torch.float32, steps=20,
-        restarts=1, back=(2,),
-    )  # fmt: skip
-    assert code == 0, text
-    expected = rounded_means(views_of(said), steps=20, size=WIDE, codec="int4")
-    assert own(said) == dict.fromkeys(ALL, expected), text
-
-
-@pytest.mark.parametrize("instant", ["before the sum", "prepared"])
-@pytest.mark.parametrize("codec", [Codec.BFLOAT16, Codec.INT8])
-def test_what_survivors_added_is_measured_from_the_last_mean_of_all_who_were_there(instant, codec):
-    """In bfloat16 all that is sent here is exact, as long as it is counted from where all were together last."""
-    strategy = AllReduce(steps_per_round=3, transport=Transport(codec=codec))
-    code, said, text = run(
-        {2: (instant, 1)}, strategy=strategy, steps_per_round=3, size=WIDE, dtype=torch.float32, steps=24
-    )
-    assert code == 0, text
-    expected = replayed(lambda r: [ALL if r < 1 else THREE], THREE, steps_per_round=3, steps=24, size=WIDE)
-    for rank, one in said.items():
-        assert one["own"] == pytest.approx(expected[rank], rel=1e-6, abs=1e-6 if codec is Codec.BFLOAT16 else 0.5), text
-        assert one["own"] == said[0]["own"]
-        assert one["reference"] == 7, "the last round"
-
-
-# Outer steps.
-
-
-@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
-def test_outer_steps_go_on_from_the_anchor_and_the_momentum_that_all_have(instant):
-    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
-    code, said, text = run({2: (instant, 2)}, strategy=strategy, steps_per_round=3, steps=18)
-    assert code == 0, text
-    members = views_of(said)
-    expected = replayed(
-        lambda r: [members(r)], THREE, steps_per_round=3, steps=18, outer=DILOCO, present=lambda r: len(members(r))
-    )  # fmt: skip
-    assert own(said) == near(expected), text
-    assert said[0]["own"] == said[1]["own"] == said[3]["own"]
-
-
-def test_a_sum_of_all_that_others_have_committed_is_an_outer_step_of_who_comes_to_know_it_after_the_loss():
-    """Worker 2 dies when all have confirmed round 2, and worker 1 takes its confirm for broken."""
-    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
-    dies = {2: ("before the sum", 3), 1: ("confirm breaks", 2)}
-    code, said, text = run(dies, strategy=strategy, steps_per_round=3, steps=18)
-    assert code == 0, text
-    members = lambda r: ALL if r < 3 else THREE  # noqa: E731
-    expected = replayed(
-        lambda r: [members(r)], THREE, steps_per_round=3, steps=18, outer=DILOCO, present=lambda r: len(members(r))
-    )  # fmt: skip
-    assert own(said) == near(expected), text
-
-
-def test_who_joins_has_anchor_and_momentum_of_the_donor():
-    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
-    code, said, text = run(
-        {2: ("before the sum", 1)}, strategy=strategy, steps_per_round=3, steps=36, restarts=1, back=(2,), waits_at=9
-    )
-    assert code == 0, text
-    members = views_of(said)
-    expected = replayed(
-        lambda r: [members(r)], ALL, steps_per_round=3, steps=36, joins=joined(text, 2), outer=DILOCO,
-        present=lambda r: len(members(r)),
-    )  # fmt: skip
-    assert own(said) == near(expected), text
-    assert len({tuple(model) for model in own(said).values()}) == 1
-
-
-def test_who_is_left_alone_makes_outer_steps_of_its_own_rounds_and_who_joins_it_goes_on_from_them():
-    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
-    code, said, text = run(
-        {1: ("in the sum", 2)}, strategy=strategy, steps_per_round=3, workers=2, max_failures=1, steps=36, restarts=1,
-        back=(1,), waits_at=12,
-    )  # fmt: skip
-    assert code == 0, text
-    members = views_of(said)
-    assert members(2) == (0,)
-    expected = replayed(
-        lambda r: [members(r)], (0, 1), steps_per_round=3, workers=2, steps=36, joins=joined(text, 1), outer=DILOCO,
-        present=lambda r: len(members(r)),
-    )  # fmt: skip
-    assert own(said) == near(expected), text
-
-
-@pytest.mark.parametrize("instant", ["before the sum", "prepared"])
-@pytest.mark.parametrize("round_", [4, 5], ids=["in a round of pairs", "in a round of all"])
-def test_of_groups_with_a_round_of_all_survivors_make_outer_steps_where_all_of_them_meet(instant, round_):
-    strategy = StaticGroups(phases=PAIRS_THEN_ALL, payload=Payload(outer=DILOCO))
-    plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 1)
-    code, said, text = run({2: (instant, round_)}, strategy=strategy, failure_plan=plan, steps=12)
-    assert code == 0, text
-    resume = next(after for after, members in said[0]["views"] if len(members) == 3)
-    schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
-    after = after_failure(schedule, {2})
-
-    def replay(own_pair):
-        def groups(r):
-            if r < round_:
-                return [group.members for group in schedule.phase(r)]
-            if r < resume:
-                return own_pair
-            return [tuple(THREE[place] for place in group.members) for group in after.phase(r)]
-
-        present = lambda r: 4 if r < resume else 3  # noqa: E731
-        return near(replayed(groups, THREE, gradients=False, steps=12, outer=DILOCO, present=present))
-
-    assert own(said) in [replay([]), replay([(0, 1)])], text
-
-
-OWN = OuterStep(lr=0.75, momentum=0.25, outer_params=OuterParams.PER_WORKER)
-PAIRS = StaticGroups(
-    phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)), payload=Payload(outer=OWN)
-)
-
-
-@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
-def test_outer_parameters_of_each_worker_s_own_stay_with_the_survivors(instant):
-    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, steps=12)
-    assert code == 0, text
-    resume = next(after for after, members in said[0]["views"] if len(members) == 3)
-
-    def replay(done):
-        groups = lambda r: EVEN_ODD[r % 2] if r < 4 else done[r - 4] if r < resume else [THREE]  # noqa: E731
-        return near(replayed_own_outer(groups, THREE, steps=12, outer=OWN))
-
-    # Rounds that only one of the pairs had done before the failure are left out by the others.
-    some = [[[], pairs[:1], pairs[1:], pairs] for pairs in (EVEN_ODD[r % 2] for r in range(4, resume))]
-    assert own(said) in [replay(done) for done in itertools.product(*some)], text
-
-
-def test_who_joins_has_the_outer_parameters_of_its_donor():
-    strategy = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [ALL]),)), payload=Payload(outer=OWN))
-    code, said, text = run({2: ("before the sum", 4)}, strategy=strategy, steps=24, restarts=1, back=(2,))
-    assert code == 0, text
-    members = views_of(said)
-    expected = replayed_own_outer(lambda r: [members(r)], ALL, steps=24, outer=OWN, joins=joined(text, 2))
-    assert own(said) == near(expected), text
-
-
-def test_outer_parameters_of_each_worker_s_own_are_in_no_failure_plan():
-    with pytest.raises(ScheduleError, match="is per_worker; none is proved"):
-        Schedule("planned", Cluster.regular(1, 4), PAIRS, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
-
-
-# Layers.
-
-LAYERS = Transport(gradient_buckets=GradientBuckets.PER_LAYER)
+WIDE, BLOCK = 192, 16
+"""Numbers of a model whose sums have stages, and of a block."""
 LAYER = 2**14
 """Numbers of a layer that is sent by itself."""
+DILOCO = st.OuterStep(lr=0.75, momentum=0.5, nesterov=True)
+OWN = st.OuterStep(lr=0.75, momentum=0.25, outer_params=of.OuterParams.PER_WORKER)
+HALVES = (("weight0",), ("weight1",))
+IN_TURN = st.Payload(outer=DILOCO, fragments=HALVES)
+FED_BACK = {"block": BLOCK, "error_feedback": True}
+BY_STEPS = st.AllReduce(steps_per_round=(2, 3, 2, 1), averaging=of.Averaging.STEP_NORMALIZED)
+LATE = of.DelayedAveraging()
+PAIRS = group_phases(4, *EVEN_ODD)
+OWN_PAIRS = st.StaticGroups(phases=PAIRS, payload=st.Payload(outer=OWN))
+PAIRS_THEN_ALL = group_phases(4, [(0, 1), (2, 3)], [ALL])
+KEEP = st.FailurePlan(st.SurvivorRule.KEEP_GROUPS, 1)
 
 
-@pytest.mark.parametrize("instant", ["layers left", "in the sum", "prepared", "confirmed"])
-def test_layers_that_had_left_are_sent_again_by_the_survivors(instant):
-    code, said, text = run({2: (instant, 4)}, strategy=AllReduce(transport=LAYERS), size=3 * LAYER, parameters=3)
-    assert code == 0, text
-    members = views_of(said)
-    assert members(4 + (instant == "confirmed")) == THREE
-    assert own(said) == replayed(lambda r: [members(r)], THREE, size=3 * LAYER), text
+def coded_sum(given, left, top=127):
+    """The sum of rows that travel in blocks, with what the last one left over; and what roundings leave of both."""
+    coded, total = np.empty_like(given), np.empty_like(given[0])
+    result = np.empty_like(total)
+    for part in (slice(*bounds) for bounds in coded_sums.cut(len(total), len(given), BLOCK)):
+        coded[:, part] = [coded_sums.in_blocks(values, BLOCK, top) for values in given[:, part]]
+        total[part] = coded_sums.added(coded[:, part]) + left[part]
+        result[part] = coded_sums.in_blocks(total[part], BLOCK, top)
+    return result, given - coded, total - result
+
+
+def rounded_means(ended, survivors, *, steps, size, codec):
+    """Of a run whose gradients travel in a codec, with feedback that begins again with each view, in NumPy."""
+    model, members = np.array(start_of(size), np.float32), ()
+    for step in range(steps):
+        if ended.members(step) != members:
+            members = ended.members(step)
+            given_left, sum_left = np.zeros((len(members), size), np.float32), np.zeros(size, np.float32)
+        given = np.array([gradient(rank, step, size) for rank in members], np.float32) / np.float32(len(members))
+        mean = given[0]
+        if len(members) > 1:
+            mean, given_left, sum_left = coded_sum(given + given_left, sum_left, coded_sums.LEVELS[codec])
+        model -= np.float32(RATE) * mean
+    return dict.fromkeys(survivors, model.tolist())
+
+
+class Coded:
+    """Late means by int8, in NumPy: what is sent is the way from the last mean of all, which all have, to the start."""
+
+    def __init__(self, size):
+        self.reference = np.array(start_of(size), np.float32)
+
+    def __call__(self, starts):
+        if len(starts) == 1:  # nobody is there for whom it would be rounded
+            self.reference = np.array(starts[0], np.float32)
+        else:
+            given = [(np.float32(start) - self.reference) / np.float32(len(starts)) for start in starts]
+            self.reference = self.reference + coded_sum(np.stack(given), np.zeros_like(given[0]))[0]
+        return self.reference
+
+
+def averaged(ended, survivors, *, is_coded=False, **run):
+    run |= {"mean_of": Coded(run["size"])} if is_coded else {}
+    return replayed(ended.groups, survivors, joins=ended.joins, **run)
+
+
+def by_steps(ended, survivors, *, steps):
+    worker_steps = BY_STEPS.steps_per_round
+    rounds = steps // max(worker_steps)
+    return replayed_by_steps(ended.members, survivors, worker_steps=worker_steps, rounds=rounds, joins=ended.joins)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A strategy, how it is run, and what it comes to, within a relative and an absolute error."""
+
+    strategy: object
+    run: dict
+    replay: object
+    errors: tuple = (1e-12, 1e-12)
+
+    def holds(self, deaths, survivors, **options):
+        """What came of a run with these deaths, whose survivors hold what a replay says."""
+        run = self.run | options
+        ended = survived(deaths, strategy=self.strategy, **run)
+        sizes = {name: run[name] for name in ("steps", "size", "workers") if name in run}
+        rel, abs_ = self.errors
+        expected = self.replay(ended, survivors, **sizes)
+        assert ended.own == {r: pytest.approx(one, rel=rel, abs=abs_) for r, one in expected.items()}, ended.text
+        assert self.strategy is BY_STEPS or {one["steps"] for one in ended.said.values()} == {run.get("steps", 9)}
+        assert len({tuple(one["end"]) for one in ended.said.values()}) == 1, ended.text
+        return ended
+
+
+def coded(codec, errors=(0, 0), **transport):
+    strategy = st.AllReduce(transport=st.Transport(codec=codec, **FED_BACK, **transport))
+    run = {"size": WIDE, "dtype": torch.float32, "steps": 9}
+    return Kind(strategy, run, partial(rounded_means, codec=codec.value), errors)
+
+
+def progress(codec, error):
+    strategy = st.AllReduce(steps_per_round=3, transport=st.Transport(codec=codec))
+    run = {"size": WIDE, "dtype": torch.float32, "steps": 24}
+    return Kind(strategy, run, partial(averaged, steps_per_round=3), (1e-6, error))
+
+
+def late(steps_per_round, steps, **transport):
+    strategy = st.AllReduce(steps_per_round=steps_per_round, sync=LATE, transport=st.Transport(**transport))
+    replay = partial(averaged, steps_per_round=steps_per_round, overlaps=True, gradients=False)
+    if transport:  # once in a while a number is rounded the other way: one level of 127, of what a few rounds added
+        run, replay = {"size": 64, "dtype": torch.float32}, partial(replay, is_coded=True)
+        return Kind(strategy, run | {"steps": steps}, replay, (1e-5, 0.05))
+    return Kind(strategy, {"steps": steps}, replay)
+
+
+def in_turns(payload=IN_TURN, sync=SYNCHRONOUS, *, steps=18, fragments=2, **replay):
+    strategy = st.AllReduce(steps_per_round=4, payload=payload, sync=sync)
+    outer = payload.outer if payload.outer.lr != 1 else None
+    replay = partial(averaged, steps_per_round=4, fragments=fragments, outer=outer, **replay)
+    return Kind(strategy, {"steps": steps, "parameters": fragments}, replay)
+
+
+LAYERS = st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER))
+KINDS = {
+    "codec": coded(of.Codec.INT8),
+    "codec of 4 bits": coded(of.Codec.INT4),
+    "layers": Kind(LAYERS, {"steps": 9, "size": 3 * LAYER, "parameters": 3}, averaged, (0, 0)),
+    "layers by a codec": coded(of.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER),
+    # In bfloat16 all that is sent here is exact, as long as it is counted from where all were together last.
+    "progress in bfloat16": progress(of.Codec.BFLOAT16, 1e-6),
+    "progress in int8": progress(of.Codec.INT8, 0.5),
+    "outer": Kind(
+        st.AllReduce(steps_per_round=3, payload=st.Payload(outer=DILOCO)),
+        {"steps": 18},
+        partial(averaged, steps_per_round=3, outer=DILOCO),
+    ),
+    "outer of each worker": Kind(
+        static_groups(4, [ALL], payload=st.Payload(outer=OWN)),
+        {"steps": 24},
+        partial(averaged, gradients=False, outer=OWN),
+    ),
+    "by steps": Kind(BY_STEPS, {"steps": 18}, by_steps),
+    "late": late(3, 18),
+    "late, every step": late(1, 6),
+    "late by a codec": late(3, 18, codec=of.Codec.INT8, block=BLOCK),
+    "in turns": in_turns(),
+    "in turns, plain": in_turns(st.Payload(fragments=HALVES)),
+    "merged 1 late": in_turns(sync=of.DelayedMerge(steps=1, alpha=0.25), steps=26, late=1, alpha=0.25),
+    # The first fragment is sent in the round before, so that two are in flight at once.
+    "merged 3 late": in_turns(sync=of.DelayedMerge(steps=3, alpha=0.25), steps=26, late=3, alpha=0.25),
+    "replaced 1 late": in_turns(sync=of.DelayedMerge(steps=1), steps=40, late=1),
+    "replaced 3 late": in_turns(sync=of.DelayedMerge(steps=3), steps=40, late=3),
+    "one fragment, merged late": in_turns(
+        st.Payload(outer=DILOCO), of.DelayedMerge(steps=2, alpha=0.5), steps=26, fragments=1, late=2, alpha=0.5
+    ),
+}
+UP_TO_COMMIT = ["before the sum", "in the sum", "prepared", "confirmed"]
+DEATHS = [
+    # kind, where in which round or turn worker 2 dies, from where the others may resume, or one later if "confirmed"
+    *(("codec", instant, 4, None) for instant in UP_TO_COMMIT),
+    *(("layers", instant, 4, {3, 4}) for instant in ("layers left", *UP_TO_COMMIT[1:])),
+    ("layers by a codec", "in the sum", 4, None),
+    *((f"progress in {codec}", instant, 1, {1}) for codec in ("bfloat16", "int8") for instant in UP_TO_COMMIT[::2]),
+    *(("outer", instant, 2, None) for instant in UP_TO_COMMIT),
+    *(("by steps", instant, 3, {2, 3, 4}) for instant in UP_TO_COMMIT),
+    *((kind, instant, 3, {2, 3}) for kind in ("late", "late, every step") for instant in ("in flight", *UP_TO_COMMIT)),
+    *(("late by a codec", instant, 3, None) for instant in ("before the sum", "in flight", "prepared", "confirmed")),
+    *(("in turns", instant, (2, fragment), {4 + fragment}) for instant in UP_TO_COMMIT for fragment in (0, 1)),
+    ("in turns, plain", "prepared", (2, 0), {4}),
+    *((f"merged {lag} late", instant, (2, 0), None) for lag in (1, 3) for instant in UP_TO_COMMIT),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "instant", "dies", "resumes"), DEATHS, ids=["-".join(map(str, row[:3])) for row in DEATHS]
+)
+def test_who_dies_is_in_no_mean_that_not_all_have_and_the_others_hold_what_a_replay_says(kind, instant, dies, resumes):
+    plan = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1) if kind == "merged 3 late" else None
+    ended = KINDS[kind].holds({2: (instant, dies)}, THREE, failure_plan=plan)
+    (_, first), (resumed, second) = ended.views
+    assert (first, second) == (ALL, THREE), ended.text
+    assert resumes is None or resumed - (instant == "confirmed") in resumes
+    if kind.startswith("progress"):
+        assert [one["reference"] for one in ended.said.values()] == [7] * 3, "the last round"
+    if kind == "outer" or kind.startswith(("progress", "codec")):
+        assert len({tuple(model) for model in ended.own.values()}) == 1
+    if kind.startswith("in turns"):
+        place = f"round {resumed // 2} (fragment {resumed % 2})"
+        assert f"the other 3 continue together from {place}; the mean moved by 1/3 of" in ended.text
+
+
+JOINS = {
+    # kind, where who dies, from which step the others wait for it, how many there are, in which turn it joins
+    "codec": ("codec of 4 bits", {2: ("before the sum", 4)}, (8, 20), None),
+    "outer": ("outer", {2: ("before the sum", 1)}, (9, 36), None),
+    "outer of each worker": ("outer of each worker", {2: ("before the sum", 4)}, (8, 24), None),
+    "by steps, 1": ("by steps", {1: ("before the sum", 3)}, (14, 60), None),
+    "by steps, 3": ("by steps", {3: ("before the sum", 3)}, (14, 60), None),
+    "late": ("late", {2: ("before the sum", 1)}, (9, 36), None),
+    "late by a codec": ("late by a codec", {2: ("in flight", 1)}, (9, 36), None),
+    # Merged 3 steps late the second fragment is merged when the first was sent again after it.
+    **{
+        f"{kind}, {fragment}": (kind, {2: ("before the sum", (1, 0))}, (12 + 2 * fragment, 40), 6 + fragment)
+        for kind in ("in turns", "replaced 1 late", "replaced 3 late")
+        for fragment in (0, 1)
+    },
+}
+
+
+@pytest.mark.parametrize(("kind", "deaths", "steps", "turn"), JOINS.values(), ids=JOINS)
+def test_who_joins_has_all_that_its_donor_has(kind, deaths, steps, turn):
+    """Models and their beginnings, outer parameters and momenta, what was sent; and nothing that was left over."""
+    ((who, _),) = deaths.items()
+    ended = KINDS[kind].holds(deaths, ALL, steps=steps[1], restarts=1, back=(who,), waits_at=steps[0])
+    assert [members for _, members in ended.views] == [ALL, tuple(sorted({*ALL} - {who})), ALL], ended.text
+    assert ended.joins[who][0] == (turn or ended.views[-1][0])
+    assert not kind.startswith("outer") or len({tuple(own) for own in ended.own.values()}) == 1
+
+
+ALONE = [
+    ("outer", ("in the sum", 2), {"steps": 36, "waits_at": 12}, 2),
+    ("late", ("in flight", 2), {"steps": 36, "waits_at": 12}, 2),
+    ("in turns", ("in the sum", (2, 1)), {"steps": 40, "waits_at": 16}, 5),
+    ("one fragment, merged late", ("in the sum", 2), {}, 5),  # and keeps its part of it
+]
+
+
+@pytest.mark.parametrize(("kind", "death", "options", "turn"), ALONE, ids=[row[0] for row in ALONE])
+def test_who_is_left_alone_does_what_rounds_of_one_do_and_who_joins_it_goes_on_from_there(kind, death, options, turn):
+    back = {"restarts": 1, "back": (1,)} if options else {}
+    survivors = (0, 1) if back else (0,)
+    ended = KINDS[kind].holds({1: death}, survivors, workers=2, max_failures=1, **options, **back)
+    assert ended.members(turn) == (0,)
+    assert [members for _, members in ended.views] == [(0, 1), (0,), *[(0, 1)] * bool(back)], ended.text
 
 
 def test_layers_of_two_failures_and_of_who_joins():
     deaths = {2: ("layers left", 3), 1: ("layers left", 5)}
     options = {"steps": 20, "size": 2 * LAYER, "parameters": 2, "restarts": 2, "back": (1, 2)}
-    code, said, text = run(deaths, strategy=AllReduce(transport=LAYERS), **options)
-    assert code == 0, text
-    members = views_of(said)
-    assert members(19) == ALL
-    assert own(said) == replayed(lambda r: [members(r)], ALL, steps=20, size=2 * LAYER), text
+    assert KINDS["layers"].holds(deaths, ALL, **options).members(19) == ALL
 
 
-def test_layers_by_a_codec_with_feedback_that_begins_again():
-    transport = Transport(
-        codec=Codec.INT8, block=BLOCK, error_feedback=True, gradient_buckets=GradientBuckets.PER_LAYER
-    )
-    options = {"size": WIDE, "dtype": torch.float32}
-    code, said, text = run({2: ("in the sum", 4)}, strategy=AllReduce(transport=transport), **options)
-    assert code == 0, text
-    assert own(said) == dict.fromkeys(THREE, rounded_means(views_of(said), steps=9, size=WIDE)), text
+@pytest.mark.parametrize("second", ["voting", "rebuilding"])
+def test_a_second_death_during_the_recovery_from_the_first(second):
+    KINDS["late"].holds({2: ("in flight", 3), 0: (second, 0)}, (1, 3))
 
 
-# Averaging by steps.
-
-BY_STEPS = AllReduce(steps_per_round=(2, 3, 2, 1), averaging=Averaging.STEP_NORMALIZED)
-
-
-@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
-def test_progress_is_brought_to_the_mean_steps_of_the_survivors(instant):
-    code, said, text = run({2: (instant, 3)}, strategy=BY_STEPS, steps=18)
-    assert code == 0, text
-    assert views_of(said)(5) == THREE
-    expected = replayed_by_steps(views_of(said), THREE, worker_steps=BY_STEPS.steps_per_round, rounds=6)
-    assert own(said) == near(expected), text
+def test_a_death_in_mean_model_and_one_in_the_first_round():
+    ended = KINDS["late"].holds({2: ("in mean_model()", 0), 0: ("before the sum", 0)}, (1, 3), evaluate=(4,))
+    assert len({tuple(one["means"][0]) for one in ended.said.values()}) == 1
 
 
-@pytest.mark.parametrize("who", [1, 3])
-def test_who_joins_where_progress_is_by_steps_has_that_of_its_donor_and_a_step(who):
-    code, said, text = run(
-        {who: ("before the sum", 3)}, strategy=BY_STEPS, steps=60, restarts=1, back=(who,), waits_at=14
-    )
-    assert code == 0, text
-    expected = replayed_by_steps(
-        views_of(said), ALL, worker_steps=BY_STEPS.steps_per_round, rounds=20, joins=joined(text, who)
-    )
-    assert own(said) == near(expected), text
+@pytest.mark.parametrize(("kind", "round_"), [("outer", 2), ("late", 3)])
+def test_a_mean_that_others_have_taken_a_worker_takes_too_whose_confirm_broke(kind, round_):
+    """Worker 2 dies when all have confirmed a round, and worker 1 takes its confirm for broken."""
+    ended = KINDS[kind].holds({2: ("before the sum", round_ + 1), 1: ("confirm breaks", round_)}, THREE)
+    assert ended.views[1][0] in ((round_, round_ + 1) if kind == "late" else (round_ + 1,))
+
+
+def test_without_a_loss_a_run_that_is_late_does_what_any_does():
+    assert KINDS["late"].holds({}, ALL, evaluate=(4,)).views == [(-1, ALL)]
+
+
+# Sums in stages.
+HIERARCHICAL = st.Transport(algorithm=of.AllReduceAlgorithm.HIERARCHICAL)
+STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, averaged, (0, 0))
+
+
+@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])
+def test_where_a_node_is_lost_the_others_still_sum_in_stages(instant):
+    ended = STAGES.holds({4: (instant, 4), 5: (instant, 4)}, FOUR, workers=6, nodes=3)
+    assert (ended.members(3), ended.members(4)) == (SIX, FOUR)
+    assert all(one["in_stages"] for one in ended.said.values())
+
+
+def test_where_nodes_are_left_unequal_sums_go_around_a_ring_and_in_stages_again_when_all_are_back():
+    dies = {3: ("prepared", 4)}
+    ended = STAGES.holds(dies, ALL, nodes=2, steps=20, restarts=1, back=(3,))
+    assert [ended.members(round_) for round_ in (3, 4, 19)] == [ALL, (0, 1, 2), ALL]
+    assert all(one["in_stages"] for one in ended.said.values())
+    assert [one["in_stages"] for one in STAGES.holds(dies, (0, 1, 2), nodes=2).said.values()] == [False] * 3
+
+
+# Groups: those of one pair may have had a round more, or less, when the others resume.
+GROUPS = {
+    "late": (st.StaticGroups(phases=PAIRS, steps_per_round=2, sync=LATE), {"overlaps": True, "steps_per_round": 2}, 16),
+    "outer": (st.StaticGroups(phases=PAIRS_THEN_ALL, payload=st.Payload(outer=DILOCO)), {"outer": DILOCO}, 12),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "instant", "lost"),
+    [(*row, 4) for row in itertools.product(("late",), ("before the sum", "in flight"))]
+    + list(itertools.product(("outer",), ("before the sum", "prepared"), (4, 5))),  # a round of pairs, and one of all
+)
+def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kind, instant, lost):
+    """Where outer steps are made survivors make them in rounds in which all of them meet."""
+    (strategy, options, steps), plan = GROUPS[kind], KEEP
+    ended = survived({2: (instant, lost)}, strategy=strategy, failure_plan=plan, steps=steps)
+    schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
+    resume = next(after for after, members in ended.views if len(members) == 3)
+    options = options | ({"present": lambda turn: 4 if turn < resume else 3} if kind == "outer" else {})
+
+    def replay(own_pair):
+        before = lambda round_: [group.members for group in schedule.phase(round_)]  # noqa: E731
+        groups = pairs_until(resume, own_pair, after_failure(schedule, {2}), lost=lost, before=before)
+        return near(replayed(groups, THREE, steps=steps, gradients=False, **options))
+
+    assert ended.own in [replay([]), replay([(0, 1)])], ended.text
+    assert ended.all_ended_equal(steps)
+
+
+def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_them():
+    strategy = st.StaticGroups(phases=PAIRS_THEN_ALL, steps_per_round=4, payload=IN_TURN)
+    ended = survived({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
+    assert [members for _, members in ended.views] == [ALL, THREE], ended.text
+    assert ended.views[1][0] == 3, "the second fragment of the round of all"
+    assert len({tuple(own[2:]) for own in ended.own.values()}) == 1, "after the last turn of the second fragment"
+    assert ended.all_ended_equal(24)
+
+
+@pytest.mark.parametrize("instant", UP_TO_COMMIT)
+def test_outer_parameters_of_each_worker_s_own_stay_with_the_survivors(instant):
+    ended = survived({2: (instant, 4)}, strategy=OWN_PAIRS, steps=12)
+    resume = next(after for after, members in ended.views if len(members) == 3)
+
+    def replay(done):
+        groups = lambda r: EVEN_ODD[r % 2] if r < 4 else done[r - 4] if r < resume else [THREE]  # noqa: E731
+        return near(replayed(groups, THREE, steps=12, gradients=False, outer=OWN))
+
+    # Rounds that only one of the pairs had done before the failure are left out by the others.
+    some = [[[], pairs[:1], pairs[1:], pairs] for pairs in (EVEN_ODD[r % 2] for r in range(4, resume))]
+    assert ended.own in [replay(done) for done in itertools.product(*some)], ended.text
+
+
+def test_outer_parameters_of_each_worker_s_own_are_in_no_failure_plan():
+    with pytest.raises(ScheduleError, match="is per_worker; none is proved"):
+        Schedule("planned", Cluster.regular(1, 4), OWN_PAIRS, failure_plan=KEEP)
+
+
+def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_left_of_the_round():
+    options = {"steps": 0, "samples": 321, "restarts": 1, "back": (2,), "waits_at": 12, "parameters": 2}
+    ended = survived({2: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
+    assert [members for _, members in ended.views] == [ALL, THREE, ALL]
+    rounds = dict(assign_samples(range(321), ended.views, (4,) * 4, 1, 0, turns=2))
+    joined = ended.views[-1][0]
+    assert len(rounds[joined // 2][2]) == (3, 1)[joined % 2], "of 4 steps; the turns are after 2 and 4"
+    for rank, one in ended.said.items():
+        mine = [sample for hands in rounds.values() for sample in hands.get(rank, [])]
+        seen = [sample for _, sample in one["seen"]]
+        assert seen == (mine[-len(seen) :] if rank == 2 else mine), ended.text
+        assert one["steps"] == 4 * len(rounds)

@@ -6,18 +6,13 @@ from operator import itemgetter
 import pytest
 
 from helpers.children import ROOT
-from helpers.driver import Driver
 from helpers.warm import WARM
 from partreduce import design, write_schedule
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
-@pytest.fixture(scope="module")
-def driver():
-    started = Driver("helpers.sharded_runs")
-    yield started
-    started.close()
+SCENARIOS = "helpers.sharded_runs"
 
 
 RANK = itemgetter("rank")

@@ -1,16 +1,14 @@
 """Profiles: the fit recovers known links, the surroundings are read, and the verb writes a file that design accepts."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from helpers.warm import WARM
+from partreduce import Cluster, Hardware, Link, load_cluster
 from partreduce.runtime.profile import (
     Measurement,
     calibration_phases,
@@ -21,13 +19,8 @@ from partreduce.runtime.profile import (
     random_phases,
     slurm_words,
 )
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.cluster import load_cluster
-from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.hardware import Switch
 from partreduce.topo.slurm import switches_of
-
-if TYPE_CHECKING:
-    import subprocess
 
 TABLE = (
     "\tGPU0\tGPU1\tNIC0\tNIC1\tNIC2\tCPU Affinity\n"
@@ -46,7 +39,7 @@ TABLE = (
         ("3,2", Hardware(inside=Link(2e-5, 1e-10), nic=Link(1e-4, 8e-9), bus=Link(1e-5, 5e-10))),
     ],
 )
-def test_fit_predicts_unseen_phases_of_known_hardware(shape: str, hardware: Hardware) -> None:
+def test_fit_predicts_unseen_phases_of_known_hardware(shape, hardware):
     """Measurements made by the cost model itself, with 3 % noise: unseen phases are predicted within 15 %."""
     cluster, rng = Cluster.parse(shape), np.random.default_rng(5)
     measured = [
@@ -63,7 +56,7 @@ def test_fit_predicts_unseen_phases_of_known_hardware(shape: str, hardware: Hard
         assert predicted_seconds(unseen, cluster, fitted.hardware) == pytest.approx(truth, rel=0.15)
 
 
-def test_a_slow_nic_is_fitted_where_phases_inside_nodes_are_noisy() -> None:
+def test_a_slow_nic_is_fitted_where_phases_inside_nodes_are_noisy():
     """As on a loaded machine with thin links: sums of a few milliseconds inside nodes take up to ten times longer."""
     cluster, rng, slow = Cluster.parse("2x2"), np.random.default_rng(80), Link(1e-4, 1e-7)  # 80 Mbit/s
     hardware = Hardware(inside=Link(3e-4, 2e-9), nic=slow)
@@ -79,7 +72,7 @@ def test_a_slow_nic_is_fitted_where_phases_inside_nodes_are_noisy() -> None:
     assert seconds == pytest.approx(slow.latency + 262_144 * slow.seconds_per_byte, rel=0.2)
 
 
-def test_fit_keeps_what_it_does_not_measure() -> None:
+def test_fit_keeps_what_it_does_not_measure():
     cluster = Cluster.parse("1x4")
     base = Hardware(num_nics=2, slowdown=((1, 2.0),), compute=0.5, model_bytes=7)
     measured = [Measurement(phase, 1000, (1e-3,)) for phase in calibration_phases(cluster)]
@@ -88,17 +81,17 @@ def test_fit_keeps_what_it_does_not_measure() -> None:
     assert hardware.nic == base.nic
 
 
-def test_rails_are_the_nics_beside_a_gpu() -> None:
+def test_rails_are_the_nics_beside_a_gpu():
     assert num_rails(TABLE) == 2
     assert num_rails("") == 1
 
 
-def test_slurm_words_are_those_of_the_job() -> None:
+def test_slurm_words_are_those_of_the_job():
     assert slurm_words({"SLURM_JOB_ID": "7", "HOME": "/"}) == {"SLURM_JOB_ID": "7"}
     assert slurm_words({}) == {}
 
 
-def test_slurm_addresses_name_the_switches_above_the_nodes() -> None:
+def test_slurm_addresses_name_the_switches_above_the_nodes():
     """Two pods of two racks; the switch over everything and the second one over the same nodes are left out."""
     tree = [f"core.pod{pod}.rack{pod}{rack}.n{n}" for pod, rack, n in ((0, 0, 0), (0, 0, 1), (0, 1, 2), (1, 0, 3))]
     switches = switches_of([f"{address}\nswitch.switch.switch.node" for address in tree])
@@ -108,16 +101,16 @@ def test_slurm_addresses_name_the_switches_above_the_nodes() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "node7", "s0.node7", "a.b.c"])
-def test_addresses_without_switches_name_none(address: str) -> None:
+def test_addresses_without_switches_name_none(address):
     assert switches_of([f"{address}\nnode", "\n", "s1.n.example.org\nswitch.node"]) == (Switch((2,)),)
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments, **environment):
     clean = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
     return WARM.run("partreduce", "measure", *arguments, environment=clean | environment)
 
 
-def test_one_worker_fits_and_all_know_its_metrics(ranks, monkeypatch) -> None:
+def test_one_worker_fits_and_all_know_its_metrics(ranks, monkeypatch):
     """Where sixteen workers share two cores, sixteen fits at once took longer than the measurement."""
     fits = []
 
@@ -135,7 +128,7 @@ def test_one_worker_fits_and_all_know_its_metrics(ranks, monkeypatch) -> None:
 
 
 @pytest.mark.processes
-def test_a_size_that_nobody_stated_is_measured_with_but_not_written_as_the_models(tmp_path) -> None:
+def test_a_size_that_nobody_stated_is_measured_with_but_not_written_as_the_models(tmp_path):
     """Else `design` would plan for a model of 8 MB without a word."""
     path = tmp_path / "cluster.yaml"
     done = run("--workers", "2", "--repetitions", "1", "-o", str(path), "--json")
@@ -147,7 +140,7 @@ def test_a_size_that_nobody_stated_is_measured_with_but_not_written_as_the_model
 
 
 @pytest.mark.processes
-def test_profile_writes_a_cluster_file_that_loads(tmp_path) -> None:
+def test_profile_writes_a_cluster_file_that_loads(tmp_path):
     (tmp_path / "train.py").write_text("import time\ndef step():\n    time.sleep(0.002)\n")
     path = tmp_path / "cluster.yaml"
     done = run(
@@ -167,14 +160,14 @@ def test_profile_writes_a_cluster_file_that_loads(tmp_path) -> None:
     assert len(document["checks"]) == 10
 
 
-def test_profile_outside_a_job_says_how_to_start_one() -> None:
+def test_profile_outside_a_job_says_how_to_start_one():
     done = run()
     assert done.returncode == 2
     assert "--workers N: measure runs on all workers: give N here" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_step_function_that_is_missing_is_named(tmp_path) -> None:
+def test_a_step_function_that_is_missing_is_named(tmp_path):
     (tmp_path / "train.py").write_text("x = 1\n")
     done = run("--workers", "2", "--step", f"{tmp_path}/train.py:step")
     assert done.returncode == 2

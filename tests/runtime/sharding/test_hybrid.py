@@ -21,11 +21,10 @@ from helpers.hybrid_runs import (
     start,
     train,
 )
+from partreduce import Cluster, Hardware, Link
+from partreduce.errors import InputError
 from partreduce.runtime.sharding.table_collectives import Wire
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.payload import Placement
+from partreduce.strategies import Placement
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 

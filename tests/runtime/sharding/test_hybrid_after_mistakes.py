@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from helpers.hybrid_runs import WORDS, Case, Model, data_of, part_of, start
+from partreduce.errors import InputError
 from partreduce.runtime.transport.store import Notes
-from partreduce.topo.errors import InputError
 
 CASE = Case("adam", dtype=torch.float64)
 

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 import partreduce
+from partreduce import Cluster, Hardware
 from partreduce.runtime.sharding.table_collectives import LENGTH
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import Hardware
-from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
+from partreduce.strategies import Gradient, Payload, Placement, TablePlacement
 from partreduce.topo.timing.tables import ROOM, RowAccess, exchange, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -23,9 +23,11 @@ from helpers.hybrid_runs import (
     schedule_of,
     start,
 )
+from helpers.thread_ranks import on_ranks
 from helpers.warm import WARM
-from partreduce.topo.errors import InputError, PartreduceError
-from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
+from partreduce import PartreduceError
+from partreduce.errors import InputError
+from partreduce.strategies import Payload, Placement, TablePlacement
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("adam", dtype=torch.float64)
@@ -111,23 +113,18 @@ def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
     def run(world):
         model, optimizer = start(CASE, world)
         step(model, optimizer, *steps_of(CASE, world.rank)[0])
-        try:
-            if world.rank == 0:
-                (model if of == "model" else optimizer).state_dict()
-            if place == "mean_model":
-                with optimizer.mean_model():
-                    pass
-            optimizer.finish()
-        except PartreduceError as error:
-            return str(error)
-        return ""
+        if world.rank == 0:
+            (model if of == "model" else optimizer).state_dict()
+        if place == "mean_model":
+            with optimizer.mean_model():
+                pass
+        optimizer.finish()
 
-    said = ranks.run(4, run)
+    said = ranks.said(4, run, PartreduceError)
     waits = "finished after 1 rounds" if place == "finish" else "waits for all in mean_model() after 1 rounds"
     assert f"{waits}: worker 0 is in state_dict(), which puts the rows of 'words.weight' together" in said[0]
     assert "let all of them call it at the same place" in said[0]
     assert all("worker 0 gave up first" in line and "state_dict()" in line for line in said[1:])
-    ranks.fresh()
 
 
 def test_hooks_that_a_script_removes_are_none_that_training_needs_and_an_embedding_taken_back_is_named(ranks):
@@ -173,18 +170,14 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
         words = replace(schedule.strategy.payload.tables[0], rows=WORDS + 5)
         payload = replace(schedule.strategy.payload, tables=(words,))
         model = Model(other)
-        try:
-            partreduce.DistributedOptimizer(
-                OPTIMIZERS["sgd"](model.parameters()),
-                model,
-                replace(schedule, strategy=replace(schedule.strategy, payload=payload)),
-                world=world,
-            )
-        except InputError as error:
-            return str(error)
-        return ""
+        partreduce.DistributedOptimizer(
+            OPTIMIZERS["sgd"](model.parameters()),
+            model,
+            replace(schedule, strategy=replace(schedule.strategy, payload=payload)),
+            world=world,
+        )
 
-    assert set(ranks.run(2, run)) == {
+    assert set(ranks.said(2, run, InputError)) == {
         (
             f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in payload.tables and "
             f"of {WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
@@ -251,44 +244,34 @@ def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
     assert "'words.weight': the script trains it by more than lookups" in one_line(ranks, act, replace(CASE, way=way))
 
 
-def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exchanged(ranks):
-    def run(world):
-        model, _ = start(replace(CASE, way=Placement.GATHER), world)
-        if world.rank == 2:
-            with (
-                torch.no_grad(),
-                pytest.raises(InputError, match="index 99 is out of range"),
-            ):
-                model.words(torch.tensor([99]))
-
-    ranks.run(4, run)
+@on_ranks(4)
+def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exchanged(world):
+    model, _ = start(replace(CASE, way=Placement.GATHER), world)
+    if world.rank == 2:
+        with torch.no_grad(), pytest.raises(InputError, match="index 99 is out of range"):
+            model.words(torch.tensor([99]))
 
 
-def test_a_frozen_table_is_looked_up_and_a_model_is_wrapped_once(ranks):
-    def run(world):
-        model = Model(CASE)
-        model.words.weight.requires_grad_(False)
-        before = model.words.weight[:3].clone()
-        model, optimizer = start(CASE, world, model)
-        step(model, optimizer, *steps_of(CASE, world.rank)[0])
-        assert torch.equal(model.words(torch.arange(3)), before)
-        with pytest.raises(InputError, match="are spread by a DistributedOptimizer already"):
-            start(CASE, world, model)
-
-    ranks.run(4, run)
+@on_ranks(4)
+def test_a_frozen_table_is_looked_up_and_a_model_is_wrapped_once(world):
+    model = Model(CASE)
+    model.words.weight.requires_grad_(False)
+    before = model.words.weight[:3].clone()
+    model, optimizer = start(CASE, world, model)
+    step(model, optimizer, *steps_of(CASE, world.rank)[0])
+    assert torch.equal(model.words(torch.arange(3)), before)
+    with pytest.raises(InputError, match="are spread by a DistributedOptimizer already"):
+        start(CASE, world, model)
 
 
-def test_a_subclass_keeps_its_methods_and_its_type(ranks):
+@on_ranks(4, [(True, WIDTH, WIDTH)] * 4)
+def test_a_subclass_keeps_its_methods_and_its_type(world):
     kind = type("Named", (nn.Embedding,), {"named": lambda self: self.weight.shape[1]})
-
-    def run(world):
-        model = Model(CASE)
-        model.words = kind(WORDS, WIDTH, dtype=torch.float64)
-        model, optimizer = start(CASE, world, model)
-        step(model, optimizer, *steps_of(CASE, world.rank)[0])
-        return isinstance(model.words, kind), model.words.named(), model.words(torch.tensor([WORDS - 1])).shape[1]
-
-    assert ranks.run(4, run) == [(True, WIDTH, WIDTH)] * 4
+    model = Model(CASE)
+    model.words = kind(WORDS, WIDTH, dtype=torch.float64)
+    model, optimizer = start(CASE, world, model)
+    step(model, optimizer, *steps_of(CASE, world.rank)[0])
+    return isinstance(model.words, kind), model.words.named(), model.words(torch.tensor([WORDS - 1])).shape[1]
 
 
 def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):
@@ -301,10 +284,7 @@ def test_torchs_own_clipping_refuses_the_gradient_of_a_shard(ranks):
 
 @pytest.mark.parametrize(("codec", "most"), [("none", 0.0), ("float16", 1e-3)])
 def test_a_worker_whose_data_ended_hands_out_its_rows_and_takes_their_gradients(ranks, codec, most):
-    """In the second round through the data others end first, and who had none left looks rows up again.
-
-    Its gradients are then of no row, so that it takes part in their exchange when the step ends.
-    """
+    """In the second round through the data others end first, and who had none left looks rows up again."""
     passes = [3, 1, 2, 3], [1, 3, 3, 2]
 
     def loss_of(model, rank, numbers, data):
@@ -392,14 +372,9 @@ def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
             optimizer.run.reducer.heartbeat.note("left", "was killed by signal 9")
             world.abandon()
             return "gone"
-        try:
-            step(model, optimizer, *data[1])
-        except PartreduceError as error:
-            return str(error)
-        return ""
+        return step(model, optimizer, *data[1])
 
-    said = ranks.run(4, run)
-    ranks.fresh()
+    said = ranks.said(4, run, PartreduceError)
     survivors = [text for text in said if text != "gone"]
     assert all(text.startswith("step 1, round 1: group {") for text in survivors), said
     assert all("worker 1 was killed by signal 9" in text for text in survivors), said

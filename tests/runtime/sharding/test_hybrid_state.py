@@ -8,11 +8,12 @@ import torch
 
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, Case, Model, data_of, part_of, start, train
+from helpers.thread_ranks import on_ranks
+from partreduce.errors import InputError
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.sharding import table_state as saved_tables
 from partreduce.runtime.transport import waiting
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.payload import Placement
+from partreduce.strategies import Placement
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 CASES = {
@@ -140,16 +141,11 @@ def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks
     def act(world):
         model, _ = start(CASES["adam"], world)
         state = model.state_dict()
-        try:
-            model.load_state_dict(state)
-        except InputError as error:
-            return str(error)
-        return ""
+        model.load_state_dict(state)
 
-    said = ranks.run(4, act)
+    said = ranks.said(4, act, InputError)
     assert said[0] == ""
     assert all("load the file that worker 0 saved" in text for text in said[1:])
-    ranks.fresh()
 
 
 def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkeypatch):
@@ -178,13 +174,11 @@ def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkey
     assert ranks.run(4, run) == [False, True, True, True]
 
 
-def test_a_table_of_another_size_is_refused_even_where_it_has_the_size_of_a_shard(ranks):
-    def run(world):
-        model, _ = start(Case(), world)
-        state = {name: torch.zeros(value.shape) for name, value in Model(Case()).state_dict().items()}
-        for rows, columns in (model.words.weight.shape, (29, 5)):
-            state["words.weight"] = torch.zeros(rows, columns)
-            with pytest.raises(InputError, match=f"is {rows}×{columns}, and the table is 29×4"):
-                model.load_state_dict(state)
-
-    ranks.run(4, run)
+@on_ranks(4)
+def test_a_table_of_another_size_is_refused_even_where_it_has_the_size_of_a_shard(world):
+    model, _ = start(Case(), world)
+    state = {name: torch.zeros(value.shape) for name, value in Model(Case()).state_dict().items()}
+    for rows, columns in (model.words.weight.shape, (29, 5)):
+        state["words.weight"] = torch.zeros(rows, columns)
+        with pytest.raises(InputError, match=f"is {rows}×{columns}, and the table is 29×4"):
+            model.load_state_dict(state)

@@ -9,11 +9,12 @@ from torch import nn
 
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
+from partreduce import PartreduceError
+from partreduce.errors import PeerFailedError
 from partreduce.planner import parallelize
 from partreduce.planner.tables import APPLYING
 from partreduce.runtime.sharding.row_access import gather_texts
-from partreduce.topo.errors import PartreduceError, PeerFailedError
-from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.strategies import PartialAllReduce
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("sgd", dtype=torch.float64)
@@ -37,12 +38,9 @@ def said_by(ranks, act):
     """What each of four workers says when `act(world)` goes wrong, or what it returns."""
 
     def run(world):
-        try:
-            return act(world)
-        except PartreduceError as error:
-            return str(error)
+        return act(world)
 
-    return ranks.run(4, run)
+    return ranks.said(4, run, PartreduceError)
 
 
 def parallelized(model, world, batches, where="2x2", **settings):
@@ -68,7 +66,6 @@ def test_a_worker_that_does_not_come_is_named_by_all_who_do(ranks):
         return "late" if world.rank == 1 else parallelized(Model(CASE), world, batches_of(world.rank), timeout=3)
 
     line, late, *others = said_by(ranks, act)
-    ranks.fresh()
     assert late == "late"
     assert others == [line] * 2
     assert line == "parallelize: worker 1 said nothing within 3 s"

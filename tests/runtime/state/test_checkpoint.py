@@ -11,27 +11,14 @@ from fractions import Fraction
 import pytest
 import torch
 
+from helpers.thread_ranks import on_ranks
+from helpers.training import group_phases, wrapped
 from helpers.warm import WARM
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import DocumentError, FileError, InputError
 from partreduce.runtime import checkpoint
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint_directory import MANIFEST, read_manifest
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import DocumentError, FileError, InputError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    Pairwise,
-    Round,
-    Server,
-    StaticGroups,
-)
-from partreduce.topo.strategies.axes import Codec, Transport
-from partreduce.topo.strategies.base import Averaging
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +84,7 @@ def test_strategies_without_groups_run_resume_and_name_a_killed_worker(ask, tmp_
 
 
 def everyone(n, **options):
-    return Schedule("everyone", Cluster.regular(1, n), AllReduce(**options))
+    return Schedule("everyone", Cluster.regular(1, n), st.AllReduce(**options))
 
 
 def make(world, plan, value=None, *, width=4, momentum=0.5, initial="keep", **options):
@@ -142,7 +129,7 @@ def _all(n):
 
 def saved(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
     def work(world):
-        model, optimizer = make(world, plan or everyone(n, steps_per_round=1, sync=DelayedAveraging()))
+        model, optimizer = make(world, plan or everyone(n, steps_per_round=1, sync=st.DelayedAveraging()))
         for round_ in rounds:
             train(model, optimizer, round_ - optimizer.round)
             save_checkpoint(optimizer, tmp_path, extra={"epoch": round_, "rank": world.rank})
@@ -155,7 +142,7 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
     before = saved(ranks, tmp_path)
 
     def work(world):
-        model, optimizer = make(world, everyone(3, sync=DelayedAveraging()), 77.0)
+        model, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()), 77.0)
         resumed = load_checkpoint(optimizer, tmp_path)
         return values(model), resumed.extra, optimizer.steps, optimizer.round
 
@@ -167,13 +154,7 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [
-        ("version", True),
-        ("round", -1),
-        ("number", 0),
-        ("num_workers", 0),
-        ("workers", [{"steps": -1}]),
-    ],
+    [("version", True), ("round", -1), ("number", 0), ("num_workers", 0), ("workers", [{"steps": -1}])],
 )
 def test_a_manifest_of_numbers_that_cannot_be_is_none(tmp_path, key, value):
     """A round of -1 was what a run resumed from."""
@@ -213,7 +194,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
         (newest / "manifest.json").write_text('{"format": "partreduce.checkpoint", "format": 1}')
 
     def work(world):
-        _, optimizer = make(world, everyone(3, sync=DelayedAveraging()))
+        _, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()))
         return load_checkpoint(optimizer, tmp_path).round
 
     said = pytest.warns(RuntimeWarning, match=r"round-00000004.* resumed from round-00000002 instead")
@@ -237,7 +218,7 @@ def test_another_model_is_refused(ranks, tmp_path):
     saved(ranks, tmp_path)
 
     def work(world):
-        _, optimizer = make(world, everyone(3, sync=DelayedAveraging()), width=5)
+        _, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()), width=5)
         load_checkpoint(optimizer, tmp_path)
 
     assert all("another model" in str(error) for error in ranks.run(3, work, catch=InputError))
@@ -266,22 +247,22 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
         assert (old_size, old_round, steps) == (3, 4, 2)
 
 
-PAIRS = GroupPhases(tuple(Phase.from_groups(3, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 1, 2]])))
-RING = (Round.from_edges(3, [(i, (i + d) % 3, Fraction(1, 3)) for i in range(3) for d in (1, 2)]),)
-INT8 = Transport(codec=Codec.INT8, block=32)
+PAIRS = group_phases(3, [[0, 1]], [[1, 2]], [[0, 1, 2]])
+RING = (st.Round.from_edges(3, [(i, (i + d) % 3, Fraction(1, 3)) for i in range(3) for d in (1, 2)]),)
+INT8 = st.Transport(codec=st.Codec.INT8, block=32)
 INSIDE = {
-    "synchronous": AllReduce(steps_per_round=4),
-    "groups": StaticGroups(phases=PAIRS, steps_per_round=4),
-    "late": StaticGroups(phases=PAIRS, steps_per_round=4, sync=DelayedAveraging()),
-    "unequal": StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), averaging=Averaging.STEP_NORMALIZED),
-    "unequal, late": StaticGroups(
-        phases=PAIRS, steps_per_round=(4, 2, 4), averaging=Averaging.STEP_NORMALIZED, sync=DelayedAveraging()
+    "synchronous": st.AllReduce(steps_per_round=4),
+    "groups": st.StaticGroups(phases=PAIRS, steps_per_round=4),
+    "late": st.StaticGroups(phases=PAIRS, steps_per_round=4, sync=st.DelayedAveraging()),
+    "unequal": st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), averaging=st.Averaging.STEP_NORMALIZED),
+    "unequal, late": st.StaticGroups(
+        phases=PAIRS, steps_per_round=(4, 2, 4), averaging=st.Averaging.STEP_NORMALIZED, sync=st.DelayedAveraging()
     ),
-    "codec": AllReduce(steps_per_round=4, transport=INT8),
-    "codec, late": AllReduce(steps_per_round=4, transport=INT8, sync=DelayedAveraging()),
-    "codec, unequal": AllReduce(steps_per_round=(4, 2, 4), transport=INT8, averaging=Averaging.STEP_NORMALIZED),
-    "neighbors": NeighborAveraging(rounds=RING, steps_per_round=4),
-    "neighbors, late": NeighborAveraging(rounds=RING, steps_per_round=4, sync=DelayedAveraging()),
+    "codec": st.AllReduce(steps_per_round=4, transport=INT8),
+    "codec, late": st.AllReduce(steps_per_round=4, transport=INT8, sync=st.DelayedAveraging()),
+    "codec, unequal": st.AllReduce(steps_per_round=(4, 2, 4), transport=INT8, averaging=st.Averaging.STEP_NORMALIZED),
+    "neighbors": st.NeighborAveraging(rounds=RING, steps_per_round=4),
+    "neighbors, late": st.NeighborAveraging(rounds=RING, steps_per_round=4, sync=st.DelayedAveraging()),
 }
 
 
@@ -312,9 +293,11 @@ def test_a_run_saved_inside_a_round_goes_on_bit_for_bit(ranks, tmp_path, kind, i
 
 @pytest.mark.parametrize("inside", [0, 2])
 def test_a_late_average_is_saved_where_one_worker_is_inside_its_round_and_another_between_two(ranks, tmp_path, inside):
-    phases = GroupPhases((Phase.from_groups(2, [(0, 1)]),))
+    phases = group_phases(2, [(0, 1)])
     plan = Schedule(
-        "late", Cluster.regular(1, 2), StaticGroups(phases=phases, steps_per_round=(4, 1), sync=DelayedAveraging())
+        "late",
+        Cluster.regular(1, 2),
+        st.StaticGroups(phases=phases, steps_per_round=(4, 1), sync=st.DelayedAveraging()),
     )
 
     def run(world):
@@ -335,18 +318,16 @@ def test_a_late_average_is_saved_where_one_worker_is_inside_its_round_and_anothe
     assert ranks.run(2, run) == whole
 
 
-def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(ranks, tmp_path):
-    def work(world):
-        model, optimizer = make(
-            world, Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,), steps_per_round=3))
-        )
-        train(model, optimizer, 4)
-        with pytest.raises(InputError, match=r"step 4 lies inside a round of 3 .*steps % 3 == 0, next at step 6"):
-            save_checkpoint(optimizer, tmp_path)
-        train(model, optimizer, 2)
-        assert save_checkpoint(optimizer, tmp_path).name == "round-00000002"
-
-    ranks.run(2, work)
+@on_ranks(2)
+def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(world, tmp_path):
+    model, optimizer = make(
+        world, Schedule("pairs", Cluster.regular(1, 2), st.Pairwise(active=(0,), steps_per_round=3))
+    )
+    train(model, optimizer, 4)
+    with pytest.raises(InputError, match=r"step 4 lies inside a round of 3 .*steps % 3 == 0, next at step 6"):
+        save_checkpoint(optimizer, tmp_path)
+    train(model, optimizer, 2)
+    assert save_checkpoint(optimizer, tmp_path).name == "round-00000002"
 
 
 def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, tmp_path, monkeypatch):
@@ -389,7 +370,7 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     ranks.fresh()
 
     def work(world):
-        model, optimizer = make(world, everyone(3, sync=DelayedAveraging()))
+        model, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()))
         load_checkpoint(optimizer, tmp_path)
         train(model, optimizer, 2)
         try:
@@ -401,10 +382,9 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     failed = ranks.run(3, work, catch=Exception)
     assert any(isinstance(error, CrashError) for error in failed), "the fault fired"
     monkeypatch.setattr(checkpoint, "write_file", write)
-    ranks.fresh()
 
     def again(world):
-        _, optimizer = make(world, everyone(3, sync=DelayedAveraging()))
+        _, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()))
         return load_checkpoint(optimizer, tmp_path).round
 
     answers = set(ranks.run(3, again))
@@ -413,17 +393,16 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    "strategy", [Pairwise(active=(0, 2)), Server(hosts=(1, 2), synchronous=False), Server(hosts=(0,))]
+    "strategy", [st.Pairwise(active=(0, 2)), st.Server(hosts=(1, 2), synchronous=False), st.Server(hosts=(0,))]
 )
 def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, strategy):
     """Before and after a resume the mean model holds every update once: plain SGD with constant gradients."""
     plan = Schedule("asynchronous", Cluster.regular(1, 3), strategy)
-    scale = 3 if isinstance(strategy, Server) and not strategy.synchronous else 1
+    scale = 3 if isinstance(strategy, st.Server) and not strategy.synchronous else 1
 
     def work(world):
         model = torch.nn.Linear(2, 1, bias=False).double()
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world, initial="keep")
+        optimizer = wrapped(world, model, plan, lr=1.0, initial="keep")
         with torch.no_grad():
             model.weight.zero_()
         resumed = load_checkpoint(optimizer, tmp_path)

@@ -6,20 +6,17 @@ import shutil
 import pytest
 import torch
 
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileError, InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce
+from helpers.training import wrapped
+from partreduce import Cluster, Schedule, load_checkpoint, save_checkpoint
+from partreduce.errors import FileError, InputError
+from partreduce.strategies import AllReduce
 
 PLAN = Schedule("everyone", Cluster.regular(1, 2), AllReduce())
 
 
 def optimizer_of(world):
     model = torch.nn.Linear(2, 1)
-    inner = torch.optim.SGD(model.parameters(), lr=0.5)
-    return DistributedOptimizer(inner, model, PLAN, timeout=60, world=world)
+    return wrapped(world, model, PLAN, lr=0.5)
 
 
 def train(optimizer, steps):
@@ -53,7 +50,6 @@ def refusal(ranks, directory, kind):
         load_checkpoint(optimizer_of(world), directory)
 
     texts = {str(error) for error in ranks.run(2, work, catch=kind)}
-    ranks.fresh()
     (text,) = texts
     assert "\n" not in text
     return text

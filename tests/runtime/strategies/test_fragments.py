@@ -1,7 +1,5 @@
 """Fragments that take turns: streaming DiLoCo's algorithm on random runs, outer steps where it is these, and faults."""
 
-from __future__ import annotations
-
 import copy
 import os
 import random
@@ -11,51 +9,28 @@ from itertools import pairwise
 import pytest
 import torch
 
-from helpers.outer_runs import (
-    OuterRun,
-    Training,
-    Worker,
-    complaint,
-    random_run_in_turns,
-    random_run_of_groups,
-    run,
-)
-from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
+from helpers.outer_runs import OuterRun, Training, Worker, complaint, random_run_in_turns, random_run_of_groups, run
+from helpers.thread_ranks import on_ranks
+from helpers.training import group_phases
+from partreduce import Cluster, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import InputError, PeerFailedError, ScheduleError
 from partreduce.runtime.strategies.parameter_average import ParameterAverage, Part
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import InputError, PeerFailedError, ScheduleError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    Averaging,
-    Codec,
-    DelayedAveraging,
-    DelayedMerge,
-    GroupPhases,
-    OuterParams,
-    OuterStep,
-    Payload,
-    Server,
-    StaticGroups,
-    Transport,
-)
 from partreduce.topo.strategies import payload as fragments_of_topo
 from partreduce.topo.strategies.payload import assign, moves, round_ends
 
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
 CHUNK = 12
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
-DILOCO = OuterStep(lr=0.7, momentum=0.9, nesterov=True)
-CROWDED = AllReduce(
-    steps_per_round=6, sync=DelayedMerge(steps=5, alpha="1/2"), payload=Payload(outer=DILOCO, fragments=3)
+DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
+CROWDED = st.AllReduce(
+    steps_per_round=6, sync=st.DelayedMerge(steps=5, alpha="1/2"), payload=st.Payload(outer=DILOCO, fragments=3)
 )
 """Turns end after 2, 4 and 6 of 6 steps, and what they merge was sent after 3, 5 and 1: up to three are in flight."""
-WHOLE = AllReduce(steps_per_round=5, payload=Payload(outer=DILOCO))
-STREAMING = AllReduce(
-    steps_per_round=7, sync=DelayedMerge(steps=1, alpha="1/2"), payload=Payload(outer=DILOCO, fragments=3)
+WHOLE = st.AllReduce(steps_per_round=5, payload=st.Payload(outer=DILOCO))
+STREAMING = st.AllReduce(
+    steps_per_round=7, sync=st.DelayedMerge(steps=1, alpha="1/2"), payload=st.Payload(outer=DILOCO, fragments=3)
 )
 
 
@@ -89,8 +64,8 @@ def test_random_runs_cover_what_they_claim():
     assert {type(one.payload.fragments) for one in strategies} == {int, tuple}
     assert {one.sync.late_steps for one in strategies} >= {0, 1, 2, 3}
     assert {(type(one.sync), one.payload.outer.is_plain) for one in strategies} >= {
-        (DelayedMerge, True),
-        (DelayedMerge, False),
+        (st.DelayedMerge, True),
+        (st.DelayedMerge, False),
     }
     assert any(one.steps_per_round % one.payload.num_fragments for one in strategies), (
         "turns that are not evenly spaced"
@@ -108,7 +83,7 @@ def test_random_runs_cover_what_they_claim():
 def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     begin, make = Part.send, fragments_of_topo.round_ends
     if fault == "merged whole":
-        monkeypatch.setattr(AllReduce, "_relaxation", 1)
+        monkeypatch.setattr(st.AllReduce, "_relaxation", 1)
     elif fault == "one forgotten":
         monkeypatch.setattr(Part, "send", lambda self, *a, **k: "2" in self.name or begin(self, *a, **k))
     else:
@@ -124,7 +99,7 @@ def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     raise AssertionError("unnoticed")
 
 
-def job(strategy: AllReduce) -> OuterRun:
+def job(strategy):
     """Three workers' training by a strategy."""
     return OuterRun(Schedule("streaming", Cluster.regular(1, 3), strategy), (4, 4, 4))
 
@@ -137,22 +112,22 @@ def training_of(world, strategy, *, batch_norm=False, **options):
     return Training(world, worker, **options)
 
 
-class InTurns(AllReduce):
+class InTurns(st.AllReduce):
     takes_turns = True
 
 
 def test_one_synchronous_fragment_is_the_outer_step_bit_for_bit(ranks):
     """By the engine of fragments, too, which a synchronous schedule with one does not ask for."""
     whole, stated = (
-        AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO)),
-        AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO, fragments=1)),
+        st.AllReduce(steps_per_round=4, payload=st.Payload(outer=DILOCO)),
+        st.AllReduce(steps_per_round=4, payload=st.Payload(outer=DILOCO, fragments=1)),
     )
     assert schedule_sha256(job(whole).schedule) == schedule_sha256(job(stated).schedule)
 
     def work(world):
         plain, turned = training_of(world, whole), training_of(world, stated)
         assert not plain.optimizer.runner.reducers
-        in_turns = InTurns(steps_per_round=4, payload=Payload(outer=DILOCO))
+        in_turns = InTurns(steps_per_round=4, payload=st.Payload(outer=DILOCO))
         turned.optimizer.runner = turned.optimizer.engine.runner = ParameterAverage(in_turns, turned.optimizer.run)
         return plain.steps(13), turned.steps(13)
 
@@ -171,9 +146,11 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
     """Of `STREAMING` in 2, 4 and 7 of 7 steps one is in flight after 1, 3 and 6, two of which are among these."""
     strategy, saved, flying, coded = run
     transport = (
-        Transport(codec=Codec.INT8) if strategy is STREAMING else Transport(codec=Codec.INT4, error_feedback=True)
+        st.Transport(codec=st.Codec.INT8)
+        if strategy is STREAMING
+        else st.Transport(codec=st.Codec.INT4, error_feedback=True)
     )
-    strategy = replace(strategy, transport=transport if coded else Transport())
+    strategy = replace(strategy, transport=transport if coded else st.Transport())
 
     def whole(world):
         training = training_of(world, strategy, batch_norm=True)
@@ -195,7 +172,7 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
 
 @pytest.mark.parametrize("whole_rounds", [True, False])
 def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_same_turns(ranks, tmp_path, whole_rounds):
-    strategy = AllReduce(steps_per_round=(4, 5, 6), payload=Payload(outer=DILOCO, fragments=2))
+    strategy = st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2))
 
     def work(world, resumes):
         training = training_of(world, strategy)
@@ -224,24 +201,22 @@ def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_sam
 @pytest.mark.parametrize(
     ("strategy", "saved"), [(STREAMING, 3), (STREAMING, 5), (STREAMING, 6), (WHOLE, 3), (WHOLE, 5)]
 )
-def test_state_dicts_go_on_bit_for_bit_from_inside_a_round_and_mid_flight(ranks, strategy, saved):
-    def work(world):
-        first = training_of(world, strategy)
-        first.steps(saved)
-        states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
-        kept = copy.deepcopy(first.optimizer.state_dict())  # torch's shares tensors with the optimizer
-        second = training_of(world, strategy)
-        second.worker.model.load_state_dict(states)
-        second.optimizer.load_state_dict(kept)
-        return first.steps(12), second.steps(12)
-
-    for first, second in ranks.run(3, work):
-        assert torch.equal(first, second)
+@on_ranks(3)
+def test_state_dicts_go_on_bit_for_bit_from_inside_a_round_and_mid_flight(world, strategy, saved):
+    first = training_of(world, strategy)
+    first.steps(saved)
+    states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
+    kept = copy.deepcopy(first.optimizer.state_dict())  # torch's shares tensors with the optimizer
+    second = training_of(world, strategy)
+    second.worker.model.load_state_dict(states)
+    second.optimizer.load_state_dict(kept)
+    first, second = first.steps(12), second.steps(12)
+    assert torch.equal(first, second)
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
-    plain = AllReduce(steps_per_round=4, sync=DelayedMerge(steps=2))
+    plain = st.AllReduce(steps_per_round=4, sync=st.DelayedMerge(steps=2))
 
     def work(world):
         training = training_of(world, plain)
@@ -256,7 +231,7 @@ def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
 
 def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(ranks):
     """Eight bits, too: what is rounded is the movement."""
-    strategy = AllReduce(steps_per_round=6, payload=Payload(outer=DILOCO, fragments=(("[01].*",), ("[23].*",))))
+    strategy = st.AllReduce(steps_per_round=6, payload=st.Payload(outer=DILOCO, fragments=(("[01].*",), ("[23].*",))))
 
     def work(world, transport):
         training = training_of(world, replace(strategy, transport=transport))
@@ -264,7 +239,7 @@ def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(r
         return first, training.steps(3)
 
     border = sum(p.numel() for p in Worker(job(strategy), 0).model[:2].parameters())
-    for transport in (Transport(), Transport(codec=Codec.INT8)):
+    for transport in (st.Transport(), st.Transport(codec=st.Codec.INT8)):
         results = ranks.run(3, lambda world, transport=transport: work(world, transport))
         for other in results[1:]:
             assert torch.equal(results[0][0][:border], other[0][:border])
@@ -325,7 +300,9 @@ def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks, strategy):
         assert torch.equal(one, other)
 
 
-LATE_TURNS = AllReduce(steps_per_round=8, sync=DelayedMerge(steps=2), payload=Payload(outer=DILOCO, fragments=2))
+LATE_TURNS = st.AllReduce(
+    steps_per_round=8, sync=st.DelayedMerge(steps=2), payload=st.Payload(outer=DILOCO, fragments=2)
+)
 """A turn in steps 2 to 4 of 4: one that fails before sends nothing, one that fails later has sent."""
 
 
@@ -435,42 +412,46 @@ def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():
 
 
 def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
-    everybody = GroupPhases((Phase.from_groups(3, [range(3)]),))
-    two = Payload(fragments=2)
+    everybody = group_phases(3, [range(3)])
+    two = st.Payload(fragments=2)
     refused = {
-        "payload.fragments: are 2; outer steps from each worker's own outer parameters": StaticGroups(
+        "payload.fragments: are 2; outer steps from each worker's own outer parameters": st.StaticGroups(
             phases=everybody,
             steps_per_round=2,
-            payload=Payload(fragments=2, outer=OuterStep(lr="1/2", outer_params=OuterParams.PER_WORKER)),
+            payload=st.Payload(fragments=2, outer=st.OuterStep(lr="1/2", outer_params=st.OuterParams.PER_WORKER)),
         ),
-        "payload.fragments: are 2; sync.delay is for whole models;": StaticGroups(
-            phases=everybody, steps_per_round=2, sync=DelayedAveraging(), payload=two
+        "payload.fragments: are 2; sync.delay is for whole models;": st.StaticGroups(
+            phases=everybody, steps_per_round=2, sync=st.DelayedAveraging(), payload=two
         ),
-        "payload.fragments: are 2; strategy 'server' averages": Server(hosts=(0,), steps_per_round=2, payload=two),
-        "payload.fragments: are 2; sync.delay is for whole models": AllReduce(
-            steps_per_round=2, sync=DelayedAveraging(), payload=two
+        "payload.fragments: are 2; strategy 'server' averages": st.Server(hosts=(0,), steps_per_round=2, payload=two),
+        "payload.fragments: are 2; sync.delay is for whole models": st.AllReduce(
+            steps_per_round=2, sync=st.DelayedAveraging(), payload=two
         ),
-        "payload.fragments: are 2, and each has its turn in a round of 1 steps": AllReduce(payload=two),
-        "payload.fragments: are 2, and each has its turn in a round of 1": AllReduce(
+        "payload.fragments: are 2, and each has its turn in a round of 1 steps": st.AllReduce(payload=two),
+        "payload.fragments: are 2, and each has its turn in a round of 1": st.AllReduce(
             steps_per_round=(2, 1, 4), payload=two
         ),
-        "sync.merge: goes with the same steps_per_round for all workers": AllReduce(
-            steps_per_round=(4, 3, 4), sync=DelayedMerge(steps=1)
+        "sync.merge: goes with the same steps_per_round for all workers": st.AllReduce(
+            steps_per_round=(4, 3, 4), sync=st.DelayedMerge(steps=1)
         ),
-        "sync.merge: goes with plain means": AllReduce(
-            steps_per_round=4, sync=DelayedMerge(steps=1), averaging=Averaging.STEP_NORMALIZED
+        "sync.merge: goes with plain means": st.AllReduce(
+            steps_per_round=4, sync=st.DelayedMerge(steps=1), averaging=st.Averaging.STEP_NORMALIZED
         ),
-        "sync.merge.steps: is 5; what is averaged every 5 steps": AllReduce(
-            steps_per_round=5, sync=DelayedMerge(steps=5), payload=two
+        "sync.merge.steps: is 5; what is averaged every 5 steps": st.AllReduce(
+            steps_per_round=5, sync=st.DelayedMerge(steps=5), payload=two
         ),
-        "sync.merge.steps: is 1; what is averaged every 1 steps": AllReduce(sync=DelayedMerge(steps=1)),
-        "sync.merge.alpha: is 1; a worker keeps at least 0": AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=1)),
-        "which is synchronous; leave it out": AllReduce(steps_per_round=2, sync=DelayedMerge()),
-        "sync: strategy 'static' has no merging inside a round": StaticGroups(
-            phases=everybody, steps_per_round=2, sync=DelayedMerge(steps=1)
+        "sync.merge.steps: is 1; what is averaged every 1 steps": st.AllReduce(sync=st.DelayedMerge(steps=1)),
+        "sync.merge.alpha: is 1; a worker keeps at least 0": st.AllReduce(
+            steps_per_round=2, sync=st.DelayedMerge(alpha=1)
+        ),
+        "which is synchronous; leave it out": st.AllReduce(steps_per_round=2, sync=st.DelayedMerge()),
+        "sync: strategy 'static' has no merging inside a round": st.StaticGroups(
+            phases=everybody, steps_per_round=2, sync=st.DelayedMerge(steps=1)
         ),
         "outer.lr: is 5; with alpha 9/10 and this momentum outer parameters and models diverge from a rate of 19/9": (
-            AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=0.9), payload=Payload(outer=OuterStep(lr=5)))
+            st.AllReduce(
+                steps_per_round=2, sync=st.DelayedMerge(alpha=0.9), payload=st.Payload(outer=st.OuterStep(lr=5))
+            )
         ),
     }
     for words, strategy in refused.items():
@@ -479,12 +460,12 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
     with pytest.raises(ScheduleError, match=r"sync\.merge\.alpha: is 'half'; it is a number such as 0\.7"):
-        DelayedMerge(alpha="half")
+        st.DelayedMerge(alpha="half")
 
     def work(world):
         texts = []
         for strategy, options in (
-            (AllReduce(steps_per_round=8, payload=Payload(fragments=5)), {}),
+            (st.AllReduce(steps_per_round=8, payload=st.Payload(fragments=5)), {}),
             (STREAMING, {"initial": "keep"}),
             (STREAMING, {"optimizer_state": "average"}),
         ):
@@ -492,7 +473,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
                 training_of(world, strategy, **options)
             texts.append(str(caught.value))
         with pytest.raises(InputError) as caught:
-            ScheduleAverager(job(AllReduce(steps_per_round=4, payload=two)).schedule, world=world)
+            ScheduleAverager(job(st.AllReduce(steps_per_round=4, payload=two)).schedule, world=world)
         return [*texts, str(caught.value)]
 
     for layers, keep, states, averager in ranks.run(3, work):
@@ -513,9 +494,6 @@ def test_the_rate_from_which_outer_params_and_models_diverge_is_sharp(nesterov):
         for rate, apart in ((limit * 0.999, False), (limit * 1.001, True)):
             momentum_first = 1 + factor if ahead else 1
             matrix = torch.tensor(
-                [
-                    [share * (1 - rate * momentum_first), -share * rate * (factor**2 if ahead else factor)],
-                    [1, factor],
-                ]
+                [[share * (1 - rate * momentum_first), -share * rate * (factor**2 if ahead else factor)], [1, factor]]
             )
             assert (float(torch.linalg.eigvals(matrix.double()).abs().max()) > 1) is apart

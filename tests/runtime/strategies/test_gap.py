@@ -21,11 +21,13 @@ from helpers.gap_runs import (
     run_gap_case,
     until_left_behind,
 )
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
+from partreduce import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
+from partreduce.runtime.strategies.gap.driver import wait_in_step
+from partreduce.runtime.strategies.protocol_driver import Missing, PeerWaitError
 from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of, weights_of
-from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
+from partreduce.strategies import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify.gap_bounds import exact_bounds
 
 RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
@@ -154,10 +156,7 @@ HELD = [
 @pytest.mark.parametrize("order", list(UpdateOrder))
 @pytest.mark.parametrize("held", [*((*held, False) for held in HELD), (*HELD[-1], True)], ids=str)
 def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ranks, held, order, monkeypatch):
-    """Worker 0 stops with its update sent; the others stop at the bound, and its queues are full.
-
-    It stops in step 3, or, where it was left behind before that and skipped it, in the step that it came to instead.
-    """
+    """Worker 0 stops in step 3, or where it skipped that in the next, with its update sent; its queues are full."""
     n, rounds = 5, 20
     options, both, is_late = held
     schedule = plan_of(n, ring_edges(n, both=both), IterationGap(update_order=order, **options))
@@ -216,3 +215,57 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
     entered = [event.step for event in results[0]["events"] if event.kind == "entered" and event.step <= stopped[0]]
     assert not is_late or entered != list(range(stopped[0] + 1)), "a late worker skips on its way"
     assert not gap_problems(SimpleNamespace(schedule=schedule, gap=machine.setting), results)
+
+
+# How long a worker that keeps a gap waits, and when it knows that there is nothing to wait for.
+
+
+class Heartbeat:
+    """What a worker sees of others that have all said that they took their last step."""
+
+    rank = 0
+
+    def __init__(self, rounds):
+        self.rounds, self.glances = rounds, 0
+
+    def read(self, kind, rank):
+        return str(self.rounds) if kind == "finished" else None
+
+    def gone(self, members, round_=None):
+        return f"worker {min(members)} finished after {self.rounds} rounds" if members else None
+
+    def lost(self, members):
+        return frozenset()
+
+    def store_lost(self):
+        return None
+
+    def news(self):
+        self.glances += 1
+        return self.glances
+
+    def doing(self, text, waits=()):
+        self.said = text, waits
+
+    def watch(self, members):
+        pass
+
+
+def wait(heartbeat, done, *, pausing):
+    lack = Missing("the end of what was sent before all paused", (1, 3), 2)
+    condition = threading.Condition()
+    wait_in_step(8, done, lambda: lack, condition, heartbeat, timeout=60, check_failure=lambda: None, pausing=pausing)
+
+
+def test_in_a_pause_who_has_taken_the_last_step_is_still_waited_for():
+    """In finish() everybody has said so, and the marks of the last pause are on their way."""
+    heartbeat = Heartbeat(8)
+    wait(heartbeat, lambda: heartbeat.glances > 2, pausing=True)  # it looks at what they have noted, and waits on
+    assert heartbeat.said[1] == (1, 3)
+
+
+def test_in_a_step_who_has_taken_the_last_one_sends_nothing_more():
+    with pytest.raises(
+        PeerWaitError, match=r"worker 1 finished after 8 rounds \(worker 0 waited in step 8 for the end"
+    ):
+        wait(Heartbeat(8), lambda: False, pausing=False)

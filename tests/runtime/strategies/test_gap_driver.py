@@ -9,7 +9,7 @@ from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Layout, PayloadRings
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
+from partreduce.strategies import IterationGap, SkipPolicy, UpdateOrder
 
 RING = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
 ARRAY = torch.ones(4)
@@ -79,12 +79,7 @@ def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
 
 def test_what_was_sent_before_the_queues_were_thrown_away_changes_nothing_afterwards():
     """Every kind of message of an earlier generation, whether it comes before this worker begins again or after."""
-    old = [
-        update(1, 0),
-        Message(1, "token", (0, 2)),
-        Message(1, "ack", (0, 1)),
-        Message(1, "mark", (0, 5, 3, 1)),
-    ]
+    old = [update(1, 0), Message(1, "token", (0, 2)), Message(1, "ack", (0, 1)), Message(1, "mark", (0, 5, 3, 1))]
     driver, sent = driver_of(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
     driver.open(0)
     driver.drop()

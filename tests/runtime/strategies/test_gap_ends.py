@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from helpers.gap_runs import optimizer_of, plan_of, ring_edges, until_left_behind
-from partreduce.topo.errors import PeerFailedError
-from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
+from partreduce.errors import PeerFailedError
+from partreduce.strategies import IterationGap, SkipPolicy, UpdateOrder
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,10 @@ import pytest
 import torch
 
 from helpers.random_schedules import WIDTH, Case, run_case
-from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerFailedError
-from partreduce.topo.round import Round
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, Synchronous
-from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.neighbor import NeighborAveraging
+from helpers.thread_ranks import on_ranks
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce.errors import InputError, PeerFailedError
+from partreduce.strategies import Averaging, DelayedAveraging, NeighborAveraging, Round, Synchronous
 
 CASES = 150
 
@@ -104,56 +100,46 @@ def test_a_directed_circle_of_large_messages_does_not_deadlock(ranks, is_delayed
         assert values == pytest.approx([2.0] * len(values))
 
 
-def test_batchnorm_statistics_take_part_in_the_average(ranks):
-    def work(world):
-        model, optimizer = big_model(world, ring(3))
-        optimizer.step()
-        return float(model[1].running_mean.mean())
-
-    assert ranks.run(3, work) == pytest.approx([1.0] * 3)
+@on_ranks(3, pytest.approx([1.0] * 3))
+def test_batchnorm_statistics_take_part_in_the_average(world):
+    model, optimizer = big_model(world, ring(3))
+    optimizer.step()
+    return float(model[1].running_mean.mean())
 
 
-def test_half_precision_carries_its_tag_beside_it(ranks):
-    def work(world):
-        model, optimizer = big_model(world, ring(3), dtype=torch.bfloat16)
-        optimizer.step()
-        return float(model[0].weight.detach().float().mean())
-
-    assert ranks.run(3, work) == pytest.approx([1.0] * 3, abs=0.02)
+@on_ranks(3, pytest.approx([1.0] * 3, abs=0.02))
+def test_half_precision_carries_its_tag_beside_it(world):
+    model, optimizer = big_model(world, ring(3), dtype=torch.bfloat16)
+    optimizer.step()
+    return float(model[0].weight.detach().float().mean())
 
 
-def test_mean_model_inside_a_parallel_round_leaves_it_as_it_was(ranks):
+@on_ranks(4, [True] * 4)
+def test_mean_model_inside_a_parallel_round_leaves_it_as_it_was(world):
     """The exchange in flight is put aside while all workers average, and continues afterwards."""
-
-    def work(world):
-        schedule = ring(4, sync=DelayedAveraging())
-        results = []
-        for look in (False, True):
-            model, optimizer = big_model(world, schedule)
-            for k in range(4):
-                for parameter in model.parameters():
-                    parameter.grad = torch.full_like(parameter, 1.0 + world.rank + k)
-                optimizer.step()
-                if look:
-                    with optimizer.mean_model() as mean:
-                        seen = float(mean[0].weight.detach().mean())
-            results.append(model[0].weight.detach().clone())
-            optimizer.finish()
-        assert seen == pytest.approx(1.5)
-        return bool(torch.equal(*results))
-
-    assert ranks.run(4, work) == [True] * 4
+    schedule = ring(4, sync=DelayedAveraging())
+    results = []
+    for look in (False, True):
+        model, optimizer = big_model(world, schedule)
+        for k in range(4):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 1.0 + world.rank + k)
+            optimizer.step()
+            if look:
+                with optimizer.mean_model() as mean:
+                    seen = float(mean[0].weight.detach().mean())
+        results.append(model[0].weight.detach().clone())
+        optimizer.finish()
+    assert seen == pytest.approx(1.5)
+    return bool(torch.equal(*results))
 
 
 def test_broadcast_of_buffers_is_refused_with_the_way_out(ranks):
-    ranks.fresh()
     refused = ranks.run(3, lambda world: big_model(world, ring(3), buffers="broadcast"), catch=InputError)
     assert all("use 'average' or 'local'" in str(error) for error in refused)
-    ranks.fresh()
 
 
 def test_neighbors_in_different_rounds_are_told_by_the_tags(ranks):
-    ranks.fresh()
 
     def work(world):
         _, optimizer = big_model(world, ring(3))
@@ -164,11 +150,9 @@ def test_neighbors_in_different_rounds_are_told_by_the_tags(ranks):
     errors = ranks.run(3, work, catch=PeerFailedError)
     assert any("tags differ" in str(error) for error in errors)
     assert all(isinstance(error, PeerFailedError) for error in errors)
-    ranks.fresh()
 
 
 def test_a_neighbor_that_never_comes_is_named_in_time(ranks):
-    ranks.fresh()
 
     def work(world):
         _, optimizer = big_model(world, ring(3), timeout=4)
@@ -180,4 +164,3 @@ def test_a_neighbor_that_never_comes_is_named_in_time(ranks):
 
     errors = ranks.run(3, work, catch=PeerFailedError)
     assert all("step 0, round 0: group {0,1,2}" in str(error) for error in errors[:2])
-    ranks.fresh()

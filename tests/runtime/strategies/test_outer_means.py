@@ -1,7 +1,5 @@
 """Outer steps: DiLoCo's algorithm on random runs, plain averaging where it is plain, and what a run keeps of them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from fractions import Fraction
@@ -12,38 +10,19 @@ import torch
 
 from helpers import coded_sums
 from helpers.outer_runs import OuterRun, Training, Worker, complaint, random_run, run
-from partreduce.runtime.adapters.averager import ScheduleAverager
+from helpers.training import group_phases, static_groups
+from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import InputError, ScheduleError
 from partreduce.runtime.averaging import reference as outer_optimizer
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.schedulers import registry
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.phase import Group, Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    Averaging,
-    Codec,
-    DelayedAveraging,
-    GroupPhases,
-    NeighborAveraging,
-    OuterParams,
-    OuterStep,
-    Pairwise,
-    PartialAllReduce,
-    Payload,
-    Round,
-    StaticGroups,
-    Transport,
-)
 
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
 CHUNK = 12
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
-DILOCO = Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))
+DILOCO = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True))
 
 
 @pytest.mark.parametrize("part", range(RUNS // CHUNK))
@@ -60,9 +39,9 @@ def test_random_runs_cover_what_they_claim():
     assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
     assert {case.outer.nesterov for case in cases} == {True, False}
     assert {case.outer.is_plain for case in cases} == {True, False}
-    assert {case.outer.outer_params for case in cases} == set(OuterParams)
+    assert {case.outer.outer_params for case in cases} == set(st.OuterParams)
     assert {case.schedule.strategy.kind for case in cases} == {"static", "allreduce"}
-    assert {case.schedule.strategy.averaging for case in cases} == set(Averaging)
+    assert {case.schedule.strategy.averaging for case in cases} == set(st.Averaging)
     assert any(len(set(case.steps)) > 1 == len(set(case.schedule.worker_steps())) for case in cases), "uneven data"
     assert any(case.schedule.strategy.steps_once for case in cases), "in each step"
     assert not any(case.schedule.strategy.averages_gradients for case in cases)
@@ -90,15 +69,15 @@ def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     raise AssertionError("unnoticed")
 
 
-def job(strategy: AllReduce | StaticGroups) -> OuterRun:
+def job(strategy):
     """Three workers' training by a strategy."""
     return OuterRun(Schedule("outer", Cluster.regular(1, 3), strategy), (4, 4, 4))
 
 
-def nested(**options: object) -> StaticGroups:
+def nested(**options):
     """A pair, then everybody."""
-    phases = (Phase.from_groups(3, [[0, 1]]), Phase.from_groups(3, [range(3)]))
-    return StaticGroups(phases=GroupPhases(phases), **({"payload": DILOCO} | options))
+    phases = (st.Phase.from_groups(3, [[0, 1]]), st.Phase.from_groups(3, [range(3)]))
+    return st.StaticGroups(phases=st.GroupPhases(phases), **({"payload": DILOCO} | options))
 
 
 def training_of(world, strategy, **options):
@@ -107,8 +86,8 @@ def training_of(world, strategy, **options):
 
 def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
     plain, stated = (
-        AllReduce(steps_per_round=3),
-        AllReduce(steps_per_round=3, payload=Payload(outer=OuterStep(lr=1, momentum=0))),
+        st.AllReduce(steps_per_round=3),
+        st.AllReduce(steps_per_round=3, payload=st.Payload(outer=st.OuterStep(lr=1, momentum=0))),
     )
     assert schedule_sha256(job(plain).schedule) == schedule_sha256(job(stated).schedule)
 
@@ -121,16 +100,16 @@ def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
         assert torch.equal(first, second)
 
 
-OWN = Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
+OWN = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
 
 @pytest.mark.parametrize(
     "strategy",
     [
-        AllReduce(steps_per_round=5, payload=DILOCO),
+        st.AllReduce(steps_per_round=5, payload=DILOCO),
         nested(steps_per_round=2),
         nested(steps_per_round=2, payload=OWN),
-        AllReduce(steps_per_round=(5, 10, 5), payload=DILOCO, averaging="step-normalized"),
+        st.AllReduce(steps_per_round=(5, 10, 5), payload=DILOCO, averaging="step-normalized"),
         nested(steps_per_round=(4, 2, 4), payload=OWN, averaging="step-normalized"),
     ],
     ids=["everybody", "nested", "per worker", "normalized", "per worker, normalized"],
@@ -167,7 +146,7 @@ def test_a_state_without_the_strategys_begins_outer_params_where_it_is_loaded(ra
     """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
 
     def work(world):
-        training = training_of(world, AllReduce(steps_per_round=5, payload=Payload(outer=OuterStep(lr=0.5))))
+        training = training_of(world, st.AllReduce(steps_per_round=5, payload=st.Payload(outer=st.OuterStep(lr=0.5))))
         training.steps(5)
         state = training.optimizer.state_dict()
         del state["partreduce"]["strategy"]
@@ -186,10 +165,12 @@ def test_a_state_without_the_strategys_begins_outer_params_where_it_is_loaded(ra
 
 def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(ranks):
     """And near the run without codec: what is rounded is the movement."""
-    eight = AllReduce(steps_per_round=3, payload=DILOCO, transport=Transport(codec=Codec.INT8))
+    eight = st.AllReduce(steps_per_round=3, payload=DILOCO, transport=st.Transport(codec=st.Codec.INT8))
 
     def work(world):
-        return training_of(world, eight).steps(12), training_of(world, replace(eight, transport=Transport())).steps(12)
+        return training_of(world, eight).steps(12), training_of(world, replace(eight, transport=st.Transport())).steps(
+            12
+        )
 
     results = ranks.run(3, work)
     for coded, exact in results:
@@ -199,12 +180,12 @@ def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(r
 
 
 def test_outer_params_per_worker_with_which_workers_would_not_agree_are_refused_with_the_radius(ranks):
-    pair = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
-    wild = Payload(outer=OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
+    pair = group_phases(3, [[0, 1]])
+    wild = st.Payload(outer=st.OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
     def work(world):
         texts = []
-        for strategy in (nested(payload=wild), StaticGroups(phases=pair, payload=OWN)):
+        for strategy in (nested(payload=wild), st.StaticGroups(phases=pair, payload=OWN)):
             with pytest.raises(InputError) as caught:
                 training_of(world, strategy)
             texts.append(str(caught.value))
@@ -216,29 +197,33 @@ def test_outer_params_per_worker_with_which_workers_would_not_agree_are_refused_
 
 
 def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
-    edges = Round.from_edges(3, [(0, 1, "1/2"), (1, 0, "1/2")])
-    pairs = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
+    edges = st.Round.from_edges(3, [(0, 1, "1/2"), (1, 0, "1/2")])
+    pairs = group_phases(3, [[0, 1]])
     refused = {
-        "sync.delay brings it later": AllReduce(steps_per_round=2, sync=DelayedAveraging(), payload=DILOCO),
-        "sync.partial brings it later": AllReduce(sync=PartialAllReduce(quorum=2), payload=DILOCO),
-        "strategy 'static' has no such round here": StaticGroups(phases=pairs, payload=DILOCO),
-        "strategy 'neighbor' has no such round": NeighborAveraging(rounds=(edges,), payload=DILOCO),
-        "strategy 'pairwise' has no such round": Pairwise(active=(1,), payload=DILOCO),
-        "payload.outer.outer_params: is per_worker; workers of strategy 'allreduce'": AllReduce(
+        "sync.delay brings it later": st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging(), payload=DILOCO),
+        "sync.partial brings it later": st.AllReduce(sync=st.PartialAllReduce(quorum=2), payload=DILOCO),
+        "strategy 'static' has no such round here": st.StaticGroups(phases=pairs, payload=DILOCO),
+        "strategy 'neighbor' has no such round": st.NeighborAveraging(rounds=(edges,), payload=DILOCO),
+        "strategy 'pairwise' has no such round": st.Pairwise(active=(1,), payload=DILOCO),
+        "payload.outer.outer_params: is per_worker; workers of strategy 'allreduce'": st.AllReduce(
             steps_per_round=2, payload=OWN
         ),
-        "payload.outer.outer_params: is per_worker; codec int8": StaticGroups(
-            phases=pairs, payload=OWN, transport=Transport(codec=Codec.INT8)
+        "payload.outer.outer_params: is per_worker; codec int8": st.StaticGroups(
+            phases=pairs, payload=OWN, transport=st.Transport(codec=st.Codec.INT8)
         ),
-        "payload.outer.outer_params: is per_worker; a group has a relax": StaticGroups(
-            phases=GroupPhases((Phase.from_groups(3, [Group((0, 1), Fraction(1, 2))]),)), payload=OWN
+        "payload.outer.outer_params: is per_worker; a group has a relax": static_groups(
+            3, [st.Group((0, 1), Fraction(1, 2))], payload=OWN
         ),
-        "payload.outer.outer_params: is per_worker; plain averaging": StaticGroups(
-            phases=pairs, payload=Payload(outer=OuterStep(outer_params="per_worker"))
+        "payload.outer.outer_params: is per_worker; plain averaging": st.StaticGroups(
+            phases=pairs, payload=st.Payload(outer=st.OuterStep(outer_params="per_worker"))
         ),
-        "payload.outer.lr: is 0; a learning rate is above 0": AllReduce(payload=Payload(outer=OuterStep(lr=0))),
-        "payload.outer.momentum: is 1; a momentum is": AllReduce(payload=Payload(outer=OuterStep(momentum=1))),
-        "no momentum that it could look ahead with": AllReduce(payload=Payload(outer=OuterStep(lr=0.7, nesterov=True))),
+        "payload.outer.lr: is 0; a learning rate is above 0": st.AllReduce(
+            payload=st.Payload(outer=st.OuterStep(lr=0))
+        ),
+        "payload.outer.momentum: is 1; a momentum is": st.AllReduce(payload=st.Payload(outer=st.OuterStep(momentum=1))),
+        "no momentum that it could look ahead with": st.AllReduce(
+            payload=st.Payload(outer=st.OuterStep(lr=0.7, nesterov=True))
+        ),
     }
     for words, strategy in refused.items():
         with pytest.raises(ScheduleError, match=r"payload\.outer") as caught:
@@ -246,16 +231,16 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
     with pytest.raises(ScheduleError, match=r"payload\.outer\.lr: is 'fast'; it is a number such as 0\.7"):
-        OuterStep(lr="fast")
+        st.OuterStep(lr="fast")
 
     def work(world):
         with pytest.raises(InputError, match="measures what workers moved since they were equal"):
-            training_of(world, AllReduce(steps_per_round=2, payload=DILOCO), initial="keep")
-        for where, payload, words in (("disk", DILOCO, "is not one of"), ("host", Payload(), "has no outer steps")):
+            training_of(world, st.AllReduce(steps_per_round=2, payload=DILOCO), initial="keep")
+        for where, payload, words in (("disk", DILOCO, "is not one of"), ("host", st.Payload(), "has no outer steps")):
             with pytest.raises(InputError, match=f"outer_state: .*{words}"):
-                training_of(world, AllReduce(steps_per_round=2, payload=payload), outer_state=where)
+                training_of(world, st.AllReduce(steps_per_round=2, payload=payload), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
-            ScheduleAverager(job(AllReduce(steps_per_round=2, payload=DILOCO)).schedule, world=world)
+            ScheduleAverager(job(st.AllReduce(steps_per_round=2, payload=DILOCO)).schedule, world=world)
 
     ranks.run(3, work)
 
@@ -296,9 +281,9 @@ def test_random_pairs_are_nolocos_equations(ranks, workers, momentum):
 @pytest.mark.parametrize("feeds", [True, False])
 def test_what_four_bits_leave_over_of_a_movement_is_added_to_the_next(ranks, feeds):
     """Against the movements of a model in NumPy, whose workers and owners of shards keep what rounding took."""
-    transport = Transport(codec=Codec.INT4, block=8, error_feedback=feeds)
+    transport = st.Transport(codec=st.Codec.INT4, block=8, error_feedback=feeds)
     schedule = Schedule(
-        "fed back", Cluster.regular(1, 4), AllReduce(steps_per_round=2, payload=DILOCO, transport=transport)
+        "fed back", Cluster.regular(1, 4), st.AllReduce(steps_per_round=2, payload=DILOCO, transport=transport)
     )
     pushes = np.random.default_rng(0).normal(size=(6, 2, 4, 64)).astype(np.float32) / 16  # [rounds, steps, workers, ..]
 
@@ -337,8 +322,8 @@ def test_what_four_bits_leave_over_of_a_movement_is_added_to_the_next(ranks, fee
 @pytest.mark.parametrize("own", [True, False])
 def test_outer_parameters_of_each_worker_are_not_taken_for_those_of_all(ranks, own):
     def work(world):
-        each = StaticGroups(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), steps_per_round=2, payload=OWN)
-        shared = replace(each, payload=Payload(outer=replace(OWN.outer, outer_params="shared")))
+        each = static_groups(3, [range(3)], steps_per_round=2, payload=OWN)
+        shared = replace(each, payload=st.Payload(outer=replace(OWN.outer, outer_params="shared")))
         saved, other = (training_of(world, one) for one in ((each, shared) if own else (shared, each)))
         saved.steps(2)
         other.optimizer.load_state_dict(saved.optimizer.state_dict())

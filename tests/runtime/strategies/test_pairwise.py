@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from helpers.random_schedules import Quadratic
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.thread_ranks import on_ranks
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import pairwise as pairwise_module
 from partreduce.schedulers.protocols.adpsgd import Role, two_sides
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PeerFailedError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, Synchronous
-from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.strategies import DelayedAveraging, Pairwise, Synchronous
 
 
 def schedule(n, active, **options):
@@ -104,20 +102,17 @@ def test_edges_limit_who_meets_whom(ranks):
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_workers_that_finish_at_different_times_end_cleanly(ranks, slow):
+@on_ranks(3, [[7.0] * 3] * 3)
+def test_workers_that_finish_at_different_times_end_cleanly(world, slow):
     """A passive worker that is done still answers; an active one that is done is waited for by finish()."""
-
-    def work(world):
-        model, optimizer = make(world, schedule(3, (0,), sync=DelayedAveraging()), [float(world.rank)] * 3)
-        for _ in range(6):
-            if world.rank == slow:
-                time.sleep(0.05)
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
-        optimizer.finish()
-        return model.values().tolist()
-
-    assert ranks.run(3, work) == [[7.0] * 3] * 3
+    model, optimizer = make(world, schedule(3, (0,), sync=DelayedAveraging()), [float(world.rank)] * 3)
+    for _ in range(6):
+        if world.rank == slow:
+            time.sleep(0.05)
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+    optimizer.finish()
+    return model.values().tolist()
 
 
 def test_a_busy_passive_worker_makes_nobody_wait(ranks):
@@ -157,39 +152,32 @@ def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
     assert ranks.run(3, work) == [pytest.approx([11.0] * 3, rel=1e-15)] * 3
 
 
-def test_the_machine_that_runs_is_the_explored_one(ranks):
-    def work(world):
-        _, optimizer = make(world, schedule(3, (1,)), [0.0] * 3)
-        machine = optimizer.runner.pair.machine
-        optimizer.runner.close()
-        return machine
-
-    for machine in ranks.run(3, work):
-        assert machine == two_sides(machine.graph, frozenset({1}))
-        assert machine.roles == (Role.PASSIVE, Role.ACTIVE, Role.PASSIVE)
+@on_ranks(3)
+def test_the_machine_that_runs_is_the_explored_one(world):
+    _, optimizer = make(world, schedule(3, (1,)), [0.0] * 3)
+    machine = optimizer.runner.pair.machine
+    optimizer.runner.close()
+    assert machine == two_sides(machine.graph, frozenset({1}))
+    assert machine.roles == (Role.PASSIVE, Role.ACTIVE, Role.PASSIVE)
 
 
-def test_gradients_see_parameters_that_no_exchange_touches(ranks):
+@on_ranks(2, [0, 0])
+def test_gradients_see_parameters_that_no_exchange_touches(world):
     """Live parameters change only inside step(), however many exchanges the side thread does meanwhile."""
-
-    def work(world):
-        model, optimizer = make(world, schedule(2, (0,)), [float(world.rank)] * 3)
-        torn = 0
-        for _ in range(30):
-            before = model.values().clone()
-            if world.rank == 1:
-                time.sleep(0.003)
-            torn += not torch.equal(before, model.values())
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
-        optimizer.finish()
-        return torn
-
-    assert ranks.run(2, work) == [0, 0]
+    model, optimizer = make(world, schedule(2, (0,)), [float(world.rank)] * 3)
+    torn = 0
+    for _ in range(30):
+        before = model.values().clone()
+        if world.rank == 1:
+            time.sleep(0.003)
+        torn += not torch.equal(before, model.values())
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+    optimizer.finish()
+    return torn
 
 
 def test_a_lost_partner_is_named(ranks):
-    ranks.fresh()
 
     def work(world):
         model, optimizer = make(world, schedule(2, (0,)), [0.0] * 3, timeout=60)
@@ -206,4 +194,3 @@ def test_a_lost_partner_is_named(ranks):
 
     errors = ranks.run(2, work, catch=PeerFailedError)
     assert "group {0,1}: worker 1 stopped in round 1 with ValueError: a bug" in str(errors[0])
-    ranks.fresh()

@@ -10,22 +10,12 @@ import pytest
 import torch
 
 from helpers.pipelines import make_case, replay, run_case
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.thread_ranks import on_ranks
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.strategies import gradient_average
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerFailedError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce
-from partreduce.topo.strategies.axes import (
-    WIDER,
-    Codec,
-    DrainPolicy,
-    GradientReduction,
-    Pipeline,
-    Synchronous,
-    Transport,
-)
+from partreduce.strategies import AllReduce, Codec, DrainPolicy, GradientReduction, Pipeline, Synchronous, Transport
+from partreduce.topo.strategies.axes import WIDER
 
 CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "20"))
 """The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/strategies/test_pipeline.py -k replay`."""
@@ -117,25 +107,37 @@ def wrapped(
     return model, DistributedOptimizer(inner, model, schedule, timeout=timeout, buffers=buffers, world=world)
 
 
+def stepped(model, optimizer, gradients, *, scaler=None, clip=None):
+    """What the first weight has moved by after each step with one of these gradients, or with the clipped mean."""
+    seen = []
+    for gradient in gradients:
+        optimizer.zero_grad()
+        model.backward(gradient, scaler=scaler)
+        if scaler and clip:
+            scaler.unscale_(optimizer)
+        if clip:
+            optimizer.average_gradients()
+            clip()
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        seen.append(-model.values[0])
+    return seen
+
+
 def trained(world, steps, **options):
     """Steps with a gradient of 2 · step on worker 1 and none elsewhere: the mean over two workers is the step."""
     model, optimizer = wrapped(world, **options)
-    seen = []
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        model.backward(2.0 * step * world.rank)
-        optimizer.step()
-        seen.append(-model.values[0])
-    return model, optimizer, seen
+    return model, optimizer, stepped(model, optimizer, [2.0 * step * world.rank for step in range(1, steps + 1)])
 
 
-def test_a_step_applies_the_mean_of_the_step_before_and_the_first_one_a_zero(ranks):
-    def work(world):
-        model, optimizer, seen = trained(world, 4)
-        optimizer.finish()
-        return [*seen, -model.values[0]]
-
-    assert ranks.run(2, work) == [[0, 1, 3, 6, 10]] * 2
+@on_ranks(2, [[0, 1, 3, 6, 10]] * 2)
+def test_a_step_applies_the_mean_of_the_step_before_and_the_first_one_a_zero(world):
+    model, optimizer, seen = trained(world, 4)
+    optimizer.finish()
+    return [*seen, -model.values[0]]
 
 
 @pytest.mark.parametrize(
@@ -180,10 +182,7 @@ def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
             running.discard(reduction)
 
         reducer.begin, reducer.wait = beginning, waiting
-        for _ in range(9):
-            optimizer.zero_grad()
-            model.backward(1.0)
-            optimizer.step()
+        stepped(model, optimizer, [1.0] * 9)
         del reducer.begin, reducer.wait
         optimizer.finish()
         return most[0], len(arrays)
@@ -192,8 +191,7 @@ def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
 
 
 def test_a_pipeline_beyond_2_is_warned_of_once_with_the_papers_argument(ranks):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(2, lambda world: wrapped(world, width=3)[1].finish())
         ranks.run(2, lambda world: wrapped(world)[1].finish())
     said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
@@ -206,14 +204,8 @@ def test_a_scaler_skips_the_late_step_on_all_workers_alike_also_when_it_is_drain
     def work(world):
         model, optimizer = wrapped(world)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
-        seen = []
-        for step in range(1, 6):
-            optimizer.zero_grad()
-            bad = world.rank == 1 and step in (2, 5)
-            model.backward(float("inf") if bad else float(step), scaler=scaler)
-            scaler.step(optimizer)
-            scaler.update()
-            seen.append(-model.values[0])
+        gradients = [float("inf") if world.rank == 1 and step in (2, 5) else float(step) for step in range(1, 6)]
+        seen = stepped(model, optimizer, gradients, scaler=scaler)
         optimizer.finish()
         return [*seen, -model.values[0]], scaler.get_scale()
 
@@ -222,56 +214,37 @@ def test_a_scaler_skips_the_late_step_on_all_workers_alike_also_when_it_is_drain
     assert second == ([0, 1, 1, 4, 8, 8], 1.0)
 
 
-def test_gradients_that_still_bear_a_scalers_scale_are_refused(ranks):
-    def work(world):
-        model, optimizer = wrapped(world)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        model.backward(1.0, scaler=scaler)
-        optimizer.average_gradients()
-        with pytest.raises(InputError, match=r"still bore the GradScaler's scale.*call scaler.unscale_\(optimizer\)"):
-            scaler.step(optimizer)
-        optimizer.zero_grad()
-        model.backward(1.0, scaler=scaler)
-
-    ranks.run(2, work)
+@on_ranks(2)
+def test_gradients_that_still_bear_a_scalers_scale_are_refused(world):
+    model, optimizer = wrapped(world)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    model.backward(1.0, scaler=scaler)
+    optimizer.average_gradients()
+    with pytest.raises(InputError, match=r"still bore the GradScaler's scale.*call scaler.unscale_\(optimizer\)"):
+        scaler.step(optimizer)
+    optimizer.zero_grad()
+    model.backward(1.0, scaler=scaler)
 
 
-def test_a_scaler_with_unscale_and_average_gradients_clips_the_late_mean(ranks):
-    def work(world):
-        model, optimizer = wrapped(world)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        seen = []
-        for step in range(1, 5):
-            optimizer.zero_grad()
-            model.backward(float(step), scaler=scaler)
-            scaler.unscale_(optimizer)
-            optimizer.average_gradients()
-            torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)
-            scaler.step(optimizer)
-            scaler.update()
-            seen.append(-model.values[0])
-        optimizer.finish()
-        return seen
-
-    assert ranks.run(2, work) == [[0, 1, 2.5, 4]] * 2
+@on_ranks(2, [[0, 1, 2.5, 4]] * 2)
+def test_a_scaler_with_unscale_and_average_gradients_clips_the_late_mean(world):
+    model, optimizer = wrapped(world)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
+    seen = stepped(model, optimizer, [1.0, 2.0, 3.0, 4.0], scaler=scaler, clip=clip)
+    optimizer.finish()
+    return seen
 
 
-def test_the_end_of_join_clips_late_means_as_the_script_said(ranks):
-    def work(world):
-        model, optimizer = wrapped(world)
-        clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
-        with optimizer.join(after_averaging=clip):
-            for step in range(1, 4):
-                optimizer.zero_grad()
-                model.backward(float(step))
-                optimizer.average_gradients()
-                clip()
-                optimizer.step()
-        value = -model.values[0]
-        optimizer.finish()
-        return value
-
-    assert ranks.run(2, work) == [1 + 1.5 + 1.5] * 2
+@on_ranks(2, [1 + 1.5 + 1.5] * 2)
+def test_the_end_of_join_clips_late_means_as_the_script_said(world):
+    model, optimizer = wrapped(world)
+    clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
+    with optimizer.join(after_averaging=clip):
+        stepped(model, optimizer, [1.0, 2.0, 3.0], clip=clip)
+    value = -model.values[0]
+    optimizer.finish()
+    return value
 
 
 def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
@@ -280,10 +253,7 @@ def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
         seen = []
         for _ in range(2):
             with optimizer.join():
-                for _ in range(2 + world.rank):
-                    optimizer.zero_grad()
-                    model.backward(2.0)
-                    optimizer.step()
+                stepped(model, optimizer, [2.0] * (2 + world.rank))
             seen.append((-model.values[0], optimizer.steps))
         optimizer.finish()
         return [*seen, -model.values[0]]
@@ -293,27 +263,20 @@ def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(ranks, late):
+@on_ranks(2, [2.0 + 1.0] * 2)
+def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(world, late):
     """Worker 1's second gradient is infinite; worker 0 has no second batch."""
-
-    def work(world):
-        if late:
-            model, optimizer = wrapped(world)
-        else:
-            model = Numbers()
-            schedule = Schedule("now", Cluster.regular(1, 2), AllReduce())
-            optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        with optimizer.join():
-            for step in range(1 + 2 * world.rank):
-                optimizer.zero_grad()
-                model.backward(float("inf") if step == 1 else 2.0, scaler=scaler)
-                scaler.step(optimizer)
-                scaler.update()
-        optimizer.finish()
-        return -model.values[0]
-
-    assert ranks.run(2, work) == [2.0 + 1.0] * 2
+    if late:
+        model, optimizer = wrapped(world)
+    else:
+        model = Numbers()
+        schedule = Schedule("now", Cluster.regular(1, 2), AllReduce())
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with optimizer.join():
+        stepped(model, optimizer, [2.0, float("inf"), 2.0][: 1 + 2 * world.rank], scaler=scaler)
+    optimizer.finish()
+    return -model.values[0]
 
 
 def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks):
@@ -333,8 +296,7 @@ def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks)
         optimizer.finish()
         return seen
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         for width in (2, 3, 4):
             for rank, seen in enumerate(ranks.run(2, lambda world, width=width: work(world, width))):
                 assert seen[: width - 1] == [rank] * (width - 1)
@@ -423,8 +385,7 @@ def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
         optimizer.finish()
         return moved
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         assert ranks.run(2, work) == [[1.0]] * 2
     said = [str(warning.message) for warning in caught]
     assert any("the gradients of step 2, which were in flight, are dropped" in text for text in said)
@@ -433,10 +394,7 @@ def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
 @pytest.mark.parametrize("width", [2, 3])
 @pytest.mark.parametrize("whose", ["own", "worker 0's"])
 def test_two_state_dicts_saved_by_torch_resume_a_pipeline_bit_for_bit(ranks, tmp_path, width, whose):
-    """Once the K - 1 gradients in flight were lost without a word; the file reads without pickle.
-
-    Worker 0's states bring parameters alone: BatchNorm's statistics are each worker's until their means arrive.
-    """
+    """Worker 0's states bring parameters alone: BatchNorm's statistics are each worker's until their means arrive."""
 
     def work(world):
         path = tmp_path / f"{world.rank if whose == 'own' else 0}.pt"
@@ -480,8 +438,7 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
             assert optimizer.steps == 3
             optimizer.finish()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(2, work)
     said = [str(warning.message) for warning in caught if "besides the optimizer's is dropped" in str(warning.message)]
     assert len(said) == 4
@@ -495,8 +452,7 @@ def test_what_a_load_drops_is_said_at_the_line_that_loads(ranks, tmp_path):
         load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         optimizer.finish()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(2, work)
     files = [warning.filename for warning in caught if "were in flight, are dropped" in str(warning.message)]
     assert files == [__file__] * 2
@@ -605,24 +561,19 @@ def test_a_step_that_raises_once_on_all_workers_delays_what_is_late_and_stops_no
     assert first[-1] == (12 - width, width - 1), "a mean was lost with its step, and another comes in each"
 
 
-def test_a_state_with_late_gradients_is_taken_up_behind_a_longer_warm_up(ranks):
-    def work(world):
-        model, optimizer = wrapped(world)
-        for _ in range(3):
-            model.backward(1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        state = optimizer.state_dict()
-        optimizer.finish()
-        model, optimizer = wrapped(world, warm_up=6)
-        optimizer.load_state_dict(state)
-        for _ in range(9):
-            optimizer.zero_grad()
-            model.backward(1.0)
-            optimizer.step()
-        return -model.values[0], len(optimizer.run.membership.flights)
-
-    assert ranks.run(2, work) == [(9.0, 1)] * 2
+@on_ranks(2, [(9.0, 1)] * 2)
+def test_a_state_with_late_gradients_is_taken_up_behind_a_longer_warm_up(world):
+    model, optimizer = wrapped(world)
+    for _ in range(3):
+        model.backward(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    state = optimizer.state_dict()
+    optimizer.finish()
+    model, optimizer = wrapped(world, warm_up=6)
+    optimizer.load_state_dict(state)
+    stepped(model, optimizer, [1.0] * 9)
+    return -model.values[0], len(optimizer.run.membership.flights)
 
 
 def test_late_gradients_are_dropped_with_a_word_where_parameters_are_averaged(ranks):

@@ -15,17 +15,12 @@ import pytest
 import torch
 
 import partreduce
-from helpers.quorum_runs import (
-    WIDTH,
-    TwoBuckets,
-    make_quorum_case,
-    quorum_problems,
-    replayed,
-    run_quorum_case,
-)
+from helpers.quorum_runs import WIDTH, TwoBuckets, make_quorum_case, quorum_problems, replayed, run_quorum_case
+from helpers.thread_ranks import on_ranks
+from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+from partreduce.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.planner.predict import ARRAYS
-from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.quorum import driver as broadcast_tree
 from partreduce.runtime.strategies.quorum.driver import GradientSum, StartedRound, children
 from partreduce.runtime.strategies.quorum.gradients import RoundsThread, room_for
@@ -34,11 +29,6 @@ from partreduce.runtime.transport.nccl import NcclWorld
 from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.partial import Share
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerFailedError, UnavailableError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Transport
-from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
 """`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""
@@ -55,14 +45,14 @@ def assert_conserved(case, results):
         np.testing.assert_allclose(
             result["history"], np.reshape(wanted, (-1, 5)), rtol=0, atol=0 if exact else 1e-4, err_msg=f"{case}"
         )
-    if case.sync.missed is MissedResultPolicy.LATEST:
+    if case.sync.missed is st.MissedResultPolicy.LATEST:
         return
     first = results[0]
     for result in results:
         np.testing.assert_array_equal(result["final"], first["final"])
         np.testing.assert_array_equal(result["means"], first["means"])
         assert result["last"] is None or np.array_equal(result["final"], first["final"])
-        if case.sync.missed is MissedResultPolicy.EACH:
+        if case.sync.missed is st.MissedResultPolicy.EACH:
             np.testing.assert_array_equal(result["history"], first["history"])
     np.testing.assert_array_equal(first["final"], -sum(case.made(), np.zeros(5)) / case.num_workers)
 
@@ -77,9 +67,9 @@ def test_gradients_are_conserved(ranks, block):
 
 
 def schedule_of(n, nodes=1, transport=None, **options):
-    sync = PartialAllReduce(**({"quorum": QuorumStart.SOLO} | options))
+    sync = st.PartialAllReduce(**({"quorum": st.QuorumStart.SOLO} | options))
     return Schedule(
-        "quorum", Cluster.regular(nodes, n // nodes), AllReduce(sync=sync, transport=transport or Transport())
+        "quorum", Cluster.regular(nodes, n // nodes), st.AllReduce(sync=sync, transport=transport or st.Transport())
     )
 
 
@@ -94,7 +84,7 @@ def call(model, optimizer, value):
     optimizer.step()
 
 
-@pytest.mark.parametrize("count", list(LateGradientPolicy))
+@pytest.mark.parametrize("count", list(st.LateGradientPolicy))
 @pytest.mark.parametrize(("bound", "before"), [(1, 2), (3, 0)])
 def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, before, count):
     """Its process continues, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
@@ -213,7 +203,6 @@ def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
     for work, words in ((with_function, "leave after_averaging out"), (without_step, "call step() first")):
         errors = ranks.run(2, work, catch=InputError)
         assert all(words in str(error) for error in errors)
-        ranks.fresh()
 
 
 def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
@@ -226,7 +215,6 @@ def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
         optimizer.finish()
 
     errors = ranks.run(2, work, catch=PeerFailedError)
-    ranks.fresh()
     assert any("after the same number of step() calls" in str(error) for error in errors)
     assert not any("put the training loop into" in str(error) for error in errors)
 
@@ -285,8 +273,7 @@ def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
         optimizer.finish()
         return values
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         results = ranks.run(n, work)
     said = [str(warning.message) for warning in caught if "different settings" in str(warning.message)]
     assert bool(said) is not by_rounds
@@ -336,18 +323,15 @@ def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
     assert all("before a GradScaler's verdict" in str(error) for error in errors)
 
 
-def test_communicators_are_used_again_only_after_all_have_finished(ranks):
+@on_ranks(2, [[0, 0, 2], [0, 0, 2]])
+def test_communicators_are_used_again_only_after_all_have_finished(world):
     """A sum that one worker left under way would meet that of the next optimizer, which ends a process inside gloo."""
-
-    def work(world):
-        lines = []
-        for finishes in (True, False, True):
-            _, _, optimizer = wrapped(world, schedule_of(2))
-            lines.append(optimizer.runner.communicator)
-            (optimizer.finish if finishes else optimizer.runner.close)()
-        return [lines.index(line) for line in lines]
-
-    assert ranks.run(2, work) == [[0, 0, 2], [0, 0, 2]]
+    lines = []
+    for finishes in (True, False, True):
+        _, _, optimizer = wrapped(world, schedule_of(2))
+        lines.append(optimizer.runner.communicator)
+        (optimizer.finish if finishes else optimizer.runner.close)()
+    return [lines.index(line) for line in lines]
 
 
 @pytest.mark.parametrize("grace", [20_000_000, 20_000], ids=["long", "short"])
@@ -421,7 +405,7 @@ def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
 
 def test_a_sum_in_two_levels_is_summed_so(ranks):
     """The algorithm of a schedule holds for partial sums, too."""
-    schedule = schedule_of(4, nodes=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL))
+    schedule = schedule_of(4, nodes=2, transport=st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL))
 
     def work(world):
         model, _, optimizer = wrapped(world, schedule)
@@ -485,18 +469,15 @@ def test_an_optimizer_that_one_worker_cannot_make_ends_the_world_of_all(ranks, m
         assert said[1] == "group {0,1}: the groups of this run were destroyed after a failure"
 
 
-def test_workers_with_devices_meet_over_gloo_for_their_host_memory(ranks):
+@on_ranks(2, [[2.0] * 3] * 2)
+def test_workers_with_devices_meet_over_gloo_for_their_host_memory(world):
     """No device is needed for that: NCCL's world makes it of its store."""
-
-    def work(world):
-        limit, device = timedelta(seconds=20), torch.device("cpu")
-        device_world = NcclWorld(world.store, world.rank, world.size, limit, device=device, attempt=2)
-        host = device_world.on_host()
-        assert host is device_world.on_host()
-        numbers = torch.ones(3)
-        host.create((0, 1), name="quorum 0").all_reduce(numbers).wait()
-        device_world.abandon()
-        assert host.abandoned
-        return numbers.tolist()
-
-    assert ranks.run(2, work) == [[2.0] * 3] * 2
+    limit, device = timedelta(seconds=20), torch.device("cpu")
+    device_world = NcclWorld(world.store, world.rank, world.size, limit, device=device, attempt=2)
+    host = device_world.on_host()
+    assert host is device_world.on_host()
+    numbers = torch.ones(3)
+    host.create((0, 1), name="quorum 0").all_reduce(numbers).wait()
+    device_world.abandon()
+    assert host.abandoned
+    return numbers.tolist()

@@ -10,17 +10,15 @@ import pytest
 import torch
 
 from helpers.random_schedules import Quadratic
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.thread_ranks import on_ranks
+from helpers.training import wrapped
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import asynchronous_server
 from partreduce.runtime.transport.array_frames import frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.shards import shards_of
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PeerFailedError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import DelayedAveraging, Synchronous
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.server import Server
+from partreduce.strategies import AllReduce, DelayedAveraging, Server, Synchronous
 
 _building = threading.Lock()
 
@@ -68,21 +66,21 @@ def test_synchronous_server_has_the_losses_of_all_reduce(ranks, hosts):
 
 
 @pytest.mark.parametrize("is_delayed", [False, True])
-def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, is_delayed):
-    def work(world):
-        sync = DelayedAveraging() if is_delayed else Synchronous()
-        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(steps_per_round=2, sync=sync))
-        return losses(world, schedule(3, hosts=(2,), steps_per_round=2, sync=sync), 6), losses(world, reduced, 6)
-
-    for (mine, weights), (wanted, their_weights) in ranks.run(3, work):
-        assert mine == pytest.approx(wanted, rel=1e-4)
-        assert torch.allclose(weights, their_weights, atol=1e-5)
+@on_ranks(3)
+def test_synchronous_server_averages_parameters_at_the_end_of_a_section(world, is_delayed):
+    sync = DelayedAveraging() if is_delayed else Synchronous()
+    reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(steps_per_round=2, sync=sync))
+    (mine, weights), (wanted, their_weights) = (
+        losses(world, schedule(3, hosts=(2,), steps_per_round=2, sync=sync), 6),
+        losses(world, reduced, 6),
+    )
+    assert mine == pytest.approx(wanted, rel=1e-4)
+    assert torch.allclose(weights, their_weights, atol=1e-5)
 
 
 def push_model(world, plan, start, **options):
     model = Quadratic(np.array(start, dtype=float), torch.float64)
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, DistributedOptimizer(inner, model, plan, timeout=60, initial="keep", world=world, **options)
+    return model, wrapped(world, model, plan, lr=1.0, initial="keep", **options)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +189,16 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
     assert ranks.run(2, work) == [[10.0] * 3] * 2
 
 
-def test_all_may_start_again_before_their_first_step(ranks):
+@on_ranks(2, [[6.0] * 3] * 2)
+def test_all_may_start_again_before_their_first_step(world):
     """As where a state is loaded after a worker with more steps per round has begun its round, and others have not."""
-
-    def work(world):
-        model, optimizer = push_model(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
-        optimizer.runner.drain()
-        for _ in range(3):
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
-        optimizer.finish()
-        return model.values().tolist()
-
-    assert ranks.run(2, work) == [[6.0] * 3] * 2
+    model, optimizer = push_model(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
+    optimizer.runner.drain()
+    for _ in range(3):
+        model.set_gradient(0.0, np.ones(3))
+        optimizer.step()
+    optimizer.finish()
+    return model.values().tolist()
 
 
 def test_pushes_that_come_before_a_shard_opens_are_answered_with_all_that_is_added_by_then():
@@ -263,7 +258,6 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
 
 @pytest.mark.parametrize("synchronous", [True, False])
 def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronous):
-    ranks.fresh()
 
     def work(world):
         options = {} if synchronous else {"staleness": 0}
@@ -282,4 +276,3 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
     for rank in (0, 2):
         assert "worker 1 stopped in round 1 with ValueError: a bug" in str(errors[rank])
         assert "step 1, round 1" in str(errors[rank])
-    ranks.fresh()

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
+from partreduce.errors import UnavailableError
 from partreduce.runtime.transport.rendezvous import AT, agreed_attempt, may_be_started_again
-from partreduce.topo.errors import UnavailableError
 
 PLENTY = timedelta(seconds=60)
 

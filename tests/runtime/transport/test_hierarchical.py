@@ -6,20 +6,17 @@ import pytest
 import torch
 
 from helpers.generator_rig import serving
+from helpers.thread_ranks import on_ranks
+from helpers.training import wrapped
+from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import strategies as st
+from partreduce.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
 from partreduce.runtime.environment import OVER_GLOO
-from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import multistage_allreduce
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator, levels_of
 from partreduce.runtime.transport.worlds import chosen_algorithm, world_for_algorithm
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
-from partreduce.topo.phase import Phase
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, StaticGroups, Transport
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 
 MOST = 8
 _building = threading.Lock()
@@ -33,7 +30,7 @@ def small_parts(monkeypatch):
 
 def all_of(world, cluster):
     """The hierarchical group of all workers; made on its first use."""
-    ours = world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
+    ours = world_for_algorithm(world, st.AllReduceAlgorithm.HIERARCHICAL, cluster)
     everyone = tuple(range(world.size))
     return ours.communicator(everyone) if ours.has(everyone) else ours.create(everyone)
 
@@ -84,11 +81,11 @@ def test_the_condition_is_that_of_the_cost_model():
 
 def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks):
     cluster = Cluster.irregular([[0, 1], [2, 3], [4]])
-    phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
-    schedule = Schedule("uneven", cluster, StaticGroups(phases=GroupPhases(phases)))
+    phases = tuple(st.Phase.from_groups(5, groups) for groups in ([[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
+    schedule = Schedule("uneven", cluster, st.StaticGroups(phases=st.GroupPhases(phases)))
 
     def work(world):
-        ours = world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
+        ours = world_for_algorithm(world, st.AllReduceAlgorithm.HIERARCHICAL, cluster)
         ours.max_groups = 4
         try:
             ours.prepare(schedule)
@@ -99,10 +96,10 @@ def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks)
         ours.max_groups = 5
         ours.prepare(schedule)
         assert (
-            world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, Cluster.irregular([[0, 1], [2, 3], [4]]))
+            world_for_algorithm(world, st.AllReduceAlgorithm.HIERARCHICAL, Cluster.irregular([[0, 1], [2, 3], [4]]))
             is ours
         )
-        assert world_for_algorithm(world, AllReduceAlgorithm.RING, cluster) is world
+        assert world_for_algorithm(world, st.AllReduceAlgorithm.RING, cluster) is world
         kinds = {members: type(ours.communicator(members)) for members, _ in ours._groups}
         sums = []
         for members in sorted(kinds):
@@ -131,7 +128,7 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
         group, everyone = all_of(world, cluster), tuple(range(4))
         tensor = torch.ones(100_000)
         group.all_reduce(tensor).wait()
-        ours = world_for_algorithm(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
+        ours = world_for_algorithm(world, st.AllReduceAlgorithm.HIERARCHICAL, cluster)
         if world.rank == 3:
             meeting.wait()
             ours.destroy([everyone])
@@ -180,14 +177,14 @@ def train(world, schedule, algorithm, steps=7, **options):
 
 
 def node_then_all(**options):
-    phases = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
-    return Schedule("node, then all", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases(phases), **options))
+    phases = (st.Phase.from_groups(4, [[0, 1], [2, 3]]), st.Phase.from_groups(4, [range(4)]))
+    return Schedule("node, then all", Cluster.regular(2, 2), st.StaticGroups(phases=st.GroupPhases(phases), **options))
 
 
 SCHEDULES = {
     "node, then all": node_then_all(),
-    "is_delayed": node_then_all(sync=DelayedAveraging()),
-    "gradients": Schedule("gradients", Cluster.regular(2, 2), AllReduce()),
+    "is_delayed": node_then_all(sync=st.DelayedAveraging()),
+    "gradients": Schedule("gradients", Cluster.regular(2, 2), st.AllReduce()),
 }
 
 
@@ -208,26 +205,22 @@ def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
         assert torch.equal(ours[1], answers[0][1][1]), "all workers end with the same bits"
 
 
-def test_the_form_comes_from_the_schedule_unless_the_option_names_another(ranks):
+@on_ranks(4, [(True, True)] * 4)
+def test_the_form_comes_from_the_schedule_unless_the_option_names_another(world):
     plan = Schedule(
         "all",
         Cluster.regular(2, 2),
-        AllReduce(steps_per_round=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)),
+        st.AllReduce(steps_per_round=2, transport=st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL)),
     )
-
-    def work(world):
-        worlds = [train(world, plan, algorithm, steps=2)[2].run.reducer.world for algorithm in (None, "ring")]
-        return worlds[0] in world.relatives, worlds[1] is world
-
-    assert ranks.run(4, work) == [(True, True)] * 4
+    worlds = [train(world, plan, algorithm, steps=2)[2].run.reducer.world for algorithm in (None, "ring")]
+    return worlds[0] in world.relatives, worlds[1] is world
 
 
 def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
     def work(world):
         model = network()
-        schedule = Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=2))
-        inner = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimizer = DistributedOptimizer(inner, model, schedule, algorithm="hierarchical", timeout=60, world=world)
+        schedule = Schedule("all", Cluster.regular(2, 2), st.AllReduce(steps_per_round=2))
+        optimizer = wrapped(world, model, schedule, lr=0.05, algorithm="hierarchical")
         for step in range(20):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -249,17 +242,14 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
 
 def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
     pytest.importorskip("zmq")
-    schedule = Schedule("g", Cluster.regular(2, 2), DynamicGroups(group_size=4, division=GroupSplit.GLOBAL))
+    schedule = Schedule("g", Cluster.regular(2, 2), st.DynamicGroups(group_size=4, division=st.GroupSplit.GLOBAL))
 
     def work(world):
         model = torch.nn.Linear(300, 2, dtype=torch.float64)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(2.0**world.rank)
-        inner = torch.optim.SGD(model.parameters(), lr=0.0)
-        optimizer = DistributedOptimizer(
-            inner, model, schedule, initial="keep", algorithm="hierarchical", world=world, timeout=60
-        )
+        optimizer = wrapped(world, model, schedule, lr=0.0, initial="keep", algorithm="hierarchical")
         for _ in range(3):
             model(torch.ones(1, 300, dtype=torch.float64)).sum().backward()
             optimizer.step()
@@ -298,6 +288,6 @@ def test_forms_that_cannot_run_are_refused_in_a_line(monkeypatch, word, device, 
     with pytest.raises(kind, match=text) as refusal:
         chosen_algorithm(word, torch.device(device))
     assert "\n" not in str(refusal.value)
-    assert chosen_algorithm("ring", torch.device("cuda")) is AllReduceAlgorithm.RING
+    assert chosen_algorithm("ring", torch.device("cuda")) is st.AllReduceAlgorithm.RING
     monkeypatch.delenv(OVER_GLOO)
-    assert chosen_algorithm("hierarchical", torch.device("cuda")) is AllReduceAlgorithm.HIERARCHICAL
+    assert chosen_algorithm("hierarchical", torch.device("cuda")) is st.AllReduceAlgorithm.HIERARCHICAL

@@ -11,8 +11,7 @@ from partreduce.runtime.sharding import table_collectives
 from partreduce.runtime.transport import communicators
 from partreduce.runtime.transport.communicators import AHEAD, goes_in_rounds, pairwise_exchange
 from partreduce.runtime.transport.work import in_thread
-from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
+from partreduce.strategies import Codec, Gradient, Payload, Placement, TablePlacement
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 

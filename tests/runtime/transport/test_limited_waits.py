@@ -2,16 +2,31 @@
 
 import itertools
 import threading
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed import FileStore, HashStore, TCPStore
 
+from helpers.signs import Signs
+from helpers.thread_ranks import on_ranks
 from helpers.warm import WARM
 from partreduce.runtime.codecs import Coding
-from partreduce.runtime.transport import waiting
-from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport import store, waiting
+from partreduce.runtime.transport.store import LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
+from partreduce.runtime.transport.waiting import (
+    DIAGNOSE_SECONDS,
+    MOST_SECONDS,
+    Deadline,
+    OwnTime,
+    PeerGoneError,
+    PeerTimeoutError,
+    SignsOfLife,
+    Wait,
+)
 from partreduce.runtime.transport.work import BoundedCall, Completion, OverdueError
-from partreduce.topo.strategies.axes import Codec, Transport
+from partreduce.strategies import Codec, Transport
 
 STARTS = {
     "all_reduce": lambda group: group.all_reduce(torch.ones(4)),
@@ -141,18 +156,16 @@ def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for
     assert found == [True, None]
 
 
-def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
-    def run(world):
-        tensor = torch.full((3,), 1.0 + world.rank)
-        work = group_of(world).all_reduce(tensor, Coding(Transport(codec=Codec.FLOAT16), (0, 0)))
-        assert work.ended_within(60)
-        work.wait()
-        summed = tensor.tolist()
-        tensor.zero_()
-        work.wait()  # the sum is there already, and what was made of it since stays
-        return summed, tensor.tolist()
-
-    assert ranks.run(2, run) == [([3.0] * 3, [0.0] * 3)] * 2
+@on_ranks(2, [([3.0] * 3, [0.0] * 3)] * 2)
+def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(world):
+    tensor = torch.full((3,), 1.0 + world.rank)
+    work = group_of(world).all_reduce(tensor, Coding(Transport(codec=Codec.FLOAT16), (0, 0)))
+    assert work.ended_within(60)
+    work.wait()
+    summed = tensor.tolist()
+    tensor.zero_()
+    work.wait()  # the sum is there already, and what was made of it since stays
+    return summed, tensor.tolist()
 
 
 def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended():
@@ -194,7 +207,7 @@ def test_a_bounded_call_gives_up_by_what_it_is_told_and_its_error_comes_when_it_
     assert (asked, call.is_running) == ([1], False)
 
 
-class Signs:
+class TimedSigns:
     """What the others have noted, and who looks at it when."""
 
     def __init__(self, clock):
@@ -216,7 +229,7 @@ class Signs:
 def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypatch, size):
     clock, members, said = [0.0], tuple(range(size)), []
     monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
-    signs = Signs(clock)
+    signs = TimedSigns(clock)
     watch = waiting.PeerWatch(signs, members, 7)
     for tick in range(1, 401):  # of 0.01 s
         clock[0] = tick / 100
@@ -239,3 +252,137 @@ def test_the_end_of_a_wait_is_noticed_within_a_part_of_it(waited):
     assert waiting.SHORTEST <= pause <= max(waiting.SHORTEST, waited / waiting.SHARE)
     assert pause <= waiting.LONGEST
     assert pause == waiting.LONGEST or pause >= waited / waiting.SHARE
+
+
+# Deadlines by the clock of a process's own time: what it counts, and what ends a wait by it.
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The system's clock, to be set; everything that asks it asks this one."""
+    now = [100.0]
+    told = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(waiting, "time", told)
+    return now
+
+
+def passes(clock, seconds, look, tick=0.1):
+    for _ in range(round(seconds / tick)):
+        clock[0] += tick
+        look()
+
+
+def test_seconds_count_while_somebody_looks_and_at_most_one_where_nobody_did(clock):
+    own = OwnTime()
+    passes(clock, 3.0, own)
+    assert own() == pytest.approx(3.0)
+    clock[0] += 3600
+    assert own() == pytest.approx(3.0 + MOST_SECONDS)
+    assert own() == pytest.approx(3.0 + MOST_SECONDS)
+    clock[0] += 0.5
+    assert own() == pytest.approx(3.5 + MOST_SECONDS)
+
+
+def test_any_thread_may_look_and_none_makes_the_clock_run_ahead():
+    own = OwnTime()
+    start = waiting.time.monotonic()
+    threads = [threading.Thread(target=lambda: [own() for _ in range(20_000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert own() <= waiting.time.monotonic() - start + 1e-3
+
+
+def test_a_deadline_passes_after_its_seconds_of_own_time_and_may_begin_anew(clock):
+    limit = Deadline(2.0, OwnTime())
+    passes(clock, 1.8, lambda: limit.left)
+    assert not limit.is_over
+    assert limit.left == pytest.approx(0.2)
+    limit.renew()
+    passes(clock, 1.9, lambda: limit.left)
+    assert not limit.is_over
+    passes(clock, 0.2, lambda: limit.left)
+    assert limit.is_over
+
+
+def test_a_wait_names_whom_it_waits_for_and_takes_a_little_longer_where_nobody_is_silent(clock):
+    signs = Signs()
+    for is_known, extra in ((True, 0.0), (False, DIAGNOSE_SECONDS)):
+        signs.sees_silence = lambda _members, known=is_known: known
+        wait = Wait(signs, (1, 2), 5.0)
+        passes(clock, 4.9 + extra, wait.look)
+        with pytest.raises(PeerTimeoutError, match="waits for worker 1 for more than 5 s"):
+            passes(clock, 0.3, wait.look)
+
+
+def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clock):
+    signs = Signs()
+    wait = Wait(signs, (1, 2), 60.0)
+    passes(clock, 3.0, wait.look)
+    signs.why = "worker 2 left"
+    with pytest.raises(PeerGoneError, match="worker 2 left"):
+        passes(clock, 1.5, wait.look)
+    asked = []
+    signs.gone = lambda members, _round=None: asked.append(members)
+    wait = Wait(signs, (1, 2), 60.0)
+    wait.only_for((2,))
+    passes(clock, 1.5, wait.look)
+    assert set(asked) == {(2,)}
+
+
+def test_a_wait_that_somebody_else_limits_for_a_while_begins_anew(clock):
+    wait = Wait(SignsOfLife(), (1,), 2.0)
+    passes(clock, 1.9, wait.look)
+    wait.renew()
+    passes(clock, 1.9, wait.look)
+    with pytest.raises(PeerTimeoutError, match="waits for worker 1, for more than 2 s"):
+        passes(clock, 0.3, wait.look)
+
+
+def test_a_reason_of_ones_own_replaces_that_of_the_others(clock):
+    signs, reasons = Signs(), [None]
+    signs.why = "worker 1 left"
+    wait = Wait(signs, (1,), 60.0, why=lambda: reasons[0])
+    passes(clock, 3.0, wait.look)
+    reasons[0] = "it is void"
+    with pytest.raises(PeerGoneError, match="it is void"):
+        passes(clock, 1.5, wait.look)
+
+
+# Notes: all of several are read at once, and pauses between questions grow with the wait.
+
+
+def stores(folder):
+    return {
+        "in memory": lambda: HashStore(),
+        "in a file": lambda: FileStore(str(folder / "store"), 1),
+        "served": lambda: TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False),
+    }
+
+
+@pytest.mark.parametrize("kind", ["in memory", "in a file", "served"])
+def test_notes_are_read_together_once_all_of_them_are_there(kind, tmp_path):
+    place = Notes(stores(tmp_path)[kind](), "place")
+    place.write("b", "second")
+    assert place.read_all(["a", "b"]) is None, "and nobody waits for the first"
+    place.write("a", "first")
+    assert place.read_all(["a", "b"]) == ["first", "second"], "in the order of the question"
+
+
+def test_a_note_that_comes_late_is_read():
+    place = Notes(HashStore(), "place")
+    writer = threading.Timer(0.05, lambda: place.write("a", "first"))
+    writer.start()
+    assert place.wait_for("a") == "first"
+    writer.join()
+
+
+def test_pauses_are_a_part_of_the_wait_and_have_ends(monkeypatch):
+    now, slept = [0.0], []
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
+    pauses = Pauses()
+    for waited in (0.0, 0.08, 60.0):
+        now[0] = waited
+        pauses.sleep()
+    assert slept == [POLL_SECONDS, 0.01, LONGEST_POLL_SECONDS]

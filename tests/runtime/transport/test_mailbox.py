@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 from helpers.random_schedules import Quadratic
 from helpers.signs import Signs
-from partreduce.runtime.optimizer import DistributedOptimizer
+from helpers.training import wrapped
+from partreduce import Cluster, Schedule
+from partreduce.errors import UnavailableError
 from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import UnavailableError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.server import Server
+from partreduce.strategies import Pairwise, Server
 
 zmq = pytest.importorskip("zmq")
 
@@ -93,8 +91,7 @@ def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy,
         import torch
 
         model = Quadratic(np.array([world.rank, 1.0, 2.0]), torch.float64)
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        optimizer = DistributedOptimizer(inner, model, plan, timeout=60, initial=initial, world=world)
+        optimizer = wrapped(world, model, plan, lr=1.0, initial=initial)
         for step in range(6):
             if step == 2:
                 mailbox = optimizer.runner.mailboxes[0]

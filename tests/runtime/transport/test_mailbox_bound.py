@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from benchmarks.faults.processes import look_at
 from helpers.signs import Signs
 from helpers.warm import WARM
+from partreduce.errors import UnavailableError
 from partreduce.runtime.transport import array_frames
 from partreduce.runtime.transport.array_frames import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Account, Bound, Mailbox, Tally
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.topo.errors import UnavailableError
 
 pytest.importorskip("zmq")
 MB = 10**6
@@ -406,10 +406,7 @@ def test_what_waits_for_room_goes_out_when_the_mailbox_closes():
 
 
 def test_what_is_urgent_overtakes_arrays_and_each_connection_keeps_its_order():
-    """Six arrays and three urgent messages after them, while the receiver deals with the first array.
-
-    Nothing says when all of it lies at the receiver, so it has another try where something was on its way too long.
-    """
+    """Nothing says when all of it lies at the receiver, so it has another try where some was on its way too long."""
     heard, held = [], threading.Event()
     array, sizes = frame_of(torch.zeros(MB // 4)), (("array", 6), ("token", 3))
 

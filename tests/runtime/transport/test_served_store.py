@@ -1,7 +1,5 @@
 """A worker that serves the store of its run and dies is missed at once, whatever it has forked."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -11,10 +9,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
+from partreduce.errors import StoreLostError
 from partreduce.runtime.transport import rendezvous
 from partreduce.runtime.transport.rendezvous import connect_store
 from partreduce.runtime.transport.store import Notes
-from partreduce.topo.errors import StoreLostError
 
 pytestmark = pytest.mark.processes
 TIMEOUT = timedelta(seconds=60)
