@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from partreduce.topo.schedule import Schedule
 
+pytest.register_assert_rewrite("helpers.elastic_runs", "helpers.thread_ranks")
 UNMINDED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50, suppress_health_check=UNMINDED)
 settings.load_profile("steady")

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-pytest.register_assert_rewrite("helpers.elastic_runs", "helpers.thread_ranks")
-
-from helpers.driver import Driver  # noqa: E402 - rewritten
-from helpers.thread_ranks import ThreadRanks  # noqa: E402 - rewritten
-from partreduce.runtime.sharding import table  # noqa: E402 - rewritten
+from helpers.driver import Driver
+from helpers.thread_ranks import ThreadRanks
+from partreduce.runtime.sharding import table
 
 
 @pytest.fixture(scope="module")
