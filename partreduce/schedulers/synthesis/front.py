@@ -273,11 +273,11 @@ def _impossible(problem: Problem) -> str | None:
         return f"max_gap: {limits.max_gap}; with 1 node no group crosses nodes; leave this limit out"
     if limits.max_communication is None or limits.allow_communication(least := crossing_bound(problem)):
         return None
-    who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
+    two = "two workers on different nodes" if problem.cluster.num_nodes > 1 else "two workers"
     return (
-        f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
-        f"{limits.max_period} rounds of {largest_steps(problem.cluster)} step(s), and one {pair} then costs "
-        f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
+        f"no schedule meets max_communication {limits.max_communication:.6g} s per step: consensus needs an average of "
+        f"{two} within {limits.max_period} rounds of {largest_steps(problem.cluster)} step(s), which costs at least "
+        f"{least:.6g} s per step (crossing bound); raise this limit or max_period"
     )
 
 

@@ -95,7 +95,7 @@ WAYS = [
     # limits
     (
         f"design 2x2 --model-bytes 5MB --max communication=1us --max period=4 {QUICK}",
-        "raise the budget or the period",
+        "raise --max communication",
         [f"design 2x2 --model-bytes 5MB --max communication=1s --max period=4 {QUICK}"],
     ),
     (
