@@ -198,12 +198,9 @@ def _speedup(compared: Comparison) -> str:
     if chosen is not compared.simple:
         return f"{times(compared.over_simple)} over the best simple schedule; {every}"
     if compared.other is None or not chosen.time > 0:
-        return f"1x over the best simple schedule, which it is; {every}"
+        return f"this is the best simple schedule; {every}"
     other = _factor(compared.other.time / chosen.time)
-    return (
-        f"1x over the best simple schedule, which it is ({other}x over the next, {describe(compared.other.schedule)}); "
-        f"{every}"
-    )
+    return f"this is the best simple schedule ({other}x over the next, {describe(compared.other.schedule)}); {every}"
 
 
 def _divergence(chosen: CandidateSchedule) -> str:
