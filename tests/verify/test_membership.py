@@ -95,7 +95,7 @@ def test_a_sample_is_asked_where_all_answers_are_too_long_and_proves_nothing(mon
 def test_who_is_drawn_comes_from_every_block_the_last_node_the_prologue_and_later_periods(monkeypatch):
     schedule = random_rule(Random(3), prologue=2)
     rule = schedule.rule().canonical
-    drawn = list(membership._drawn(schedule, rule))
+    drawn = list(membership._draw(schedule, rule))
     later, early = drawn[:-2], drawn[-2:]
     assert [round_ for _, round_, _ in early] == [0, 1]
     assert all(right == (tuple(range(schedule.num_workers)), 1) for _, _, right in early)
@@ -112,9 +112,9 @@ def test_who_is_drawn_comes_from_every_block_the_last_node_the_prologue_and_late
     assert all(right == groups[(r - 2) % schedule.period][w] for w, r, right in later)
     size = max(rule.span(b) * len(b.local) for phase in rule.phases for b in phase)
     monkeypatch.setattr(membership, "SAMPLED", 8 * schedule.num_workers)
-    assert len(list(membership._drawn(schedule, rule))) - 2 <= 8 * schedule.num_workers // 50 + 1
+    assert len(list(membership._draw(schedule, rule))) - 2 <= 8 * schedule.num_workers // 50 + 1
     monkeypatch.setattr(membership, "SAMPLED", 3 * (50 + size))
-    assert 3 <= len([one for one in membership._drawn(schedule, rule) if one[1] >= 2]) < 4 * places
+    assert 3 <= len([one for one in membership._draw(schedule, rule) if one[1] >= 2]) < 4 * places
 
 
 @pytest.mark.parametrize("limit", [0, 10**6])
@@ -369,7 +369,6 @@ def test_an_allreduce_of_all_but_one_is_refuted(monkeypatch):
 def test_what_was_asked_of_everybody_and_what_of_a_sample_is_said():
     few, many = prove_membership(small()), prove_membership(large())
     assert few.witness["asked"] == 48
-    assert "all 48 workers were asked" in few.explanation
-    assert "exactly this cluster" in few.explanation
+    assert few.explanation.startswith("On this cluster: all 48 workers were asked")
     assert (many.status, many.witness) == (Status.NOT_PROVED, None)
-    assert "drawn at random" in many.explanation
+    assert "random workers were asked" in many.explanation

@@ -162,7 +162,7 @@ def test_a_server_holds_one_copy():
 def test_a_server_says_whom_a_worker_waits_for():
     waits = {
         "round r is complete once all workers have pushed": Server(),
-        "wait for nobody": Server(synchronous=False),
+        "wait for no worker": Server(synchronous=False),
         "more than 7 rounds ahead of the slowest": Server(synchronous=False, staleness=7),
     }
     for words, server in waits.items():
