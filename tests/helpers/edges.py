@@ -449,7 +449,8 @@ EDGES = [
     aside(GRAPHS, "n - 1 edges", EVEN, tree(0, [0, 0, 1]), tree(0), 'is "tree"; expected n - 1 edges'),
     aside(GRAPHS, "an edge of its round", graph(2, [(0, 1, "1/2")], [(1, 0, "1/2")]), tree(0, [0, 0, 1]),
         tree(0, [1, 0, 1]), "expected an edge of positive weight"),
-    aside(GRAPHS, "a round of the period", EVEN, tree(0, [0, 0, 1]), tree(0, [1, 0, 1]), "expected an edge of positive weight"),
+    aside(GRAPHS, "a round of the period", EVEN, tree(0, [0, 0, 1]), tree(0, [1, 0, 1]),
+        "expected an edge of positive weight"),
     Edge(GRAPHS, "where the file's weights count, they decide under staleness too",
         (pair("-1/2", "1/2") | {"strategy": pair("-1/2", "1/2")["strategy"]
         | {"sync": {"iteration_gap": {"staleness": 1, "weights": "uniform"}}}}, tree(1, [0, 1, 0])),
