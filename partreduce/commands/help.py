@@ -9,7 +9,7 @@ from partreduce.commands.options import LIMIT_KEYS, SETTING_KEYS
 
 
 class Topic(StrEnum):
-    """What there is a table of."""
+    """Which table to print."""
 
     SETTINGS = "settings"
     LIMITS = "limits"

@@ -135,7 +135,7 @@ def worth(schedule: Schedule) -> float:
 
 
 def worth_of_codec(*, overlaps: bool) -> float:
-    """Return that fraction for a codec whose sums overlap with computing or not."""
+    """Return the fraction of the objective that a codec must save, if its sums overlap with computing or not."""
     return WORTH_OVERLAPPED if overlaps else WORTH
 
 

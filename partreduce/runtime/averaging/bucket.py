@@ -64,7 +64,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:
-    """A tensor that rides along; what no group averages (rule `own`) rides with the mean model alone, as bytes."""
+    """A tensor sent along in a bucket; one of rule `own` is not averaged: only the mean model takes it, as bytes."""
 
     name: str
     spec: BufferSpec

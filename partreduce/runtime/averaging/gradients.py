@@ -64,7 +64,7 @@ class Snapshot:
 def load_gradients(
     bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
-    """Fill an array with the gradients' shares, or `kept` ones, and who has one; the slots that have none."""
+    """Fill `scratch` with gradients (or `kept`) / `divisor` and presence flags; return the slots without a gradient."""
     if kept is None:
         absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
     else:

@@ -64,7 +64,7 @@ def _take(rest: deque[int], count: int) -> list[int]:
 
 
 def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
-    """What a worker takes of a loader as long as all others': p batches for each P of it, in whole rounds."""
+    """From a loader of equal length on all workers: p batches for each P (the largest p of all), in whole rounds."""
     steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
     if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
         return loader
@@ -161,7 +161,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         return self._epoch
 
     def follow(self, views: Views, start: int, steps: int, *, turns: int = 1) -> None:
-        """Deal to the members of the run's views, in an epoch that began with round `start`, from step `steps` on."""
+        """From step `steps` on, deal samples to the members of each view; the epoch began with round `start`."""
         self._turns = turns
         self._views, self._from, self._steps = views, start, steps
 

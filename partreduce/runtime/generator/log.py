@@ -24,8 +24,8 @@ class Log:
 
     An SQLite database of one table, in write-ahead mode and flushed with every batch; `records` are the contents found
     when it was opened. SQLite drops what a crash cut off, which no answer depended on; damage anywhere else is
-    refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it; nor
-    commits that it can no longer read, so those are looked for (every checkpoint empties the file of old ones).
+    refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it. It skips
+    commits that it cannot read, so the log looks for those (every checkpoint empties the file of old ones).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -34,7 +34,7 @@ def write_line(text: str) -> None:
 
 
 class ErrorDeduplicator:
-    """Shows one mistake that several workers tell in the same words once: `[0-3] InputError: …`."""
+    """Shows an error that several workers report in the same words only once: `[0-3] InputError: …`."""
 
     def __init__(self, outlet: LogMultiplexer, num_workers: int) -> None:
         self._outlet, self._num_workers = outlet, num_workers

@@ -268,7 +268,7 @@ class Heartbeat(SignsOfLife):
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
     def apart(self, members: Iterable[int], round_: int) -> str | None:
-        """Who of some that did different things at one time is not in this worker's gathering, as a clause."""
+        """Which `members` are not in this worker's gathering, or wait in another one, as a clause; None if none."""
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
         if not others:

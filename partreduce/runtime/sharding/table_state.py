@@ -113,7 +113,7 @@ def places_of(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[in
 
 
 def is_like(value: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 - whatever a state holds
-    """Whether a state has a number for each of this worker's."""
+    """Whether a state is a tensor with the shape of this worker's parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 

@@ -88,7 +88,7 @@ class AsynchronousServer(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """Where there is a model from which progress is counted: whatever changed since the last answer is sent."""
+        """Whether there is a model from which progress is counted: all changes since the last answer are sent."""
         return bool(self.driver.open_state.stage != shards.CLOSED)
 
     def _open(self, round_: int) -> None:

@@ -165,8 +165,8 @@ def wait_for_missing(
 class GapEvent:
     """One event of a worker that keeps a gap.
 
-    Kinds: `entered` a step (after `by` steps), `sent` its update, `reduced` it, `renewed` the parameters before a skip
-    from it, `update`, `tokens` (`by` of them) and `ack` came from worker `source`.
+    Kinds: the worker `entered` a step (`by` after its last one), `sent` its update, `reduced` it, or `renewed` its
+    parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` came from worker `source`.
     """
 
     seconds: float  # on the monotonic clock, which all processes of a machine share

@@ -182,7 +182,7 @@ class Mailbox:
         max_bytes: of the arrays of one message; larger frames close the sender's connection.
         timeout: seconds that anybody waits for a message, or for room to send one.
         bound: what may be on the way to each peer; by default 64 messages and twice `max_bytes`.
-        heartbeat: where who waits for room learns that the receiver is gone; without it, only the timeout ends that.
+        heartbeat: tells a sender that waits for room that its receiver is gone; else only the timeout ends the wait.
     """
 
     def __init__(

@@ -327,8 +327,8 @@ def levels_of(
 class HierarchicalCommunicator(Communicator):
     """A group with the same number of members on each of its nodes.
 
-    Sums run in order of calls, `staged` by a thread or a stream of the group; only they use the two inner groups.
-    Everything else, and short sums, is done by the group of all members.
+    Sums run in order of calls, `staged` by a thread or a stream, over two groups: inside the node and across nodes.
+    Short sums and all other operations use the group of all members.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class Ending:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """After a failure of the run nothing works on; the next optimizer of this process starts afresh."""
+        """A PartreduceError in the block ends the run, except InputError; the next optimizer starts afresh."""
         try:
             if self.state == RUNNING:
                 self.run.reducer.heartbeat.check_without_store()
@@ -204,7 +204,7 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """What every worker, or each of some, says of `what`, by rank; once in each `heartbeat.gathering`."""
+        """Gather `mine` from all workers (or `members`), in their order; once in each `heartbeat.gathering`."""
         reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
         with self.ending.guarded():
             reducer.flush()  # what a device has still to say of earlier operations, before anything is saved

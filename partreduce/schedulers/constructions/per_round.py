@@ -112,7 +112,7 @@ def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: 
 def noloco_unsupported_reason(
     cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int
 ) -> str | None:
-    """Pairs connect all, and with this rate and momentum differences die out."""
+    """Why these settings are refused; None if pairs connect all workers and differences die out."""
     if reason := random_partitions_unsupported_reason(cluster, 2, phases, seed):
         return reason
     drawn = noloco(cluster, every=every, lr=lr, momentum=momentum, phases=phases, seed=seed)

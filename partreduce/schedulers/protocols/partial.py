@@ -173,7 +173,7 @@ class Partial:
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Everybody writes to everybody, if only at its end."""
+        """Every worker sends to every other, at least when it ends."""
         return tuple(permutations(range(self.num_workers), 2))
 
     def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start in the same state
@@ -338,7 +338,7 @@ class Partial:
         return int.from_bytes(shake_256(words.encode()).digest(8)) % self.num_workers
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
-        """Whose coming may start the open round, as far as this worker knows; else who may be in an earlier one."""
+        """Workers whose arrival may start the open round, as far as known; else all others, maybe in an earlier one."""
         going_on = _going_on(state)
         if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, going_on),)

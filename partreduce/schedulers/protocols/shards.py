@@ -109,7 +109,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What workers do, where no driver decides it: so many rounds, pulls and drains before some of them."""
+    """What workers do if no driver decides it: how many rounds, and the rounds before which they pull or drain."""
 
     rounds: int
     pulls: tuple[int, ...] = ()

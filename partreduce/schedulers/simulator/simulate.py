@@ -92,7 +92,7 @@ def simulate(
     exchange = exchange_of(schedule, hardware, touched)
     if exchange is not None and run is not run_rounds:
         raise MissingDependencyError(
-            f"schedule {schedule.name!r}: virtual time knows no tables with strategy {schedule.strategy.kind!r}; "
+            f"schedule {schedule.name!r}: the simulator has no tables with strategy {schedule.strategy.kind!r}; "
             "take allreduce"
         )
     return run(Case(schedule.meetings, hardware, compute, num_rounds, seed, model_bytes, algorithm, exchange))

@@ -54,7 +54,7 @@ def compositions(
 ) -> Iterator[tuple[Period, float]]:
     """Good periods of these phases with their consensus distance; the last phase averages all.
 
-    Beam search from consensus keeps the prefixes with the least distance at many prices; shapes: B of them, A phases.
+    Beam search from consensus keeps the prefixes of least distance at many prices. Shapes: B prefixes, A phases.
     """
     begun_at, left = clock.position(), until - clock.position()
     space, limits, matrices = choices.space(worker_steps), choices.problem.limits, choices.matrices(phases)

@@ -43,13 +43,13 @@ class AllReduce(HasGroups):
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
-        """A quorum does; else gradients may be rounded, and of parameters what all added since they were equal."""
+        """A quorum refuses codecs; else gradients may be rounded, or what parameters gained since all were equal."""
         if isinstance(self.sync, PartialAllReduce):
             return "a quorum's sums are sent as they are; leave it out"
         return ""
 
     def fragments_unsupported_reason(self) -> str:
-        """With a late averaging, whose rounds overlap."""
+        """Why parts of the model may not take turns under this `sync`; empty where they may."""
         return (
             ""
             if isinstance(self.sync, Synchronous | DelayedMerge)

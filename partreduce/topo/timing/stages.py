@@ -53,7 +53,7 @@ class Segments:
 
 
 class Turn(NamedTuple):
-    """A part of a round's operation, begun or awaited at a share of its computing; it takes cell c `seconds[c]`."""
+    """Start of one part's operation, or wait for it, at a share of a round's computing; `seconds[c]` in cell c."""
 
     at: float | Floats
     part: int

@@ -93,7 +93,7 @@ class RowAccess(CheckedFields):
 class Exchange:
     """What tables cost in each step besides the strategy: seconds at lookups and behind backward, bytes of the NICs.
 
-    `meetings` are latencies of the step that tables share, by name. `nic_bytes` leave the busiest node.
+    `meetings` are latencies in seconds, by name, paid once for all tables. `nic_bytes` leave the busiest node.
     """
 
     lookups: float = 0.0
