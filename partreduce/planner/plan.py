@@ -226,7 +226,7 @@ def _recommend(
         return recommend(options, job)
     except UndecidedError as error:
         if searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,):
-            raise InfeasibleError(f"{searched.reason} (proved; {error})") from None
+            raise InfeasibleError(f"{error} (proved: {searched.reason})") from None
         ended = f"(not proved impossible: the search ended because {clock.stopped_by()})"
         raise UndecidedError("; ".join([str(error), *steady.words()]) + f" {ended}") from None
 

@@ -426,8 +426,8 @@ def _nothing(options: Options, job: PlanRequest) -> str:
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
     if budget is not None and cheapest.communication > budget:
         return (
-            f"no schedule found communicates less than {ms(cheapest.communication)} per step ({cheapest.name}); raise "
-            f"--max communication={ms(budget)} or --max period"
+            f"--max communication: expected at least {ms(cheapest.communication)} per step, the least that was tried "
+            f"({cheapest.name}), got {ms(budget)}; raise it or --max period"
         )
     calmest = min(usable, key=lambda option: float(option.consensus_distance))
     return (

@@ -38,6 +38,7 @@ from partreduce.planner.recommend import (
     regrets,
     simplest,
     times_by_case,
+    wins_surely,
 )
 from partreduce.planner.steps_model import BORNE, LOST, MANY, OUTER_FRAGMENTS, Optimizer
 from partreduce.report import kinds
@@ -205,7 +206,8 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
         return f"if delay costs as much {longer}; --sync {asked} takes it all the same"
     rivals, simple = contenders([*allowed, chosen], job), simplest([*allowed, chosen], job)
     if simple is not None and not any(fastest is one for one in rivals):
-        return _not_sure(fastest, simple, job)
+        beaten = wins_surely(fastest, simple, job)  # outer steps must so beat the best of all others, too
+        return _not_sure(fastest, *((chosen, "this one") if beaten else (simple, "the best simple schedule")), job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
     where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
@@ -217,14 +219,14 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
     return f"within {TIE:.0%} it is chosen {simpler}"
 
 
-def _not_sure(fastest: CandidateSchedule, simple: CandidateSchedule, job: PlanRequest) -> str:
-    """Return why an option does not certainly beat the best simple one."""
-    there = float((times_by_case([fastest], job) / times_by_case([simple], job)).max())
-    lack = f"on the task that suits it least it would take {there:.2f} times as long as the best simple schedule"
+def _not_sure(fastest: CandidateSchedule, rival: CandidateSchedule, name: str, job: PlanRequest) -> str:
+    """Return why an option does not certainly beat its rival, which has that name."""
+    there = float((times_by_case([fastest], job) / times_by_case([rival], job)).max())
+    lack = f"on the task that suits it least it would take {there:.2f} times as long as {name}"
     if there <= 1 or not is_outer(fastest):
         lack = (
-            f"it has to beat the best simple schedule by more than the {math.expm1(own_error(fastest, job)):.0%} that "
-            f"its prediction errs by, and wins by {simple.time / fastest.time - 1:.0%}"
+            f"it has to beat {name} by more than the {math.expm1(own_error(fastest, job)):.0%} that its prediction "
+            f"errs by, and wins by {rival.time / fastest.time - 1:.0%}"
         )
     return f"{lack}; --select takes it all the same"
 

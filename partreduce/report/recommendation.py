@@ -199,8 +199,10 @@ def _speedup(compared: Comparison) -> str:
         return f"{times(compared.over_simple)} over the best simple schedule; {every}"
     if compared.other is None or not chosen.time > 0:
         return f"this is the best simple schedule; {every}"
-    other = _factor(compared.other.time / chosen.time)
-    return f"this is the best simple schedule ({other}x over the next, {describe(compared.other.schedule)}); {every}"
+    other, ratio = describe(compared.other.schedule), compared.other.time / chosen.time
+    if ratio < 1:
+        return f"a simple schedule; {other} is predicted {_factor(1 / ratio)}x as fast, but not surely; {every}"
+    return f"this is the best simple schedule ({_factor(ratio)}x over the next, {other}); {every}"
 
 
 def _divergence(chosen: CandidateSchedule) -> str:

@@ -275,9 +275,9 @@ def _impossible(problem: Problem) -> str | None:
         return None
     two = "two workers on different nodes" if problem.cluster.num_nodes > 1 else "two workers"
     return (
-        f"no schedule meets max_communication {limits.max_communication:.6g} s per step: consensus needs an average of "
-        f"{two} within {limits.max_period} rounds of {largest_steps(problem.cluster)} step(s), which costs at least "
-        f"{least:.6g} s per step (crossing bound); raise this limit or max_period"
+        f"max_communication {limits.max_communication:.6g} s per step: consensus needs an average of {two}; in "
+        f"{limits.max_period} rounds of {largest_steps(problem.cluster)} step(s) it costs at least {least:.6g} s per "
+        "step (crossing bound)"
     )
 
 

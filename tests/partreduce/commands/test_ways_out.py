@@ -95,7 +95,7 @@ WAYS = [
     # limits
     (
         f"design 2x2 --model-bytes 5MB --max communication=1us --max period=4 {QUICK}",
-        "raise --max communication",
+        "--max communication: expected at least",
         [f"design 2x2 --model-bytes 5MB --max communication=1s --max period=4 {QUICK}"],
     ),
     (
