@@ -31,7 +31,7 @@ from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
 from partreduce.schedulers.synthesis.problem import Front, Objective, Status
-from partreduce.topo.errors import PartreduceError
+from partreduce.topo.errors import MissingDependencyError, PartreduceError
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm
@@ -235,7 +235,11 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
     """Search while the found schedules can still be measured, each as fast as the catalogue's."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
-    found = search(job.problem(), clock, until - kept, seed=job.seed, progress=say)
+    try:
+        found = search(job.problem(), clock, until - kept, seed=job.seed, progress=say)
+    except MissingDependencyError as error:  # the catalogue needs no solver
+        say(str(error))
+        found = Front(reason=str(error))
     weighed.searched, pay = found, payer(clock, until)
     for index, candidate in enumerate(found.candidates):
         schedule = candidate.schedule
