@@ -258,7 +258,7 @@ def test_what_is_said_is_what_a_run_of_a_small_schedule_shows(make):
             assert queues.numbers == {"gap": -1 if gap is None else gap, "capacities": capacities}
             assert ("rounds ahead" in queues.explanation) == (gap is not None)
             assert ("that has a bound" in queues.explanation) == (-1 in capacities)
-            free = f"{capacities.count(-1)} of {len(capacities)} edges have none"
+            free = f"{capacities.count(-1)} of {len(capacities)} edges have no bound"
             assert (free in queues.explanation) == (-1 in capacities)
         seen.add((age.status, keeps))
     assert {(Status.FOLLOWS, True), (Status.NOT_PROVED, True), (Status.NOT_PROVED, False)} <= seen
