@@ -77,7 +77,9 @@ def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
 
 
 def _near(unit: str, units: dict[str, Fraction]) -> str | None:
-    """The known unit that differs in case or in a missing ending only, if there is exactly one."""
+    """The known unit that differs in case or in a missing ending only, if there is exactly one; MBps is MB/s."""
+    if unit.endswith("Bps"):
+        unit = f"{unit.removesuffix('ps')}/s"
     written = {unit.casefold(), f"{unit}b".casefold(), f"{unit}/s".casefold()}
     same = [name for name in units if name.casefold() in written]
     return same[0] if len(same) == 1 else None

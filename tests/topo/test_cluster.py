@@ -140,6 +140,7 @@ def test_a_quantity_is_parsed_exactly(parse, text, value):
     (units.parse_size, "5M", "did you mean 5MB"),
     (units.parse_bandwidth, "10Gb/s", "write 10GB/s for bytes or 10Gbit/s for bits$"),
     (units.parse_bandwidth, "10Gb", "write 10GB/s for bytes or 10Gbit/s for bits$"),
+    (units.parse_bandwidth, "25MBps", "did you mean 25MB/s"),
     (units.parse_bandwidth, "10GB", "did you mean 10GB/s"),
     (units.parse_bandwidth, "10gbit/s", "did you mean 10Gbit/s"),
     (units.parse_time, "5MS", "did you mean 5ms"),
