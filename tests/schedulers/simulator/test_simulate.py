@@ -253,5 +253,5 @@ def test_what_is_touched_must_be_said_unless_links_take_no_time():
         simulate(schedule(AllReduce()), HARDWARE, touched=TOUCHED | {"other": TOUCHED["words.weight"]})
     with pytest.raises(InputError, match="tables of schedule 's' are none"):
         simulate(Schedule("s", CLUSTER, AllReduce()), HARDWARE, touched=TOUCHED)
-    with pytest.raises(MissingDependencyError, match="knows no tables with strategy 'server'; take allreduce"):
+    with pytest.raises(MissingDependencyError, match="has no tables with strategy 'server'; take allreduce"):
         simulate(schedule(Server()), HARDWARE, touched=TOUCHED)
