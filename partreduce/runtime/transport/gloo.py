@@ -90,14 +90,6 @@ class GlooWorld(World):
             time.sleep(DIAGNOSE_SECONDS / 30)
         return None
 
-    def _store_to_connect(self) -> Store:
-        """The world's store; its own client where a call that was left behind may still hold up that one."""
-        self._left_behind = [call for call in self._left_behind if call.is_running]
-        if not self._left_behind or not hasattr(self.store, "clone"):
-            return self.store
-        other: Store = self.store.clone()
-        return other
-
     def _not_connected(self, members: tuple[int, ...], seconds: float, error: Exception) -> UnavailableError:
         signs, where = self.signs, f"group {Group(members)}"
         if signs is not None and (store_lost := signs.store_lost()) is not None:
