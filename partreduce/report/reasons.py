@@ -105,9 +105,11 @@ def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> li
 
 def _unequal_steps(chosen: CandidateSchedule) -> str:
     """Return which workers take fewer steps per round, and the training loop that such a schedule needs."""
+    if isinstance(chosen.steps_per_round, int):
+        return ""  # a rule of 10^9 workers has no table of them
     steps, most = chosen.schedule.worker_steps().tolist(), chosen.schedule.largest_steps_per_round
     slow = [f"worker {worker} takes {count}" for worker, count in enumerate(steps) if count < most]
-    if isinstance(chosen.steps_per_round, int) or not slow:
+    if not slow:
         return ""
     return (
         f"workers take {most} steps a round, {', '.join(slow[:4])}{', …' * (len(slow) > 4)}, so that no worker waits; "

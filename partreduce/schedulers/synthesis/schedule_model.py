@@ -195,7 +195,8 @@ class ScheduleModel:
             following = (k + 1) % num_phases
             kept = again[min(k, following), max(k, following)] if num_phases > 1 else met[0]
             fewer = sum(LinearExpr.weighted_sum(self.x[t], once) for t in (k, following))
-            older = model.new_int_var(0, 2 * round(most**2 * scale * n * n), "")  # S²(tr(W_p W_q) − 1), never below 0
+            # S²(tr(W_p W_q) − 1), never below 0, at least the sum below; that is at most 3Sn: a worker meets S − 1.
+            older = model.new_int_var(0, round(max(3, most) * most * scale * n) + 2, "")
             model.add(
                 older >= round((2 * most * n - n - most**2) * scale) - fewer + LinearExpr.weighted_sum(kept, twice)
             )

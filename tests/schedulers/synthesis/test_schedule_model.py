@@ -140,6 +140,13 @@ def test_what_is_forbidden_is_not_decided_again():
         model.forbid(phases)
 
 
+@pytest.mark.parametrize("shape", ["100000x8", "1000000x8", "3000000x64"])
+def test_rules_of_very_many_nodes_have_models_without_overflow(shape):
+    choices = rule_blocks(problem(shape))
+    for num_phases in (1, 2, 5, 8):
+        assert ScheduleModel(choices, num_phases, agree=False).model.validate() == ""
+
+
 def test_rules_are_decided_within_their_limits():
     choices = rule_blocks(problem("8x8", max_group=8))
     found = decided(choices, 3)
