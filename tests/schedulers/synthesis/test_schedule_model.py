@@ -140,10 +140,10 @@ def test_what_is_forbidden_is_not_decided_again():
         model.forbid(phases)
 
 
-@pytest.mark.parametrize("shape", ["100000x8", "1000000x8", "3000000x64"])
+@pytest.mark.parametrize("shape", ["100000x8", "1000000x8"])
 def test_rules_of_very_many_nodes_have_models_without_overflow(shape):
     choices = rule_blocks(problem(shape))
-    for num_phases in (1, 2, 5, 8):
+    for num_phases in (1, 2, 8):
         assert ScheduleModel(choices, num_phases, agree=False).model.validate() == ""
 
 
