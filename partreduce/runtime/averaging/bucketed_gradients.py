@@ -17,7 +17,7 @@ from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import CodecInput, Reduction
+from partreduce.runtime.averaging.reduction import CodecInput, Content, Reduction
 from partreduce.runtime.codecs import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import tag_of
@@ -179,7 +179,7 @@ class LayerSender:
     def _open_reduction(self, step: int) -> Reduction:
         if self._reduction is None:
             group = Group(self.membership.members)
-            self._reduction = self.reducer.begin_parts(self.kind, step, step, group, settings=self.settings())
+            self._reduction = self.reducer.begin_parts(self.kind, step, group, Content(settings=self.settings()))
             self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from partreduce.runtime.strategies.base import Run, Runner
@@ -19,6 +19,7 @@ from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import GradientReduction, Pipeline
+from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.topo.strategies.neighbor import NeighborAveraging
@@ -26,8 +27,6 @@ from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import StaticGroups
-
-Kind = TypeVar("Kind")
 
 
 def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
@@ -71,30 +70,21 @@ def _server(server: Server, run: Run) -> Runner:
     return runner
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[Kind]):
-    """A kind of strategy and what makes its runner, typed so that the two fit."""
-
-    kind: type[Kind]
-    build: Callable[[Kind, Run], Runner]
-
-
-_RUNNERS: tuple[_Entry[Any], ...] = (
-    _Entry(AllReduce, _all_reduce),
-    _Entry(StaticGroups, ParameterAverage),
-    _Entry(NeighborAveraging, _neighbor),
-    _Entry(Server, _server),
-    _Entry(DynamicGroups, GeneratedMeans),
-    _Entry(Pairwise, PairMeans),
-)
+_RUNNERS: dict[type[Strategy], Callable[[Any, Run], Runner]] = {
+    AllReduce: _all_reduce,
+    StaticGroups: ParameterAverage,
+    NeighborAveraging: _neighbor,
+    Server: _server,
+    DynamicGroups: GeneratedMeans,
+    Pairwise: PairMeans,
+}
 
 
 def build(run: Run) -> Runner:
     """The runner of a schedule's strategy."""
     strategy = run.schedule.strategy
-    for entry in _RUNNERS:
-        if entry.kind is type(strategy):
-            return entry.build(strategy, run)
-    raise MissingDependencyError(
-        f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
-    )
+    if (make := _RUNNERS.get(type(strategy))) is None:
+        raise MissingDependencyError(
+            f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
+        )
+    return make(strategy, run)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradients import OptimizerStepper
 from partreduce.runtime.averaging.in_flight import FixedMembership, State
@@ -254,6 +256,10 @@ class OneSided(Runner):
         self._peer_watch = PeerWatch(reducer.heartbeat, everyone)
         max_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets)
         self._mailbox = self._open_mailbox(strategy.kind, deliver, max_bytes=max_bytes, bound=bound)
+        self._starts: list[torch.Tensor] = []  # the parameters from which progress is counted
+
+    def _progress(self) -> list[torch.Tensor]:
+        return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
 
     def after_step(self, step: int) -> StepResult:
         round_, taken = divmod(step, self.run.steps_per_round)

@@ -9,12 +9,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+import partreduce
 from partreduce.runtime.arguments import checked_choice
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.environment import MAX_FAILED
@@ -149,22 +149,12 @@ def facts_of(
         "buffer rules": f"{len(rules)} buffers (sha256 {_digest(rules)})",
         "optimizer_state": policies.optimizer_state.value,
         "torch version": torch.__version__,
-        "partreduce version": _partreduce_version(),
+        "partreduce version": partreduce.__version__,
     }
 
 
 def _digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-@cache
-def _partreduce_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("partreduce")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 _keys = itertools.count(1)  # counts the optimizers of this process
