@@ -200,10 +200,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.engine = Engine(self.run, self.runner, self.optimizer, uneven_inputs)
         if own_process and policies.broadcast:
             self.engine.guard.compares_data(reached.store, key, reached.size)
-        self.ending = Ending(self.run, self.engine, own_process=own_process)
+        self.ending = Ending(self.engine, own_process=own_process)
         self._one_step = threading.Lock()
-        self.meeting = Meeting(self.run, self.ending)
-        self._handover = Handover(self.run, self, self.runner, self.engine, self.meeting)
+        self.meeting = Meeting(self.ending)
+        self._handover = Handover(self, self.engine, self.meeting)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
         """What all workers do together before the first step."""

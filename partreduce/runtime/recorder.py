@@ -69,7 +69,7 @@ class Recorder:
         self.directory = None if trace is None else Path(trace)
         self._clock_origin = time.time() - time.perf_counter()
         self._ring: deque[Operation] = deque(maxlen=RING_LENGTH)
-        self.stats: Stats = dict.fromkeys(COUNTED, 0) | {"distance": math.nan}
+        self.stats: Stats = dict.fromkeys(COUNTED, 0) | {"operation_seconds": 0.0, "distance": math.nan}
         self._events: list[dict[str, Any]] = []
         self._dropped = 0
         self._warned = False

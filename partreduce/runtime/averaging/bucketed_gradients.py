@@ -188,7 +188,7 @@ class LayerSender:
         segment = self.segments[self._sent]
         bucket, array = reduction.buckets[segment.bucket], reduction.arrays[segment.bucket]
         slots = [bucket.slots[slot] for slot in segment.slots]
-        with self.reducer.stream(bucket.device), torch.no_grad():
+        with self.reducer.stream(), torch.no_grad():
             part = array[segment.start : segment.stop]
             if self._gives_up:
                 part.zero_()
@@ -207,7 +207,7 @@ class LayerSender:
         while self._sent < len(self.segments):
             self._send_next(reduction)
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
-            with self.reducer.stream(bucket.device), torch.no_grad():
+            with self.reducer.stream(), torch.no_grad():
                 absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
                 load_presence(bucket, array, absent, self.reducer.tail(bucket, array))
                 reduction.absent[index], given = absent, self._given.get(index)

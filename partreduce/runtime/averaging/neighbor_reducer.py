@@ -59,7 +59,7 @@ class PeerReducer(Reducer):
         near, everyone = self._near(reduction.operation.round), reduction.communicator
         self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(self.buckets):
-            with self.stream(bucket.device):
+            with self.stream():
                 self._load(reduction, index, bucket, reduction.content.kept_of(index))
                 side = reduction.sides.get(index)
                 arrays = [reduction.arrays[index], *([] if side is None else [side])]

@@ -149,7 +149,7 @@ class Reducer:
     def _start(self, reduction: Reduction, *, watched: bool = True) -> None:
         self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(reduction.buckets):
-            with self.stream(bucket.device):
+            with self.stream():
                 self._launch(reduction, index, bucket)
 
     def _look(self, operation: Operation, *, watched: bool = True) -> None:
@@ -223,8 +223,8 @@ class Reducer:
         reduction.works.clear()
         checks: list[torch.Tensor] = []
         agree, streams, summed = True, self.streams, reduction.num_members if self.sums_up else 1
-        for index, bucket in enumerate(reduction.buckets):
-            with self.stream(bucket.device):
+        for index in range(len(reduction.buckets)):
+            with self.stream():
                 for tags in self._tags(reduction, index):
                     if not streams.runs_ahead:
                         agree = sums_agree(tags, reduction.tag, summed) and agree
@@ -257,7 +257,7 @@ class Reducer:
         """Let `action` make the sums of each bucket, by its index, what is live; then the arrays are given back."""
         with torch.no_grad():
             for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
-                with self.stream(bucket.device):
+                with self.stream():
                     action(index, bucket, sums, reduction.ok)
         self.rejoin()
         reduction.release()
@@ -323,7 +323,7 @@ class Reducer:
             self.recorder.dump(text)
         return PeerFailedError(text + self.heartbeat.way_out(reason))
 
-    def stream(self, _device: torch.device) -> contextlib.AbstractContextManager[object]:
+    def stream(self) -> contextlib.AbstractContextManager[object]:
         """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""
         streams = self.streams
         return streams.side() if streams.runs_ahead else _NOTHING

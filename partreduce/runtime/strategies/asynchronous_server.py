@@ -55,10 +55,7 @@ class AsynchronousServer(OneSided):
     def end_round(self, step: int, round_: int) -> StepResult:
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open(round_)
-        progress = self._progress()
-        if self._factor != 1.0:
-            for part in progress:
-                part.mul_(self._factor)
+        progress = [part.mul_(self._factor) for part in self._progress()]
         if self.server.is_delayed:
             if self._pending is None:
                 self._starts = copy_to(self._starts, self.run.flat.buckets)

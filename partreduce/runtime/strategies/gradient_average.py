@@ -138,7 +138,7 @@ class GradientAverage(Runner):
         for reducer, reduction in flight.sums if flight.sums and flight.before else ():
             with torch.no_grad():
                 for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):
-                    with reducer.stream(bucket.device):
+                    with reducer.stream():
                         commit_piggybacked(bucket, sums, reduction.ok, before)
             reducer.rejoin()
 

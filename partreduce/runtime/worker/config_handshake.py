@@ -164,8 +164,9 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
     """The schedule as it is run: with the codec that the user asks for, if there is one."""
     strategy = schedule.strategy
     transport = strategy.transport
-    if codec is not None:
-        transport = _with_codec(transport, Codec(checked_choice("codec", codec, Codec)))
+    if codec is not None and (chosen := Codec(checked_choice("codec", codec, Codec))) is not transport.codec:
+        # Settings that another codec does not have go.
+        transport = Transport(algorithm=transport.algorithm, codec=chosen, gradient_buckets=transport.gradient_buckets)
     is_coded = transport.codec is not Codec.NONE
     if is_coded and transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
         raise InputError(
@@ -195,13 +196,6 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
             "size: what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may "
             "move elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
         )
-
-
-def _with_codec(transport: Transport, codec: Codec) -> Transport:
-    """The same with another codec: settings that it does not have go."""
-    if codec is transport.codec:
-        return transport
-    return Transport(algorithm=transport.algorithm, codec=codec, gradient_buckets=transport.gradient_buckets)
 
 
 def fact_of(transport: Transport) -> str:
