@@ -100,23 +100,17 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
 
     path = Path(schedule)
     if not path.exists():
-        _check_name(str(schedule))
+        from partreduce.schedulers import registry
+
+        if (name := str(schedule).partition("(")[0]) in registry.names():
+            raise InputError(
+                f"schedule: {str(schedule)!r} is no file, but a name of the catalogue; "
+                f'`partreduce design CLUSTER --build "{schedule}" -o {name}.json` writes the file'
+            )
     loaded = load_schedule(path)
     if loaded.certificate:
         confirm(loaded)
     return loaded
-
-
-def _check_name(path: str) -> None:
-    """Say how a schedule is written that was named as the catalogue names it."""
-    from partreduce.schedulers import registry
-
-    name = path.partition("(")[0]
-    if name in registry.names():
-        raise InputError(
-            f"schedule: {path!r} is no file, but a name of the catalogue; "
-            f'`partreduce design CLUSTER --build "{path}" -o {name}.json` writes the file'
-        )
 
 
 def warn_of_workers_apart(schedule: Schedule) -> None:

@@ -107,7 +107,7 @@ def _save(optimizer: DistributedOptimizer, directory: Path, extra: object, keep:
     older = checkpoint_directory.checkpoints_to_delete(directory, lineage, rank, keep=keep, written=name)
     ending.guard(optimizer.runner.settle)
     try:
-        data = pack(_state_file(optimizer), extra, lineage)
+        data = pack(StateFile(optimizer.engine), extra, lineage)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / file_of(rank), data)
         report = {"sha256": hashlib.sha256(data).hexdigest(), "steps": optimizer.steps}
@@ -140,7 +140,7 @@ def _saved_shards(
     folder = directory / f"round-{round_:08d}"
     _check_other_rounds(meeting.exchange("checkpoint", {"round": round_}, members))
     ending.guard(optimizer.runner.settle)
-    tensors, facts = _state_file(optimizer).collect()
+    tensors, facts = StateFile(optimizer.engine).collect()
     earlier = [name for name in meeting.earlier if name != folder.name]
     deleted = earlier[: 1 - keep or None]
     meeting.earlier = [*earlier[len(deleted) :], folder.name]
@@ -256,7 +256,7 @@ def _load(
     source = checkpoint_directory.source_of(manifest, optimizer.rank)
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
-    kept = _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)
+    kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=source == optimizer.rank)
     # Of a worker that takes other steps per round the round is known, and not how far in it this one would be.
     at_pace = source == optimizer.rank or (
         source < optimizer.num_workers
@@ -292,7 +292,7 @@ def _loaded_shards(
         raise InputError(problem)
     optimizer.ending.guard(optimizer.runner.drain)
     flat.sharders.reshard()
-    kept = _state_file(optimizer).restore(tensors, facts, own_random_states=same)
+    kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=same)
     optimizer.engine.go_on_from(int(facts["steps"]))
     optimizer.meeting.earlier = facts["earlier"]
     optimizer.meeting.exchange("checkpoint loaded", {}, members)
@@ -312,7 +312,7 @@ def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[
             if manifest["model_sha256"] != _model_sha256(optimizer):
                 raise InputError(f"{folder}: was saved from another model")
             there = [rank for rank, entry in enumerate(manifest["workers"]) if entry is not None]
-            saved = _state_file(optimizer).restore_mean(folder / file_of(rank) for rank in there)
+            saved = StateFile(optimizer.engine).restore_mean(folder / file_of(rank) for rank in there)
             facts = {"num_workers": manifest["num_workers"], "round": manifest["round"], "there": there}
             facts["tables"] = saved
             facts["steps"] = manifest["workers"][there[0]]["steps"]
@@ -327,10 +327,6 @@ def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[
         redistribute(tables, optimizer.optimizer, told["tables"], told["there"], reader(folder, file_of, unpack))
     optimizer.engine.go_on_from(0)
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
-
-
-def _state_file(optimizer: DistributedOptimizer) -> StateFile:
-    return StateFile(optimizer.run, optimizer.optimizer, optimizer.runner, optimizer.steps)
 
 
 def _model_sha256(optimizer: DistributedOptimizer) -> str:

@@ -38,6 +38,7 @@ from partreduce.runtime.elastic.support import (
     warn_nodes_missing,
     way_to_continue,
 )
+from partreduce.runtime.guard.table import Moment, run_checks
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
 from partreduce.runtime.launcher.processes import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -199,10 +200,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.engine = Engine(self.run, self.runner, self.optimizer, uneven_inputs)
         if own_process and policies.broadcast:
             self.engine.guard.compares_data(reached.store, key, reached.size)
-        self.ending = Ending(self.run, self.engine, own_process=own_process)
+        self.ending = Ending(self.engine, own_process=own_process)
         self._one_step = threading.Lock()
-        self.meeting = Meeting(self.run, self.ending)
-        self._handover = Handover(self.run, self, self.runner, self.engine, self.meeting)
+        self.meeting = Meeting(self.ending)
+        self._handover = Handover(self, self.engine, self.meeting)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
         """What all workers do together before the first step."""
@@ -432,7 +433,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                         membership.average_model(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
                     distance = squared_distance(run.flat, own)
-                    run.reducer.recorder.totals.distance = distance
+                    run.reducer.recorder.stats["distance"] = distance
                     run.reducer.recorder.note(distance=distance)
                 with self.ending.evaluating():
                     yield run.flat.model
@@ -482,7 +483,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             FileError: the file cannot be written.
         """
         numbers: Stats = {"steps": self.steps, "round": self.round, "skipped": self.skipped}
-        numbers |= self.run.reducer.recorder.totals.stats()
+        numbers |= self.run.reducer.recorder.stats
         if writer is not None:
             write_stats(numbers, writer)
         return numbers
@@ -597,7 +598,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         parameters = param_group["params"]
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once
         group = {**param_group, "params": listed}
-        self.engine.guard.check_group(group)
+        run_checks(Moment.ADD_GROUP, self.engine.guard, group)
         self.optimizer.add_param_group(group)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything

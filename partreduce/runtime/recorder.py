@@ -57,27 +57,8 @@ class Operation:
         return f"the {self.kind} of round {self.round} in group {{{','.join(map(str, self.members))}}}"
 
 
-@dataclass(slots=True)
-class Totals:
-    """All operations of a worker so far: how many, with what payload, in how many seconds, and how many failed."""
-
-    operations: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
-    failed: int = 0
-    lag: int = 0  # of the last one, in rounds
-    distance: float = math.nan  # squared, to the mean of all at the last `mean_model()`, where it is traced
-
-    def stats(self) -> Stats:
-        """As `DistributedOptimizer.stats` names them."""
-        return {
-            "operations": self.operations,
-            "operation_seconds": self.seconds,
-            "bytes": self.num_bytes,
-            "failed": self.failed,
-            "age": self.lag,
-            "distance": self.distance,
-        }
+Stats = dict[str, float]
+COUNTED = ("operations", "operation_seconds", "bytes", "failed", "age")  # as `DistributedOptimizer.stats` names them
 
 
 class Recorder:
@@ -88,7 +69,7 @@ class Recorder:
         self.directory = None if trace is None else Path(trace)
         self._clock_origin = time.time() - time.perf_counter()
         self._ring: deque[Operation] = deque(maxlen=RING_LENGTH)
-        self.totals = Totals()
+        self.stats: Stats = dict.fromkeys(COUNTED, 0) | {"operation_seconds": 0.0, "distance": math.nan}
         self._events: list[dict[str, Any]] = []
         self._dropped = 0
         self._warned = False
@@ -106,11 +87,11 @@ class Recorder:
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int, *, lag: int = 0
     ) -> Operation:
         with self._lock:
-            totals = self.totals
-            operation = Operation(totals.operations, kind, step, round_, members, num_bytes, self.now(), lag=lag)
-            totals.operations += 1
-            totals.num_bytes += num_bytes
-            totals.lag = lag
+            stats = self.stats
+            operation = Operation(int(stats["operations"]), kind, step, round_, members, num_bytes, self.now(), lag=lag)
+            stats["operations"] += 1
+            stats["bytes"] += num_bytes
+            stats["age"] = lag
             self._ring.append(operation)
         return operation
 
@@ -120,8 +101,8 @@ class Recorder:
         if times is not None:
             operation.start, operation.end = self._clock_origin + times[0], self._clock_origin + times[1]
         with self._lock:
-            self.totals.seconds += operation.end - operation.start
-            self.totals.failed += outcome != "ok"
+            self.stats["operation_seconds"] += operation.end - operation.start
+            self.stats["failed"] += outcome != "ok"
         if self.directory is not None:
             name = f"{operation.kind} {{{','.join(map(str, operation.members))}}}"
             details = {"round": operation.round, "step": operation.step, "bytes": operation.num_bytes}
@@ -234,9 +215,6 @@ def _write(path: Path, content: object) -> Path:
         raise FileError(f"{path}: cannot be written: {error.strerror}") from None
     write_file(path, json.dumps(content).encode())
     return path
-
-
-Stats = dict[str, float]
 
 
 class ScalarWriter(Protocol):

@@ -14,11 +14,11 @@ import torch
 
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.errors import ScheduleError
-from partreduce.runtime.strategies.protocol_driver import QuorumLog
+from partreduce.runtime.strategies.protocol_driver import EventLog
 from partreduce.runtime.strategies.quorum import gradients
 from partreduce.strategies import AllReduce, LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
-gradients.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
+gradients.EventLog = lambda event, *, is_on: EventLog(event, is_on=True)
 SIZES = (3, 2)
 WIDTH = sum(SIZES)
 

@@ -141,9 +141,9 @@ def test_all_operations_count_however_few_of_them_the_recorder_keeps():
     for index in range(RING_LENGTH + 3):
         operation = recorder.begin("average", index, index, (0, 1), 8, lag=index % 2)
         recorder.end(operation, "failed: a peer is gone" if index == 1 else "ok", times=(0.0, 0.5))
-    totals = recorder.totals
-    assert (totals.operations, totals.num_bytes, totals.failed, totals.lag) == (259, 8 * 259, 1, 0)
-    assert totals.seconds == pytest.approx(259 / 2)
+    stats = recorder.stats
+    assert (stats["operations"], stats["bytes"], stats["failed"], stats["age"]) == (259, 8 * 259, 1, 0)
+    assert stats["operation_seconds"] == pytest.approx(259 / 2)
 
 
 def test_workers_count_steps_operations_and_bytes(ranks, tmp_path):

@@ -263,7 +263,7 @@ EXAMPLES = [text.encode() for text in IN_JSON.findall(PAGE)]
 
 def test_documents_provers_and_runners_know_the_same_kinds():
     assert set(STATEMENTS) == set(KINDS)
-    assert {entry.kind.kind for entry in strategies._RUNNERS} == set(KINDS)
+    assert {kind.kind for kind in strategies._RUNNERS} == set(KINDS)
 
 
 def test_the_page_of_the_format_has_an_example_of_every_kind():

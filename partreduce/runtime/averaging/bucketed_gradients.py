@@ -17,7 +17,7 @@ from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import CodecInput, Reduction
+from partreduce.runtime.averaging.reduction import CodecInput, Content, Reduction
 from partreduce.runtime.codecs import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import tag_of
@@ -179,7 +179,7 @@ class LayerSender:
     def _open_reduction(self, step: int) -> Reduction:
         if self._reduction is None:
             group = Group(self.membership.members)
-            self._reduction = self.reducer.begin_parts(self.kind, step, step, group, settings=self.settings())
+            self._reduction = self.reducer.begin_parts(self.kind, step, group, Content(settings=self.settings()))
             self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction
@@ -188,7 +188,7 @@ class LayerSender:
         segment = self.segments[self._sent]
         bucket, array = reduction.buckets[segment.bucket], reduction.arrays[segment.bucket]
         slots = [bucket.slots[slot] for slot in segment.slots]
-        with self.reducer.stream(bucket.device), torch.no_grad():
+        with self.reducer.stream(), torch.no_grad():
             part = array[segment.start : segment.stop]
             if self._gives_up:
                 part.zero_()
@@ -207,7 +207,7 @@ class LayerSender:
         while self._sent < len(self.segments):
             self._send_next(reduction)
         for index, (bucket, array) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
-            with self.reducer.stream(bucket.device), torch.no_grad():
+            with self.reducer.stream(), torch.no_grad():
                 absent = frozenset(place for place, slot in enumerate(bucket.slots) if slot.parameter.grad is None)
                 load_presence(bucket, array, absent, self.reducer.tail(bucket, array))
                 reduction.absent[index], given = absent, self._given.get(index)

@@ -19,7 +19,7 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.mean_model import average_model, common_start
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reduction import Content, Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.streams import Streams
@@ -227,8 +227,11 @@ def restore_flights(
     if with_sums:
         sums = [state[f"{prefix}/sums/{index}"] for index in range(len(buckets))]
         with_whom = flight.group or Group((reducer.world.rank,))
-        reduction = reducer.arrived(kind, step, round_, with_whom, sums, lag=lag, since=since(with_whom))
-        for index in range(len(buckets)):
+        content = Content(lag=lag, since=since(with_whom))
+        reduction = reducer.announce(kind, step, round_, with_whom, content, num_bytes=0)
+        reducer.recorder.end(reduction.operation)
+        for index, (array, kept) in enumerate(zip(reduction.arrays, sums, strict=True)):
+            array[: len(kept)].copy_(kept)
             if (absent := state.get(f"{prefix}/absent/{index}")) is not None:
                 reduction.absent[index] = frozenset(absent.tolist())
         flight.sums, flight.is_waited, flight.is_restored = [(reducer, reduction)], True, True

@@ -54,13 +54,13 @@ class PeerReducer(Reducer):
         return "neighbors", self.world.everyone(), len(self._near(round_).targets)
 
     def _start(self, reduction: Reduction, *, watched: bool = True) -> None:
-        assert reduction.since is None, "neighbors send whole models"
+        assert reduction.content.since is None, "neighbors send whole models"
         reduction.apart = "were in different rounds"
         near, everyone = self._near(reduction.operation.round), reduction.communicator
         self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(self.buckets):
-            with self.stream(bucket.device):
-                self._load(reduction, index, bucket, reduction.kept[index] if reduction.kept else None)
+            with self.stream():
+                self._load(reduction, index, bucket, reduction.content.kept_of(index))
                 side = reduction.sides.get(index)
                 arrays = [reduction.arrays[index], *([] if side is None else [side])]
                 heard = [self._arrays(index, place, arrays) for place in range(len(near.sources))]
@@ -70,7 +70,6 @@ class PeerReducer(Reducer):
                     pairs = zip(near.sources, heard, strict=True)
                     receives = [(source, array) for (source, _), copies in pairs for array in copies[piece]]
                     reduction.works += everyone.exchange(sends, receives)
-        self._fills_first()
         if not self.streams.runs_ahead:
             reduction.works = [in_thread(_pop_each([*reduction.works]))]
 

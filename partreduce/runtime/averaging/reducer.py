@@ -18,12 +18,9 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, load_piggybacked
 from partreduce.runtime.averaging.device_checks import DeviceChecks
-from partreduce.runtime.averaging.gradients import Snapshot, load_gradients
-from partreduce.runtime.averaging.reduction import Alone, CodecInput, CodedPart, Reduction
-from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs import Coding
+from partreduce.runtime.averaging.gradients import load_gradients
+from partreduce.runtime.averaging.reduction import PARAMETERS, Alone, CodecInput, CodedPart, Content, Reduction
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.streams import Streams
@@ -77,58 +74,15 @@ class Reducer:
     def streams(self) -> Streams:
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
-    def begin(
-        self,
-        kind: str,
-        step: int,
-        round_: int,
-        group: Group,
-        *,
-        gradients: bool = False,
-        kept: Sequence[Snapshot] = (),
-        lag: int = 0,
-        divisor: int | None = None,
-        codings: Sequence[Coding] | None = None,
-        since: Reference | None = None,
-        settings: Settings = (),
-    ) -> Reduction:
-        """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
-
-        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. What was
-        `kept`, a snapshot for each bucket, takes the place of what is live. Gradients are divided by the number of
-        members, or by `divisor`. With `codings`, one for each bucket, they travel coded. With `since` only what
-        parameters have become since that reference is summed; all members must have the same one, and the same
-        `settings` (see `settings_of`).
-        """
-        reduction = self._announce(kind, step, round_, group, lag=lag, since=since, settings=settings)
-        reduction.gradients, reduction.kept, reduction.divisor, reduction.codings = gradients, kept, divisor, codings
-        try:
-            self._start(reduction)
-        except (PeerGoneError, UnavailableError) as error:
-            raise self.failed(reduction, error) from None
+    def begin(self, kind: str, step: int, round_: int, group: Group, content: Content = PARAMETERS) -> Reduction:
+        """Copy parameters (or gradients) into scratch arrays and start summing them over the group."""
+        reduction = self.announce(kind, step, round_, group, content)
+        self.send(reduction, lambda: self._start(reduction))
         return reduction
 
-    def arrived(
-        self,
-        kind: str,
-        step: int,
-        round_: int,
-        group: Group,
-        sums: Sequence[torch.Tensor],
-        *,
-        lag: int = 0,
-        since: Reference | None = None,
-    ) -> Reduction:
-        """An operation that is over, with what it brought: a checkpoint was saved before its commit."""
-        reduction = self._announce(kind, step, round_, group, lag=lag, since=since, num_bytes=0)
-        for array, kept in zip(reduction.arrays, sums, strict=True):
-            array[: len(kept)].copy_(kept)
-        self.recorder.end(reduction.operation)
-        return reduction
-
-    def begin_parts(self, kind: str, step: int, round_: int, group: Group, *, settings: Settings = ()) -> Reduction:
+    def begin_parts(self, kind: str, step: int, group: Group, content: Content) -> Reduction:
         """An operation whose parts the caller starts by `send`, one after the other, the same on all members."""
-        reduction = self._announce(kind, step, round_, group, settings=settings)
+        reduction = self.announce(kind, step, step, group, content)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
 
@@ -147,9 +101,10 @@ class Reducer:
         `given_up` says why the operation shall not be waited for. After a failure the caller destroys the group, so
         that its members learn.
         """
-        reduction = self._announce(kind, step, round_, group)
+        reduction = self.announce(kind, step, round_, group)
         try:
             self._start(reduction, watched=False)
+            self._fills_first()
             self._complete(reduction, given_up)
             if self.streams.runs_ahead:
                 self.checks.flush(given_up)
@@ -162,26 +117,25 @@ class Reducer:
             return None
         return reduction
 
-    def _announce(
+    def announce(
         self,
         kind: str,
         step: int,
         round_: int,
         group: Group,
+        content: Content = PARAMETERS,
         *,
-        lag: int = 0,
-        since: Reference | None = None,
-        settings: Settings = (),
         num_bytes: int | None = None,
     ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._check_after_abort()
         name, communicator, copies = self._line_of(group, round_)
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) * copies if num_bytes is None else num_bytes
-        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
+        operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=content.lag)
         self.heartbeat.now = operation.entered, ()
-        tag = tag_of(self.key, kind, round_, name, settings or "sum", *(() if since is None else (since.version,)))
-        return Reduction(communicator, group, operation, tag, self.buckets, since=since, settings=settings)
+        reference = () if content.since is None else (content.since.version,)
+        tag = tag_of(self.key, kind, round_, name, content.settings or "sum", *reference)
+        return Reduction(communicator, group, operation, tag, self.buckets, content=content)
 
     def _line_of(self, group: Group, round_: int) -> tuple[str, Communicator, int]:  # noqa: ARG002 - of neighbors
         """A group's name in tags, its communicator, and how many copies of the arrays this worker sends."""
@@ -195,9 +149,8 @@ class Reducer:
     def _start(self, reduction: Reduction, *, watched: bool = True) -> None:
         self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(reduction.buckets):
-            with self.stream(bucket.device):
+            with self.stream():
                 self._launch(reduction, index, bucket)
-        self._fills_first()
 
     def _look(self, operation: Operation, *, watched: bool = True) -> None:
         """Where the host runs ahead: look at what earlier operations have become, and begin to watch this one."""
@@ -270,8 +223,8 @@ class Reducer:
         reduction.works.clear()
         checks: list[torch.Tensor] = []
         agree, streams, summed = True, self.streams, reduction.num_members if self.sums_up else 1
-        for index, bucket in enumerate(reduction.buckets):
-            with self.stream(bucket.device):
+        for index in range(len(reduction.buckets)):
+            with self.stream():
                 for tags in self._tags(reduction, index):
                     if not streams.runs_ahead:
                         agree = sums_agree(tags, reduction.tag, summed) and agree
@@ -304,7 +257,7 @@ class Reducer:
         """Let `action` make the sums of each bucket, by its index, what is live; then the arrays are given back."""
         with torch.no_grad():
             for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
-                with self.stream(bucket.device):
+                with self.stream():
                     action(index, bucket, sums, reduction.ok)
         self.rejoin()
         reduction.release()
@@ -321,7 +274,7 @@ class Reducer:
                     self._reject(reduction, beyond, f"step {operation.step}, round {operation.round}")
             self.recorder.end(operation)
         else:
-            members, step, settings = reduction.operation.members, reduction.operation.step, reduction.settings
+            members, step, settings = reduction.operation.members, reduction.operation.step, reduction.content.settings
             if (why := self.heartbeat.apart(members, reduction.operation.rounds_before)) is not None:
                 raise PeerGoneError(why)
             if settings and (why := self.heartbeat.unlike(members, step, settings)):
@@ -370,7 +323,7 @@ class Reducer:
             self.recorder.dump(text)
         return PeerFailedError(text + self.heartbeat.way_out(reason))
 
-    def stream(self, _device: torch.device) -> contextlib.AbstractContextManager[object]:
+    def stream(self) -> contextlib.AbstractContextManager[object]:
         """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""
         streams = self.streams
         return streams.side() if streams.runs_ahead else _NOTHING
@@ -382,15 +335,14 @@ class Reducer:
 
     def _launch(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
         """Fill and send a scratch array; a large one on CPU in two pieces, so that filling hides behind sending."""
-        scratch, communicator = reduction.arrays[index], reduction.communicator
-        coding = reduction.codings[index] if reduction.codings else None
-        kept = reduction.kept[index] if reduction.kept else None
+        scratch, communicator, content = reduction.arrays[index], reduction.communicator, reduction.content
+        coding, kept = content.codings[index] if content.codings else None, content.kept_of(index)
         # Every member contributes its share x / k, so that the sum is the mean: no pass over the result is needed and
         # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
         first, given = 0, None
         with torch.no_grad():
-            if reduction.gradients:
-                divisor, tail = reduction.divisor or reduction.num_members, self.tail(bucket, scratch)
+            if content.gradients:
+                divisor, tail = content.divisor or reduction.num_members, self.tail(bucket, scratch)
                 reduction.absent[index] = load_gradients(bucket, scratch, divisor, tail, kept)
             else:
                 if bucket.size and bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:

@@ -128,7 +128,23 @@ def _peak(values: torch.Tensor) -> float:
     return float(torch.maximum(values.amax(), values.amin().neg())) if len(values) else 0.0
 
 
-NOTHING_KEPT: Sequence[Snapshot] = ()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What one worker sends in a group operation: parameters, unless it says `gradients`."""
+
+    gradients: bool = False
+    divisor: int | None = None  # of gradients; the number of members by default
+    kept: Sequence[Snapshot] = ()  # by bucket what takes the place of what is live
+    codings: Sequence[Coding] | None = None  # by bucket how it travels
+    lag: int = 0  # 1 where the operation belongs to the beginning of the round and is waited for at its end
+    since: Reference | None = None  # only what parameters have become since then is summed; equal on all members
+    settings: Settings = ()  # of the optimizer, equal on all members (see `settings_of`)
+
+    def kept_of(self, index: int) -> Snapshot | None:
+        return self.kept[index] if self.kept else None
+
+
+PARAMETERS = Content()
 
 
 class Alone(Communicator):
@@ -152,21 +168,16 @@ class Reduction:
         tag: tuple[int, ...],
         buckets: Sequence[Bucket] = (),
         *,
-        since: Reference | None = None,
-        settings: Settings = (),
+        content: Content = PARAMETERS,
     ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
-        self.buckets, self.since, self.settings = tuple(buckets), since, settings
+        self.buckets, self.content = tuple(buckets), content
         self.arrays = [bucket.lend() for bucket in self.buckets]  # what is summed, one array for each bucket
         self.absent: dict[int, frozenset[int]] = {}  # of gradients, by bucket: the slots that had none here
         self.works: list[Work] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.coded: dict[int, CodedPart] = {}
         self.ok: torch.Tensor | None = None
-        # What it sends (see `Reducer.begin`).
-        self.gradients, self.kept = False, NOTHING_KEPT
-        self.divisor: int | None = None
-        self.codings: Sequence[Coding] | None = None
         self.apart = "ran different operations"
 
     @property
@@ -189,17 +200,17 @@ class Reduction:
         """Put this worker's share of the parameters, or of what they added since the reference, into its array."""
         whole = self.buckets[index].flat if kept is None or kept.array is None else kept.array
         values, share = whole[part], self.arrays[index][part]
-        if self.since is None:
+        if (since := self.content.since) is None:
             torch.div(values, self.num_members, out=share)
         else:
-            torch.sub(values, self.since.arrays[index].here(part), out=share).div_(self.num_members)
+            torch.sub(values, since.arrays[index].here(part), out=share).div_(self.num_members)
 
     def complaint(self) -> str:
         """What it means that the tags of its members differ, or, where the device finds that out, something else."""
         text = f"its members {self.apart} at the same time"
-        if self.since is not None:
-            text += f", or measure their parameters from another reference than this worker's, {self.since}"
-        if self.settings:
+        if self.content.since is not None:
+            text += f", or measure their parameters from another reference than this worker's, {self.content.since}"
+        if self.content.settings:
             text += ", or step with different settings of the optimizer"
         text += " (their tags differ)"
         return f"{text}, or a finite number left the codec's range (use bfloat16)" if self.coded else text

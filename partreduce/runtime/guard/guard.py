@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
 
@@ -40,11 +40,9 @@ class Guard(Facts):
             self._hook_gradients()
 
     def _plan(self) -> None:
-        before, averaging = checks_at(Moment.BEFORE_STEP), checks_at(Moment.BEFORE_AVERAGING)
-        if not self._is_early and not self.always:
-            before, averaging = (tuple(row for row in rows if row.when is When.ALWAYS) for rows in (before, averaging))
         self._before_step, self._before_averaging = (
-            tuple((row.look, row) for row in rows) for rows in (before, averaging)
+            [row for row in checks_at(moment) if self._is_early or self.always or row.when is When.ALWAYS]
+            for moment in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING)
         )
 
     # From wrapping to the end.
@@ -101,9 +99,6 @@ class Guard(Facts):
             undone, self.known_loads = self.loads - loads, self.known_loads + self.loads - loads
             training.loaded_in_mean_model(undone)
 
-    def check_group(self, group: Mapping[str, Any]) -> None:
-        run_checks(Moment.ADD_GROUP, self, group)
-
     # The moments of a step.
 
     def before_step(
@@ -116,9 +111,8 @@ class Guard(Facts):
             self.prepare()
         if self.always:
             self.groups = None
-        for look, row in self._before_step:
-            if (found := look(self)) is not None:
-                row.report(found)
+        for row in self._before_step:
+            row(self)
         if skip or found_inf is not None or scale is not None:
             run_checks(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
@@ -128,9 +122,8 @@ class Guard(Facts):
     def before_averaging(self, *, skip: bool) -> None:
         """In step(), which is to average the gradients as they are now, or zeros where it is to `skip`."""
         self.skips = skip
-        for look, row in self._before_averaging:
-            if (found := look(self)) is not None:
-                row.report(found)
+        for row in self._before_averaging:
+            row(self)
         self.made.clear()
 
     def compare_first(self, *, gradients: bool) -> None:

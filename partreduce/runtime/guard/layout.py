@@ -232,4 +232,4 @@ def embedding_changed(layout: Layout) -> Found:
     return None
 
 
-LAYOUT = tuple(row for row in checks_at(Moment.MEETING))
+LAYOUT = checks_at(Moment.MEETING)

@@ -69,10 +69,8 @@ class Check:
     why: str
 
     def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - what the moment has to show
-        if (found := self.look(*facts)) is not None:
-            self.report(found)
-
-    def report(self, found: Mapping[str, object]) -> None:
+        if (found := self.look(*facts)) is None:
+            return
         text = self.message.format_map(found)
         if not self.warns:
             raise InputError(text)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property, partial
 
@@ -47,15 +47,15 @@ PROBLEM, LONGEST = 5, 6  # places of whether there is a problem, and of the most
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one worker does next; `value` is its part of a norm."""
+    """What one worker does next; equal where it means the same. `value` is its part of a norm."""
 
     kind: Kind
     step: int = 0
     table: int = 0
     copy: int = 0  # which copy of the model, such as that of moving averages: 0 is the one that is trained
     trains: bool = False  # whether a lookup is to train, or the end of a step begins with clipping
-    has_problem: bool = False
-    value: float = 0.0
+    has_problem: bool = field(default=False, compare=False)
+    value: float = field(default=0.0, compare=False)
 
     def numbers(self) -> torch.Tensor:
         (value,) = struct.unpack("q", struct.pack("d", self.value))
@@ -66,10 +66,6 @@ class Call:
         kind, step, table, copy, trains, problem, _, number = message.tolist()
         (value,) = struct.unpack("d", struct.pack("q", number))
         return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
-
-    def means_as(self, other: Call) -> bool:
-        mine = (self.kind, self.step, self.table, self.copy, self.trains)
-        return mine == (other.kind, other.step, other.table, other.copy, other.trains)
 
     def words(self, tables: Sequence[str]) -> str:
         """What the worker does, as the end of "worker 2 …"."""
@@ -106,7 +102,7 @@ class CollectiveCalls:
         if bool((self.said[:, :SAME] == first[:SAME]).all()):
             return Call.read(first)
         said = [call for call in self.calls.values() if call.kind is not Kind.ANY]
-        if not all(call.means_as(said[0]) for call in said):
+        if not all(call == said[0] for call in said):
             return None
         return None if said[0].kind is Kind.WHOLE and len(said) < len(self.calls) else said[0]
 
@@ -128,15 +124,15 @@ class CollectiveCalls:
     def difference(self, tables: Sequence[str]) -> str:
         """Who does something else than the others, in one line that is the same on all workers."""
         said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
-        usual = max(said.values(), key=lambda call: sum(call.means_as(other) for other in said.values()))
+        usual = max(said.values(), key=list(said.values()).count)
         rule = (
             "tables are exchanged synchronously: all workers do the same lookups and backward passes in the same order"
         )
-        if all(call.means_as(usual) for call in said.values()):
+        if all(call == usual for call in said.values()):
             said = dict(self.calls)  # the one thing that a worker without data takes no part in
             rule = "all workers put whole tables together, so call state_dict() behind `with optimizer.join():`"
-        odd, theirs = next((rank, call) for rank, call in said.items() if not call.means_as(usual))
-        rank = next(rank for rank, call in said.items() if call.means_as(usual))
+        odd, theirs = next((rank, call) for rank, call in said.items() if call != usual)
+        rank = next(rank for rank, call in said.items() if call == usual)
         return f"worker {odd} {theirs.words(tables)} while worker {rank} {usual.words(tables)}; {rule}"
 
 

@@ -21,7 +21,6 @@ from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.sharding.table_state import gathered_of, layouts_of, shards_of
 from partreduce.runtime.state.checkpoint_directory import read_bytes
-from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.shutdown import Meeting
 from partreduce.topo.errors import DocumentError, InputError, MissingDependencyError
@@ -33,9 +32,9 @@ Tensors = dict[str, torch.Tensor]
 class StateFile:
     """What is saved of one worker, and how it is put back."""
 
-    def __init__(self, run: Run, optimizer: torch.optim.Optimizer, runner: Runner, steps: int) -> None:
-        self.flat, self.tables = run.flat, run.tables
-        self.optimizer, self.runner, self.steps = optimizer, runner, steps
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.optimizer = engine, engine.optimizer
+        self.flat, self.tables = engine.run.flat, engine.run.tables
 
     def collect(self) -> tuple[Tensors, dict[str, Any]]:
         live = self._model() | shards_of(self.tables)
@@ -47,10 +46,10 @@ class StateFile:
         for index, group in enumerate(saved["param_groups"]):
             _split(group, f"group/{index}", tensors, numbers)
         device = self.flat.buckets[0].device
-        facts = {"steps": self.steps, "optimizer": numbers, "random": _random_states(tensors, device)}
+        facts = {"steps": self.engine.steps, "optimizer": numbers, "random": _random_states(tensors, device)}
         if self.tables:
             facts["tables"] = layouts_of(self.tables, self.optimizer)
-        for name, tensor in self.runner.state().items():
+        for name, tensor in self.engine.runner.state().items():
             tensors[f"strategy/{name}"] = tensor.detach().clone()
         return tensors, facts
 
@@ -207,11 +206,9 @@ class Stateful(Protocol):
 class Handover:
     """One worker's state, to give and to take (see `elastic.regroup`); the random states stay each worker's own."""
 
-    def __init__(
-        self, run: Run, wrapper: torch.optim.Optimizer, runner: Runner, engine: Engine, meeting: Meeting
-    ) -> None:
+    def __init__(self, wrapper: torch.optim.Optimizer, engine: Engine, meeting: Meeting) -> None:
         self._wrapper = weakref.ref(wrapper)  # which has this
-        self.run, self.runner, self.engine, self.meeting = run, runner, engine, meeting
+        self.run, self.engine, self.meeting = engine.run, engine, meeting
         self.optimizer = engine.optimizer
         self.objects: list[Stateful] = []
         self._taken: list[dict[str, Any]] | None = None
@@ -251,11 +248,11 @@ class Handover:
             "lineage": [self.meeting.lineage, self.meeting.earlier],
             "objects": base64.b64encode(states.getvalue()).decode(),
         }
-        return pack(self._file(), extra, self.meeting.lineage)
+        return pack(StateFile(self.engine), extra, self.meeting.lineage)
 
     def take(self, data: bytes, turn: int) -> None:
         tensors, facts = unpack(data, Path("the state of another worker"))
-        kept = self._file().restore(tensors, facts, own_random_states=False)
+        kept = StateFile(self.engine).restore(tensors, facts, own_random_states=False)
         self._groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
@@ -273,12 +270,9 @@ class Handover:
         self.engine.catch_up()
         self.run.applier.changes_means = extra["changes_means"]
         self.run.flat.copy_masks([name for name, rule in extra["rules"].items() if rule == BufferRule.FIRST])
-        self.runner.load(kept, steps)
+        self.engine.runner.load(kept, steps)
 
     @property
     def member(self) -> Member:
         assert isinstance(self.run.membership, Member), "only elastic runs are joined"
         return self.run.membership
-
-    def _file(self) -> StateFile:
-        return StateFile(self.run, self.optimizer, self.runner, self.engine.steps)

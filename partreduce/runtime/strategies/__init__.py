@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from partreduce.runtime.strategies.base import Run, Runner
@@ -15,38 +15,28 @@ from partreduce.runtime.strategies.pairwise import PairMeans
 from partreduce.runtime.strategies.parameter_average import ParameterAverage
 from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
 from partreduce.runtime.transport.server_allreduce import ServerCommunicator, through_servers
+from partreduce.topo import strategies as st
 from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import GradientReduction, Pipeline
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups
-from partreduce.topo.strategies.iteration_gap import IterationGap
-from partreduce.topo.strategies.neighbor import NeighborAveraging
-from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.partial import PartialAllReduce
-from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import StaticGroups
-
-Kind = TypeVar("Kind")
 
 
-def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
+def _all_reduce(strategy: st.AllReduce, run: Run) -> Runner:
     """Gradients in each step, at once, late or by a quorum; parameters otherwise."""
-    if isinstance(strategy.sync, PartialAllReduce):
+    if isinstance(strategy.sync, st.PartialAllReduce):
         return QuorumGradients(strategy.sync, run)
-    if isinstance(strategy.sync, Pipeline):
-        divisor = 1 if strategy.sync.total is GradientReduction.SUM else None
+    if isinstance(strategy.sync, st.Pipeline):
+        divisor = 1 if strategy.sync.total is st.GradientReduction.SUM else None
         return GradientAverage(run, divisor=divisor, pipeline=strategy.sync)
     if strategy.averages_gradients:
         return GradientAverage(run, divisor=None if strategy.payload.average_dense else 1)
     return ParameterAverage(strategy, run)
 
 
-def _neighbor(strategy: NeighborAveraging, run: Run) -> Runner:
-    return GapMeans(strategy, run) if isinstance(strategy.sync, IterationGap) else ParameterAverage(strategy, run)
+def _neighbor(strategy: st.NeighborAveraging, run: Run) -> Runner:
+    return GapMeans(strategy, run) if isinstance(strategy.sync, st.IterationGap) else ParameterAverage(strategy, run)
 
 
-def _server(server: Server, run: Run) -> Runner:
+def _server(server: st.Server, run: Run) -> Runner:
     """Asynchronous, or all-reduce whose sums pass through the hosts: of gradients at one step per round, as DDP."""
     if not server.synchronous:
         return AsynchronousServer(server, run)
@@ -62,7 +52,7 @@ def _server(server: Server, run: Run) -> Runner:
     base.recorder.attach("mailbox", communicator.mailbox.traffic_facts)
     world = through_servers(base.world, communicator)
     reducer = base.of(base.buckets, world=world)
-    same = AllReduce(
+    same = st.AllReduce(
         steps_per_round=server.steps_per_round, sync=server.sync, transport=server.transport, averaging=server.averaging
     )
     schedule = Schedule(run.schedule.name, run.schedule.cluster, same)
@@ -71,30 +61,21 @@ def _server(server: Server, run: Run) -> Runner:
     return runner
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[Kind]):
-    """A kind of strategy and what makes its runner, typed so that the two fit."""
-
-    kind: type[Kind]
-    build: Callable[[Kind, Run], Runner]
-
-
-_RUNNERS: tuple[_Entry[Any], ...] = (
-    _Entry(AllReduce, _all_reduce),
-    _Entry(StaticGroups, ParameterAverage),
-    _Entry(NeighborAveraging, _neighbor),
-    _Entry(Server, _server),
-    _Entry(DynamicGroups, GeneratedMeans),
-    _Entry(Pairwise, PairMeans),
-)
+_RUNNERS: dict[type[st.Strategy], Callable[[Any, Run], Runner]] = {
+    st.AllReduce: _all_reduce,
+    st.StaticGroups: ParameterAverage,
+    st.NeighborAveraging: _neighbor,
+    st.Server: _server,
+    st.DynamicGroups: GeneratedMeans,
+    st.Pairwise: PairMeans,
+}
 
 
 def build(run: Run) -> Runner:
     """The runner of a schedule's strategy."""
     strategy = run.schedule.strategy
-    for entry in _RUNNERS:
-        if entry.kind is type(strategy):
-            return entry.build(strategy, run)
-    raise MissingDependencyError(
-        f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
-    )
+    if (make := _RUNNERS.get(type(strategy))) is None:
+        raise MissingDependencyError(
+            f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
+        )
+    return make(strategy, run)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from partreduce.runtime.averaging.bucket import copy_to
 from partreduce.runtime.averaging.flat_model import digest_of
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, OneSided, Run, StepResult
@@ -39,7 +40,6 @@ class AsynchronousServer(OneSided):
         """For each bucket the part of every host."""
         self._machine = shards.shards_of(server, run.schedule.num_workers)
         self.driver = ProtocolDriver[Any](self._machine, run.rank, is_open=True)
-        self._base: list[torch.Tensor] = []
         self._answers: dict[int, tuple[Any, ...]] = {}
         self._pending: Operation | None = None
         self._shard: _Shard | None = None
@@ -55,13 +55,10 @@ class AsynchronousServer(OneSided):
     def end_round(self, step: int, round_: int) -> StepResult:
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open(round_)
-        progress = self._progress()
-        if self._factor != 1.0:
-            for part in progress:
-                part.mul_(self._factor)
+        progress = [part.mul_(self._factor) for part in self._progress()]
         if self.server.is_delayed:
             if self._pending is None:
-                self._remember()
+                self._starts = copy_to(self._starts, self.run.flat.buckets)
             else:
                 self._take(progress)
             self._ask(shards.Push(), step, round_, progress)
@@ -83,7 +80,6 @@ class AsynchronousServer(OneSided):
         if not self.is_measured:
             self._begin(self.driver.open_state.round)  # all count the same generations
         self.driver.raised(shards.Drain())
-        self._base = []
         return ""
 
     @property
@@ -94,7 +90,7 @@ class AsynchronousServer(OneSided):
     def _open(self, round_: int) -> None:
         if self.is_measured:
             return
-        self._remember()
+        self._starts = copy_to(self._starts, self.run.flat.buckets)
         if self.driver.open_state.generation == 0:
             self._check_several_models()
         self._begin(round_)
@@ -109,7 +105,7 @@ class AsynchronousServer(OneSided):
 
     def _check_several_models(self) -> None:
         """Compare the parameters of the first step with those of the first host."""
-        digest = digest_of(self._base)
+        digest = digest_of(self._starts)
         reducer, host = self.run.reducer, self.server.hosts[0]
         notes = Notes(reducer.world.store, f"first-model/{reducer.key}")
         if self.run.rank == host:
@@ -125,10 +121,6 @@ class AsynchronousServer(OneSided):
                 f"model: worker {self.run.rank} starts from other parameters than worker {host}, and an asynchronous "
                 "server trains one model; use initial='broadcast'"
             )
-
-    def _remember(self) -> None:
-        with torch.no_grad():
-            self._base = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
     def _ask(self, event: shards.Push | shards.Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
         """Send all hosts their parts of the progress, or ask them for the model as it is."""
@@ -151,17 +143,14 @@ class AsynchronousServer(OneSided):
                     except PeerGoneError as error:
                         raise base.failure(self._pending, error) from None
 
-    def _progress(self) -> list[torch.Tensor]:
-        return [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
-
     def _refresh(self) -> None:
         progress = self._progress()
         if self._pending is not None:
             self._take(progress)
         self._ask(shards.Pull(), -1, -1, [])
         self._take(progress, shards.Take())
-        for base, part in zip(self._base, progress, strict=True):
-            base.sub_(part)
+        for start, part in zip(self._starts, progress, strict=True):
+            start.sub_(part)
 
     def _take(self, progress: list[torch.Tensor] | None, event: shards.Take | None = None) -> None:
         """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there."""
@@ -179,7 +168,7 @@ class AsynchronousServer(OneSided):
                         bucket.flat[start:end].copy_(tensor_of(self._answers[host][place], bucket.dtype))
                 if progress is not None:
                     bucket.flat.add_(progress[place])
-        self._remember()
+        self._starts = copy_to(self._starts, self.run.flat.buckets)
 
     def _wait(self, operation: Operation) -> None:
         driver, missing = self.driver, [host for host in self.server.hosts if host not in self._answers]

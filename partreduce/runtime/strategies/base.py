@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradients import OptimizerStepper
 from partreduce.runtime.averaging.in_flight import FixedMembership, State
@@ -15,14 +17,9 @@ from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.mailbox import Bound, Mailbox, Message
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import PeerGoneError, PeerWatch
+from partreduce.topo import strategies as st
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.base import Averaging, Strategy
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups
-from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
-from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.partial import PartialAllReduce
-from partreduce.topo.strategies.server import Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +40,19 @@ def traits_of(schedule: Schedule) -> Traits:
     """The traits of a schedule's kind."""
     strategy = schedule.strategy
     has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
-    normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
-    if isinstance(strategy.sync, PartialAllReduce):
+    normalizes = strategy.averaging is st.Averaging.STEP_NORMALIZED
+    if isinstance(strategy.sync, st.PartialAllReduce):
         return Traits(True, strategy.sync.keeps_equal, agrees_on_end=True)
     if strategy.averages_gradients:
         return Traits(True, keeps_equal=True, carries_state=True)
-    if isinstance(strategy, DynamicGroups):
+    if isinstance(strategy, st.DynamicGroups):
         return Traits(False, keeps_equal=False, needs_round_start=normalizes)
-    if isinstance(strategy.sync, IterationGap):
-        is_parallel = strategy.sync.update_order is UpdateOrder.DPSGD
+    if isinstance(strategy.sync, st.IterationGap):
+        is_parallel = strategy.sync.update_order is st.UpdateOrder.DPSGD
         return Traits(False, keeps_equal=False, drains_together=True, needs_round_start=is_parallel)
-    if isinstance(strategy, Pairwise) or (isinstance(strategy, Server) and not strategy.synchronous):
+    if isinstance(strategy, st.Pairwise) or (isinstance(strategy, st.Server) and not strategy.synchronous):
         return Traits(
-            False, keeps_equal=False, drains_together=True, measures_from_start=isinstance(strategy, Server),
+            False, keeps_equal=False, drains_together=True, measures_from_start=isinstance(strategy, st.Server),
             needs_round_start=normalizes and not has_equal_steps,
         )  # fmt: skip
     takes_turns = strategy.takes_turns
@@ -238,7 +235,7 @@ class OneSided(Runner):
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: st.Strategy,
         run: Run,
         place: str,
         deliver: Callable[[Message], None],
@@ -248,12 +245,16 @@ class OneSided(Runner):
         super().__init__(run)
         if any(tensor.is_state for bucket in run.flat.buckets for tensor in bucket.piggybacked):
             raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
-        normalizes, everyone = strategy.averaging is Averaging.STEP_NORMALIZED, range(run.schedule.num_workers)
+        normalizes, everyone = strategy.averaging is st.Averaging.STEP_NORMALIZED, range(run.schedule.num_workers)
         self._factor = run.progress_factor(everyone) if normalizes else 1.0  # by which a round's progress is multiplied
         reducer = run.reducer
         self._peer_watch = PeerWatch(reducer.heartbeat, everyone)
         max_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets)
         self._mailbox = self._open_mailbox(strategy.kind, deliver, max_bytes=max_bytes, bound=bound)
+        self._starts: list[torch.Tensor] = []  # the parameters from which progress is counted
+
+    def _progress(self) -> list[torch.Tensor]:
+        return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
 
     def after_step(self, step: int) -> StepResult:
         round_, taken = divmod(step, self.run.steps_per_round)

@@ -13,6 +13,7 @@ from partreduce.runtime.averaging.bucket import Bucket, commit_piggybacked, snap
 from partreduce.runtime.averaging.bucketed_gradients import LayerSender
 from partreduce.runtime.averaging.gradients import Snapshot, clear_gradients, commit_gradients
 from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restore_flights, state_of
+from partreduce.runtime.averaging.reduction import Content
 from partreduce.runtime.codecs import Codings
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import (
@@ -108,11 +109,8 @@ class GradientAverage(Runner):
             return [(self.run.reducer, self.layers.finish(flight.step))]
         divisor = self._divisor or (self.membership.givers(flight.step) if self.membership.may_change else None)
         codings = None if self._codings is None else self._codings.of_buckets
-        reduction = self.run.reducer.begin(
-            flight.kind, flight.step, flight.round, group, gradients=True, kept=flight.kept, divisor=divisor,
-            codings=codings, settings=flight.settings,
-        )  # fmt: skip
-        return [(self.run.reducer, reduction)]
+        content = Content(gradients=True, kept=flight.kept, divisor=divisor, codings=codings, settings=flight.settings)
+        return [(self.run.reducer, self.run.reducer.begin(flight.kind, flight.step, flight.round, group, content))]
 
     def _commit(self, flight: Flight) -> None:
         if (ok := self._put(flight)) is not None:
@@ -140,7 +138,7 @@ class GradientAverage(Runner):
         for reducer, reduction in flight.sums if flight.sums and flight.before else ():
             with torch.no_grad():
                 for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):
-                    with reducer.stream(bucket.device):
+                    with reducer.stream():
                         commit_piggybacked(bucket, sums, reduction.ok, before)
             reducer.rejoin()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from partreduce.runtime.averaging.bucket import copy_to
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, AveragedGradients, OneSided, Run, StepResult
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
@@ -38,7 +39,6 @@ class PairMeans(OneSided):
         self.neighbors = pairing.graph.targets[run.rank]
         self._near = tuple(sorted((run.rank, *self.neighbors)))
         self._random = random.Random(f"{strategy.seed} {run.rank}")
-        self._starts: list[torch.Tensor] = []
         self._generation = 0
         self._pauses = 0
         self._number = 0
@@ -94,16 +94,12 @@ class PairMeans(OneSided):
     def _open(self) -> None:
         if self._starts:
             return
-        with torch.no_grad():
-            self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
+        self._starts = copy_to([], self.run.flat.buckets)
         model = [start.to("cpu", copy=True) for start in self._starts]
         self.pair.opening = (self._generation, model)
         self._mailbox.send(self.rank, "open")
         generation = self._generation
         self.until(lambda: self.pair.generation == generation, self._near)
-
-    def _progress(self) -> list[torch.Tensor]:
-        return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
 
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
         """Continue from the model; `keep` is progress of a round that has not ended."""

@@ -25,7 +25,7 @@ from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restore_flights, state_of
 from partreduce.runtime.averaging.neighbor_reducer import Neighborhood, PeerReducer
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reduction import Content, Reduction
 from partreduce.runtime.averaging.reference import OuterOptimizer, Reference
 from partreduce.runtime.codecs import Codings
 from partreduce.runtime.strategies.base import ON_TIME, AveragedGradients, Run, Runner, StepResult, check_kept
@@ -226,11 +226,8 @@ class Part:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.reducer.buckets]
         self._is_of_all = self._has_all(group)
         codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
-        reduction = self.reducer.begin(
-            self.name, flight.step, flight.round, group, kept=flight.kept, lag=int(self.is_delayed), codings=codings,
-            since=self._since(group),
-        )  # fmt: skip
-        return [(self.reducer, reduction)]
+        content = Content(kept=flight.kept, lag=int(self.is_delayed), codings=codings, since=self._since(group))
+        return [(self.reducer, self.reducer.begin(self.name, flight.step, flight.round, group, content))]
 
     def _has_all(self, group: Group) -> bool:
         return len(group.members) == len(self.membership.members)
@@ -265,7 +262,7 @@ class Part:
             reference.complete(index, mean)
             reference.take(index, mean, reduction.ok)
             return
-        if reduction.since is not None:
+        if reduction.content.since is not None:
             if self._is_of_all:
                 self.outer.step(index, mean, reduction.ok)
             reference.complete(index, mean)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, SignsOfLife, Wait
@@ -166,7 +166,8 @@ class GapEvent:
     """One event of a worker that keeps a gap.
 
     Kinds: the worker `entered` a step (`by` after its last one), `sent` its update, `reduced` it, or `renewed` its
-    parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` came from worker `source`.
+    parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` came from worker `source`. A step is
+    counted from the first and from every skip.
     """
 
     seconds: float  # on the monotonic clock, which all processes of a machine share
@@ -198,10 +199,8 @@ class QuorumEvent:
 class EventLog:
     """What a worker did under a protocol and when, as its messages and arrays say it, not the protocol's state."""
 
-    event: ClassVar[Callable[..., Any]]
-
-    def __init__(self, *, is_on: bool) -> None:
-        self.is_on = is_on
+    def __init__(self, event: type[GapEvent | QuorumEvent], *, is_on: bool, **facts: object) -> None:
+        self._event, self.is_on, self._facts = event, is_on, facts
         self.events: list[Any] = []
         self.dropped = 0
 
@@ -209,29 +208,10 @@ class EventLog:
         if not self.is_on:
             return
         if len(self.events) < MAX_EVENTS:
-            self.events.append(type(self).event(time.monotonic(), kind, *numbers, **details))
+            self.events.append(self._event(time.monotonic(), kind, *numbers, **details))
         else:
             self.dropped += 1
 
     def facts(self) -> dict[str, Any]:
         """As JSON: what the recorder writes into traces."""
-        return {"dropped": self.dropped, "events": [asdict(event) for event in list(self.events)]}
-
-
-class GapLog(EventLog):
-    """A step is counted from the first and from every skip."""
-
-    event = GapEvent
-
-    def __init__(self, *, is_on: bool) -> None:
-        super().__init__(is_on=is_on)
-        self.capacities: Mapping[int, int] = {}  # of the queue from each source
-
-    def facts(self) -> dict[str, Any]:
-        return {"capacities": {str(source): capacity for source, capacity in self.capacities.items()}} | super().facts()
-
-
-class QuorumLog(EventLog):
-    """Numbers only, as the sums brought them."""
-
-    event = QuorumEvent
+        return self._facts | {"dropped": self.dropped, "events": [asdict(event) for event in list(self.events)]}

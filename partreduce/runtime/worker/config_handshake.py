@@ -9,12 +9,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
+import partreduce
 from partreduce.runtime.arguments import checked_choice
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.environment import MAX_FAILED
@@ -149,22 +149,12 @@ def facts_of(
         "buffer rules": f"{len(rules)} buffers (sha256 {_digest(rules)})",
         "optimizer_state": policies.optimizer_state.value,
         "torch version": torch.__version__,
-        "partreduce version": _partreduce_version(),
+        "partreduce version": partreduce.__version__,
     }
 
 
 def _digest(lines: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-
-
-@cache
-def _partreduce_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("partreduce")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 _keys = itertools.count(1)  # counts the optimizers of this process
@@ -174,8 +164,9 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
     """The schedule as it is run: with the codec that the user asks for, if there is one."""
     strategy = schedule.strategy
     transport = strategy.transport
-    if codec is not None:
-        transport = _with_codec(transport, Codec(checked_choice("codec", codec, Codec)))
+    if codec is not None and (chosen := Codec(checked_choice("codec", codec, Codec))) is not transport.codec:
+        # Settings that another codec does not have go.
+        transport = Transport(algorithm=transport.algorithm, codec=chosen, gradient_buckets=transport.gradient_buckets)
     is_coded = transport.codec is not Codec.NONE
     if is_coded and transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
         raise InputError(
@@ -205,13 +196,6 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
             "size: what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may "
             "move elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
         )
-
-
-def _with_codec(transport: Transport, codec: Codec) -> Transport:
-    """The same with another codec: settings that it does not have go."""
-    if codec is transport.codec:
-        return transport
-    return Transport(algorithm=transport.algorithm, codec=codec, gradient_buckets=transport.gradient_buckets)
 
 
 def fact_of(transport: Transport) -> str:

@@ -182,8 +182,11 @@ class Engine:
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
                 "workers apply the same ones in another call; call step() first, on every worker after each call of it"
             )
-        with self._means_in_place():
+        before, self._arrived = self._arrived, self._arrived or ON_TIME  # as in `_average`
+        try:
             self._count(self._progress.step + self.runner.pause(place, apply=apply))
+        finally:
+            self._arrived = before
 
     def go_on_from(self, steps: int) -> None:
         self._count(steps)
@@ -296,12 +299,3 @@ class Engine:
         for table in self.run.tables:
             table.parameter.grad = None
         return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)
-
-    @contextlib.contextmanager
-    def _means_in_place(self) -> Iterator[None]:
-        """Inside, functions that average unless that is done do not."""
-        before, self._arrived = self._arrived, self._arrived or ON_TIME
-        try:
-            yield
-        finally:
-            self._arrived = before

@@ -18,7 +18,6 @@ from partreduce.runtime.averaging.buffer_rules import AVERAGED
 from partreduce.runtime.averaging.mean_model import average_model, monitored_barrier
 from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.launcher.processes import add_error_translator
-from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
 from partreduce.runtime.transport.store import DEATHS, POLL_SECONDS, Notes, root_store
@@ -42,14 +41,14 @@ BROKEN = "broken after a failure"
 class Ending:
     """How one worker's run ends: by `finish`, by a failure inside `guarded`, or with the interpreter."""
 
-    def __init__(self, run: Run, engine: Engine, *, own_process: bool) -> None:
-        self.run, self.engine = run, engine
+    def __init__(self, engine: Engine, *, own_process: bool) -> None:
+        self.run, self.engine = engine.run, engine
         self.state = RUNNING
         self._own_process = own_process
         self._refused = (-1, "")  # the step of a refused call, and why, as a text: an error holds its frames
         if own_process:
             atexit.register(self.leave)
-            if run.flat.sharders.shards:
+            if self.run.flat.sharders.shards:
                 add_error_translator(self.lost_shard)
 
     @property
@@ -196,8 +195,8 @@ def _text(error: BaseException) -> str:
 class Meeting:
     """One worker's part in what all do together; a failure ends the run."""
 
-    def __init__(self, run: Run, ending: Ending) -> None:
-        self.run, self.ending = run, ending
+    def __init__(self, ending: Ending) -> None:
+        self.run, self.ending = ending.run, ending
         self.lineage = ""  # which checkpoints are of this run, once it has saved or resumed; equal on all workers
         self.earlier: list[str] = []  # of sharded models: this run's checkpoints, the newest last
 

@@ -1,6 +1,7 @@
 """Parameters with a codec: what travels is what was added since all were equal; equal references, or a named error."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -248,9 +249,9 @@ def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed
     job = Job(world, nested(transport=transport))
     begun, begin = [], job.optimizer.run.reducer.begin
 
-    def noted(kind, step, round_, group, **options):
-        begun.append((len(group.members), options.get("since") is not None))
-        return begin(kind, step, round_, group, **options)
+    def noted(kind, step, round_, group, content):
+        begun.append((len(group.members), content.since is not None))
+        return begin(kind, step, round_, group, content)
 
     job.optimizer.run.reducer.begin = noted
     job.train(4)
@@ -280,9 +281,11 @@ def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
 @pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relaxation ignored"])
 def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
     if fault == "parameters themselves":
-        whole = lambda self, *a, since=None, **k: begin(self, *a, **k)  # noqa: E731
         begin = Reducer.begin
-        monkeypatch.setattr(Reducer, "begin", whole)
+        whole = lambda self, *place, content: begin(self, *place, replace(content, since=None))  # noqa: E731
+        monkeypatch.setattr(
+            Reducer, "begin", lambda self, *a: whole(self, *a[:4], content=a[4]) if a[4:] else begin(self, *a)
+        )
     elif fault == "an old reference":
         monkeypatch.setattr(Reference, "take", lambda *_: None)
     else:

@@ -47,7 +47,7 @@ def test_every_average_uses_what_the_protocol_allows(ranks, block):
         assert all(np.array_equal(result["means"], results[0]["means"]) for result in results if case.meets > 0)
         for result in results:
             held = [(event.fill, event.source) for event in result["events"] if event.kind == "update"]
-            assert all(fill <= result["log"].capacities[source] for fill, source in held)
+            assert all(fill <= result["log"].facts()["capacities"][str(source)] for fill, source in held)
 
 
 @pytest.mark.parametrize("order", list(UpdateOrder))

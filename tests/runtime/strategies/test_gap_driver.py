@@ -3,7 +3,7 @@
 import torch
 
 from partreduce.runtime.strategies.gap.driver import GapDriver
-from partreduce.runtime.strategies.protocol_driver import GapLog
+from partreduce.runtime.strategies.protocol_driver import EventLog, GapEvent
 from partreduce.runtime.transport.array_frames import frame_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Layout, PayloadRings
@@ -19,7 +19,7 @@ def driver_of(gap):
     """Worker 0 of three in step 0, its update sent, and what its mailbox's thread sent."""
     rings = PayloadRings(0, {1: 3, 2: 3}, Layout([ARRAY]))
     sent = []
-    driver = GapDriver(Hop(RING, gap, fine=True), 0, rings, log=GapLog(is_on=True), send=sent.append)
+    driver = GapDriver(Hop(RING, gap, fine=True), 0, rings, log=EventLog(GapEvent, is_on=True), send=sent.append)
     return driver, sent
 
 

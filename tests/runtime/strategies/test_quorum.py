@@ -8,7 +8,6 @@ import time
 import warnings
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from partreduce.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.planner.predict import ARRAYS
 from partreduce.runtime.strategies.quorum import driver as broadcast_tree
 from partreduce.runtime.strategies.quorum.driver import GradientSum, StartedRound, children
-from partreduce.runtime.strategies.quorum.gradients import RoundsThread, room_for
+from partreduce.runtime.strategies.quorum.gradients import read_counts, room_for, write_counts
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
 from partreduce.runtime.transport.tags import tag_of
@@ -364,25 +363,22 @@ def test_workers_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(see
         GradientSum([torch.full((room_for(size),), 7.0)], is_empty=False, scaled=draw.random() < 0.2)
         for _ in range(size)
     ]
-    payload = SimpleNamespace(room=lambda one: one.arrays[0])
-    driver = SimpleNamespace(close=None, payload=payload)
-    threads = [RoundsThread(driver, SimpleNamespace(size=size, place=place), None, None) for place in range(size)]
     begun = [StartedRound(3, 40, share, one) for share, one in zip(shares, brought, strict=True)]
     here, there = tag_of("run", 3, 40), tag_of("run", 3, 41)
 
     def told(tags):
-        for thread, one, tag in zip(threads, begun, tags, strict=True):
-            thread._write(one, tag)
+        for place, (one, tag) in enumerate(zip(begun, tags, strict=True)):
+            write_counts(one, one.payload.arrays[0], tag, place=place, size=size)
         total = torch.stack([one.arrays[0] for one in brought]).sum(0)
         for one in brought:
             one.arrays[0].copy_(total)
 
     told([here] * size)
-    for thread, one in zip(threads, begun, strict=True):
-        assert thread._read(one, here) == (shares, any(one.scaled for one in brought))
+    for one in begun:
+        assert read_counts(one.payload.arrays[0], here, 40, size=size) == (shares, any(one.scaled for one in brought))
     told([*[here] * (size - 1), there])
     with pytest.raises(PeerGoneError, match="different rounds"):
-        threads[0]._read(begun[0], here)
+        read_counts(brought[0].arrays[0], here, 40, size=size)
 
 
 def test_a_tree_tells_everybody_once():

@@ -12,7 +12,7 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.wait_chain import format_workers
-from partreduce.runtime.strategies.protocol_driver import GapLog, GenerationDriver, Missing, wait_for_missing
+from partreduce.runtime.strategies.protocol_driver import EventLog, GenerationDriver, Missing, wait_for_missing
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Arrival, PayloadRings
 from partreduce.schedulers.protocols import hop
@@ -72,7 +72,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
     machine: hop.Hop
 
     def __init__(
-        self, machine: hop.Hop, rank: int, rings: PayloadRings, *, log: GapLog, send: Callable[[Recipients], None]
+        self, machine: hop.Hop, rank: int, rings: PayloadRings, *, log: EventLog, send: Callable[[Recipients], None]
     ) -> None:
         super().__init__(machine, rank)
         self.rank, self.rings, self.log = rank, rings, log

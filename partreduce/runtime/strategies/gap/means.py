@@ -19,7 +19,7 @@ from partreduce.runtime.strategies.gap.driver import (
     Recipients,
     wait_in_step,
 )
-from partreduce.runtime.strategies.protocol_driver import GapLog, Missing, PeerWaitError
+from partreduce.runtime.strategies.protocol_driver import EventLog, GapEvent, Missing, PeerWaitError
 from partreduce.runtime.transport.mailbox import MESSAGES, Bound
 from partreduce.runtime.transport.updates import Layout, PayloadRings, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import PeerGoneError
@@ -44,12 +44,12 @@ class GapMeans(OneSided):
         assert isinstance(strategy.sync, IterationGap), "others have rounds"
         self.gap, machine = strategy.sync, hop_of(strategy.rounds[0], strategy.sync)
         self.is_parallel = self.gap.update_order is UpdateOrder.DPSGD
-        self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
         self.layout = Layout(run.flat.arrays())
         from partreduce.verify.gap_bounds import capacities_of  # what proves need not be loaded by all
 
         capacities = capacities_of(machine.graph, self.gap, run.rank)
-        self.log.capacities = capacities.updates
+        by_source = {str(source): capacity for source, capacity in capacities.updates.items()}
+        self.log = EventLog(GapEvent, is_on=run.reducer.recorder.directory is not None, capacities=by_source)
         self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)
         self.driver = GapDriver(machine, run.rank, self.rings, log=self.log, send=self._send)
         bound = message_bound(machine, self.layout)

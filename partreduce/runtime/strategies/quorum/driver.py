@@ -21,13 +21,11 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import put_gradients, sparse_gradient
-from partreduce.runtime.strategies.protocol_driver import GenerationDriver, Missing, QuorumLog
+from partreduce.runtime.strategies.protocol_driver import EventLog, GenerationDriver, Missing
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.schedulers.protocols import partial as partial_machine
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import (
-    Partial,
-)
+from partreduce.schedulers.protocols.partial import Partial
 
 
 @dataclass(slots=True, eq=False)
@@ -261,13 +259,13 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
 
     machine: Partial
 
-    def __init__(self, machine: Partial, rank: int, payload: GradientSums, *, log: QuorumLog, grace: float) -> None:
+    def __init__(self, machine: Partial, rank: int, payload: GradientSums, *, log: EventLog, grace: float) -> None:
         super().__init__(machine, rank, generation=-1)
         self.rank, self.payload, self.log = rank, payload, log
         self.error: BaseException | None = None  # what ended the collective thread
         self.spread: Spread | None = None  # by which words leave; set before the first segment
         self._grace = grace
-        self._closing = False
+        self.is_closing = False
         self._notes: list[Any] = []  # of the last event
 
     # The training.
@@ -353,10 +351,10 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     def begin(self) -> StartedRound | None:
         """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
         with self.condition:
-            self.condition.wait_for(lambda: self._closing or self.offers(partial_machine.Begin))
-            if self._grace and not self._closing and self._is_awaited():
-                self.condition.wait_for(lambda: self._closing or not self._is_awaited(), self._grace)
-            if self._closing:
+            self.condition.wait_for(lambda: self.is_closing or self.offers(partial_machine.Begin))
+            if self._grace and not self.is_closing and self._is_awaited():
+                self.condition.wait_for(lambda: self.is_closing or not self._is_awaited(), self._grace)
+            if self.is_closing:
                 return None
             before = self.open_state
             share = partial_machine.Share(before.entered, before.buffer, before.oldest, before.resting)
@@ -395,12 +393,8 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
 
     def close(self) -> None:
         with self.condition:
-            self._closing = True
+            self.is_closing = True
             self.condition.notify_all()
-
-    @property
-    def is_closing(self) -> bool:
-        return self._closing
 
     def _received(self, message: Message) -> list[Word]:
         return self._step(Received(message.source, WORDS[message.kind](message.numbers[1])))

@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.runtime.averaging.mean_model import average_model
-from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import DIFFERENT, AveragedGradients, Run, Runner, StepRequest, StepResult
-from partreduce.runtime.strategies.protocol_driver import QuorumLog, wait_for_missing
+from partreduce.runtime.strategies.protocol_driver import EventLog, QuorumEvent, wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import (
     GradientSum,
     GradientSums,
@@ -23,7 +22,6 @@ from partreduce.runtime.strategies.quorum.driver import (
     StartedRound,
     TakenResult,
 )
-from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Background
@@ -41,65 +39,19 @@ def room_for(num_workers: int) -> int:
     return num_workers + 1 + TAG_LENGTH
 
 
-class RoundsThread:
-    """Takes part in the sums of one worker, strictly 0, 1, 2, …; `clock` are the rounds before the segment."""
+def write_counts(begun: StartedRound, room: torch.Tensor, tag: tuple[int, ...], *, place: int, size: int) -> None:
+    """Write what a worker tells in a round, in its own place; all others are zero. (workers + 1 + tag,)."""
+    numbers = [0] * size
+    numbers[place] = len(begun.share.gradients)
+    room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
 
-    def __init__(self, driver: QuorumDriver, line: Communicator, reducer: Reducer, clock: Callable[[], int]) -> None:
-        self._driver, self._line, self._reducer, self._clock = driver, line, reducer, clock
-        self._thread = Background(self._run, name="partreduce-rounds", stop=driver.close)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, seconds: float) -> None:
-        if self._thread.ident is not None:
-            self._thread.join(seconds)
-
-    def _run(self) -> None:
-        try:
-            while (begun := self._driver.begin()) is not None:
-                self._execute(begun)
-        except BaseException as error:  # noqa: BLE001 - the training raises it
-            self._driver.fail(error)
-
-    @property
-    def _sums(self) -> GradientSums:
-        return self._driver.payload
-
-    def _execute(self, begun: StartedRound) -> None:
-        reducer, line = self._reducer, self._line
-        round_ = self._clock() + begun.round
-        arrays = self._sums.arrays(begun.payload)
-        tag = tag_of(reducer.key, KIND, begun.segment, begun.round)
-        self._write(begun, tag)
-        num_bytes = sum(array.nbytes for array in arrays)
-        operation = reducer.recorder.begin(KIND, round_, round_, line.members, num_bytes)
-        try:
-            works = [line.all_reduce(array) for array in arrays]
-            for work in works:
-                reducer.wait_for(work, operation)
-            shares, scaled = self._read(begun, tag)
-        except (RuntimeError, PeerGoneError, PartreduceError) as error:
-            if self._driver.is_closing:  # no error is made of a run that ends
-                raise UnavailableError(f"the run ended during {operation}") from None
-            raise reducer.failure(operation, error) from None
-        reducer.recorder.end(operation)
-        self._sums.arrived(begun.payload, scaled=scaled)
-        self._driver.finish(begun, shares)
-        self._driver.publish_activity(reducer.heartbeat.doing)
-
-    def _write(self, begun: StartedRound, tag: tuple[int, ...]) -> None:
-        """What this worker tells, in its own place; all others are zero. (workers + 1 + tag,)."""
-        room, numbers = self._sums.room(begun.payload), [0] * self._line.size
-        numbers[self._line.place] = len(begun.share.gradients)
-        room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
-
-    def _read(self, begun: StartedRound, tag: tuple[int, ...]) -> tuple[list[Share], bool]:
-        room, size = self._sums.room(begun.payload), self._line.size
-        if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
-            raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
-        *counts, scaled = map(int, room[: size + 1].tolist())
-        return [Share(begun.round, tuple(range(count))) for count in counts], bool(scaled)
+def read_counts(room: torch.Tensor, tag: tuple[int, ...], round_: int, *, size: int) -> tuple[list[Share], bool]:
+    """What all workers have told in a round, and whether a GradScaler was at work on any."""
+    if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
+        raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
+    *counts, scaled = map(int, room[: size + 1].tolist())
+    return [Share(round_, tuple(range(count))) for count in counts], bool(scaled)
 
 
 CLOSE_SECONDS = 1.0
@@ -129,7 +81,7 @@ class QuorumGradients(Runner):
         everyone, reducer = run.everyone, run.reducer
         self.sums = GradientSums(run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone))
         reducer.heartbeat.unequal = MET
-        self.log = QuorumLog(is_on=reducer.recorder.directory is not None)
+        self.log = EventLog(QuorumEvent, is_on=reducer.recorder.directory is not None)
         machine = Partial(sync, len(everyone))
         self.driver = QuorumDriver(machine, run.rank, self.sums, log=self.log, grace=sync.grace * 1e-6)
         self._line, self._is_concluded = _free_line(reducer.world), False
@@ -140,7 +92,7 @@ class QuorumGradients(Runner):
         mailbox = self._open_mailbox("quorum", self.driver.deliver)  # last: where what follows fails it were open
         self.driver.spread = Spread(mailbox, len(everyone))
         self.on_host = reducer.of((), "quorum", world)
-        self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
+        self._thread = Background(self._run_rounds, name="partreduce-rounds", stop=self.driver.close)
         self._base: int | None = None
         self._settings = 0  # a number that tells with which settings results were applied so far, in order
         self._has_warned = False
@@ -149,6 +101,35 @@ class QuorumGradients(Runner):
         mailbox.start()
         self._thread.start()
         self._open()
+
+    def _run_rounds(self) -> None:
+        """In a thread: take part in the rounds of this worker, strictly one after the other."""
+        try:
+            while (begun := self.driver.begin()) is not None:
+                self._run_round(begun)
+        except BaseException as error:  # noqa: BLE001 - the training raises it
+            self.driver.fail(error)
+
+    def _run_round(self, begun: StartedRound) -> None:
+        reducer, line, round_ = self.on_host, self.communicator, self.base + begun.round
+        arrays, room = self.sums.arrays(begun.payload), self.sums.room(begun.payload)
+        tag = tag_of(reducer.key, KIND, begun.segment, begun.round)
+        write_counts(begun, room, tag, place=line.place, size=line.size)
+        num_bytes = sum(array.nbytes for array in arrays)
+        operation = reducer.recorder.begin(KIND, round_, round_, line.members, num_bytes)
+        try:
+            works = [line.all_reduce(array) for array in arrays]
+            for work in works:
+                reducer.wait_for(work, operation)
+            shares, scaled = read_counts(room, tag, begun.round, size=line.size)
+        except (RuntimeError, PeerGoneError, PartreduceError) as error:
+            if self.driver.is_closing:  # no error is made of a run that ends
+                raise UnavailableError(f"the run ended during {operation}") from None
+            raise reducer.failure(operation, error) from None
+        reducer.recorder.end(operation)
+        self.sums.arrived(begun.payload, scaled=scaled)
+        self.driver.finish(begun, shares)
+        self.driver.publish_activity(reducer.heartbeat.doing)
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
@@ -174,15 +155,19 @@ class QuorumGradients(Runner):
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         self.check_failure()
         self.count_from_here()
-
-        def on_applied(taken: TakenResult) -> None:
-            if apply:
-                self._apply_result(taken, but_last=False)
-            else:
-                self.driver.release(taken.sums)
-            self._synchronize()
-
-        further = self.end_segment(on_applied)
+        driver, further = self.driver, 0
+        driver.end()
+        while not driver.has_ended():
+            self.wait(lambda: driver.may_take() or driver.has_ended())
+            if driver.may_take():
+                taken = driver.take()
+                further += taken.by
+                if apply:
+                    self._apply_result(taken, but_last=False)
+                else:
+                    driver.release(taken.sums)
+                self._synchronize()
+        driver.close_segment()
         if self.sync.keeps_equal:
             self._compare(warns=apply)  # what is dropped was applied by some and not by others
         self._open()
@@ -273,22 +258,10 @@ class QuorumGradients(Runner):
     def close(self, *, failed: bool = False) -> None:
         self.driver.close()
         super().close(failed=failed)
-        self._thread.join(CLOSE_SECONDS)
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_SECONDS)
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
-
-    def end_segment(self, apply: Callable[[TakenResult], None]) -> int:
-        """Take part in the others' rounds until all have come here; the rounds by which that went further."""
-        driver, further = self.driver, 0
-        driver.end()
-        while not driver.has_ended():
-            self.wait(lambda: driver.may_take() or driver.has_ended())
-            if driver.may_take():
-                taken = driver.take()
-                further += taken.by
-                apply(taken)
-        driver.close_segment()
-        return further
 
     def check_failure(self) -> None:
         error = self.driver.error
