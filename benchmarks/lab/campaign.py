@@ -266,13 +266,16 @@ class Campaign:
         return (source, schedule) if schedule is not None and not schedule.strategy.sync.protocol else None
 
     def _rehearse(self, contestant: Contestant) -> None:
-        """Find the contestant's best rate where no rehearsal of its schedule is known."""
+        """Find the contestant's best rate, which lies inside the grid, by what is not known of its schedule yet."""
         found = self._rehearsal(contestant)
-        if self.experiment.rate is not None or found is None or self._by_rate(contestant):
+        if self.experiment.rate is not None or found is None:
             return
-        (target, most), by_rate, begun = REHEARSED[self.setting.task], ByRate(), time.monotonic()
+        (target, most), by_rate, begun = REHEARSED[self.setting.task], dict(self._by_rate(contestant)), time.monotonic()
+        best, tried = best_rate(by_rate), sorted(map(float, by_rate))
+        if tried and best != tried[-1]:
+            return
         self.lab.shape(FAST)
-        for rate in GRID[found[0].grid]:
+        for rate in (rate for rate in GRID[found[0].grid] if f"{rate:g}" not in by_rate):
             fields = {**Lengths(compute=0.0).lengths(), "learning_rate": rate, "limit": REHEARSAL_LIMIT}
             try:
                 for steps in (most // 2, most):
@@ -283,7 +286,7 @@ class Campaign:
             except (RuntimeError, OSError, LabError) as error:
                 self._failed(f"the rehearsal of {found[0].name} at {rate:g}", error)
                 return
-            if best_rate(by_rate) not in (None, rate):
+            if (best_rate(by_rate) or 0.0) > rate:
                 break  # a still smaller rate is slower yet
         _say(f"rehearsed {self.setting.task} {found[0].name:32} {by_rate}  {time.monotonic() - begun:.0f} s")
         key = rates_key(*found)

@@ -88,7 +88,7 @@ class StepLengths:
         return float(self._times.step_seconds(self._count, step, rng)[0, self._rank])
 
 
-GRID = {"workers": (0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
+GRID = {"workers": (1.6, 0.8, 0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
 """Learning rates that contestants are rehearsed at, the largest first; the server applies all workers' steps to one
 model, hence its own."""
 
