@@ -30,6 +30,7 @@ from .events import KeptGap
 from .refusal import Work
 from .rounds import NONE
 from .schedule import Numbers, Schedule, keeps_something
+from .traffic import most_neighbors
 
 MAX_PAIRS = 256
 """Workers up to which the gap of every two of them is stated."""
@@ -96,12 +97,9 @@ def staleness(schedule: Schedule, work: Work) -> Numbers:
 def memory(schedule: Schedule, work: Work) -> Numbers:
     """`places`, `connections`."""
     places = [0] * schedule.num_workers
-    neighbors: list[set[int]] = [set() for _ in places]
-    for (u, v), (ahead, _) in _bounds(schedule, work).items():
+    for (_, v), (ahead, _) in _bounds(schedule, work).items():
         places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1
-        neighbors[u].add(v)
-        neighbors[v].add(u)
-    return {"places": max(places), "connections": max(map(len, neighbors))}
+    return {"places": max(places), "connections": most_neighbors(schedule.rounds)}
 
 
 def _setting(schedule: Schedule) -> KeptGap:

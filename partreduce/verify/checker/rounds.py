@@ -31,8 +31,6 @@ from .schedule import PLAIN, Numbers, Schedule, keeps_something
 
 NONE = -1
 """There is no bound."""
-Families = list[set[int]]
-"""For every local rank sets of digits, as bits of an integer."""
 
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
@@ -107,7 +105,7 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
                 blocks[member].append((t, index))
     alike = {tuple(shared): rank for rank, shared in enumerate(blocks)}
     for rank in alike.values():
-        families: Families = [{0} if other == rank else set() for other in range(size)]
+        families: list[set[int]] = [{0} if other == rank else set() for other in range(size)]  # digits as bits
         number = quiet = 0
         while not all(full in family for family in families):
             changed = False
@@ -136,12 +134,11 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
     for it.
 
     A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
-    several that it issues in one order (layers of a gradient, buckets of a model, stages of a sum), and hand some to a
-    thread that carries them out in that order on separate communicators. *The theorem still holds* if no worker waits
-    for an operation before it was issued, and all members issue in the same order: let the ticks be the places in the
-    order of issue. What a member waits for, by itself or in a thread, before it comes to the operation with the
-    smallest unfinished tick carries a smaller tick, and is finished. So it comes to that operation, in either thread;
-    what follows is on other communicators or waits behind it; and it completes.
+    several (layers of a gradient, buckets of a model, stages of a sum), and hand some to a thread that carries them out
+    in order on separate communicators. *The theorem still holds* if no worker waits for an operation before it was
+    issued, and all members issue in the same order: let the ticks be the places in the order of issue. What a member
+    waits for, in either thread, before the operation with the smallest unfinished tick is finished, and what follows is
+    on other communicators or waits behind it.
 
     The ticks here are canonical: 1 + the largest tick that a member had before. All groups of a block of a rule get the
     tick of the block, since a worker is in at most one of them. Period q adds q times `height`, the largest tick. The
@@ -151,12 +148,9 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
     1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
     rounds before, so its neighbors enter the same round, and what they send to one another arrives.
 
-    *The end:* if every worker carries out the same number of rounds, then every operation has all its members, and by
-    the same argument the last ones complete too.
-
     *Assumed of the program:* each worker issues the operations of its rounds in order (late averages too), members meet
     by round number (so steps per round do not matter), all cut and number those of a round in the same way, and all
-    carry out the same number of rounds.
+    carry out the same number of rounds, so that every operation has all its members.
     Numbers: `height`: the largest tick of a period; that ticks can be computed is the proof.
     """
     if schedule.form == "graph":
@@ -177,9 +171,8 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
 def end(schedule: Schedule, work: Work) -> Numbers:
     """`end`, by the rules of rounds: a finite run ends for all after the same round; no worker waits for one that left.
 
-    *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete: they are a
-    beginning of those of an endless run, each has all its members, and the argument of `deadlock-free` never looks
-    beyond the operation with the smallest tick.
+    *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete: each has
+    all its members, and the argument of `deadlock-free` never looks beyond the operation with the smallest tick.
 
     *Theorem 2, data dealt by steps_per_round.* A round of all workers takes `steps` batches, of which worker i takes
     its steps_per_round. So N batches are N div `steps` rounds for everybody, whatever the speeds; the rest is left out.
