@@ -116,10 +116,22 @@ That survivors reach consensus is `survives`: of the claim `consensus` it does n
 
 
 def check(certificate: object, schedule: Schedule) -> Iterator[str]:
-    """The name of each claim of a parsed certificate, once it is seen to hold for the schedule.
+    """Confirm a certificate claim by claim.
 
-    The certificate must name the schedule's own hash, and no claim stands twice. Groups are seen to be disjoint first,
-    because without that there is no mixing matrix to speak about.
+    A claim that is yielded is proved of the averages that the schedule describes, from the file alone; ASSUMED has what
+    else it supposes. The certificate names the schedule's own hash, and no claim stands twice. Groups are seen to be
+    disjoint first: without that there is no mixing matrix to speak about.
+
+    Args:
+        certificate: the parsed JSON, of the form that `partreduce verify` writes.
+        schedule: what `read_schedule` gives.
+
+    Yields:
+        The name of each claim, without its method, once it is seen to hold.
+
+    Raises:
+        Refusal: status 65 if the certificate has another form, or a check would take too long; 1 if it is of another
+            schedule, if two groups of a phase share a worker, or at the first entry that does not hold.
     """
     hold([certificate], CERTIFICATE, "certificate")
     document: Any = certificate
@@ -149,7 +161,13 @@ MAX_WORK = 10**9
 
 
 class Fact(NamedTuple):
-    """`numbers` are those of its file, None where they cost too much; `follows`: from the rules, not from the file."""
+    """What is stated of a schedule without a certificate.
+
+    Attributes:
+        name: what is stated; the file that FACTS names has the theorem.
+        numbers: by their names, exact: integers, or fractions as text; None where computing them would take too long.
+        follows: whether it holds of every program that obeys the protocol's rules, and not by the file alone.
+    """
 
     name: str
     numbers: Numbers | None
@@ -213,7 +231,17 @@ def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None
 
 
 def facts(schedule: Schedule) -> Iterator[Fact]:
-    """Everything that can be stated of a schedule."""
+    """State everything that can be stated of a schedule without a certificate.
+
+    Args:
+        schedule: what `read_schedule` gives.
+
+    Yields:
+        One fact after the other, in the order of FACTS.
+
+    Raises:
+        Refusal: status 1 if two groups of a phase share a worker.
+    """
     groups.confirm_disjoint(schedule)
     if schedule.phases:
         yield Fact("conflict-free", {}, follows=False)

@@ -8,10 +8,9 @@ group)/steps_per_round. Shared outer steps, and merging late, change differences
 averaged at the end of their round. The consensus distance is the mean over all instants of a period of ‖x − mean‖²/n,
 in the steady state.
 
-**Classes.** As in `period.py` a rule is a G × G matrix on each class of characters, and steps have unit variance on
-every character. So the distance is the sum over classes, each times its number of characters. Let Q = I − J on the
-class that holds the mean, and Q = I on others. Rows of W sum to 1, so Q·W = Q·W·Q: what is off the mean after a round
-depends on what was off the mean before, and the mean may be taken out at the end of a period.
+**Classes** (`period.py`). Steps have unit variance on every character, so the distance is the sum over classes, each
+times its number of characters. Let Q = I − J on the class that holds the mean, and Q = I on others. Rows of W sum to 1,
+so Q·W = Q·W·Q: the mean may be taken out at the end of a period.
 
 **No phase lengthens.** Groups with 0 ≤ relaxation ≤ 2 have the eigenvalues 1 and 1 − relaxation. A matrix without
 negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase.

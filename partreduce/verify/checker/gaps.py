@@ -1,6 +1,7 @@
 """Workers that keep a gap, by the rules of Hop: how far apart they are, what waits, and what a reduce averages.
 
-The needs of events.py are the rules; the theorems stand there. A worker is in a round from the instant it enters it.
+The needs of events.py are the rules that the program is assumed to obey; the theorems stand there. A worker is in a
+round from the instant it enters it.
 
 * `deadlock-free`: no worker waits for ever.
 * `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
@@ -17,8 +18,6 @@ The needs of events.py are the rules; the theorems stand there. A worker is in a
 * `memory`: the most `places` for payloads that one worker has for all its in-neighbors, and its `connections`. An
   in-neighbor has as many places as updates of it can wait; under staleness one, because a newer update takes the place
   of an older one, and no reduce asks for any but the newest. Models in flight are not counted.
-
-*Assumed of the program:* it obeys the needs of events.py.
 """
 
 from __future__ import annotations

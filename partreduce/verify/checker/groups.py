@@ -62,12 +62,10 @@ EVALUATED = 2**20
 def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """Claim `membership`, for rules: the function that a worker evaluates at run time finds the group of its block.
 
-    *What this check confirms:* `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest
-    member of its group and the relaxation, or `-` if it skips. Workers of one answer are a group, so all answers tell
-    the groups, and the check computes these from the digits itself: other groups, anywhere, have another hash. Where
-    all answers together are long not every worker is asked, and there is no such claim. *It assumes* that it was the
-    installed function that was asked, and that each of its groups holds the workers of one answer.
-    Numbers: `answers`, the hash of all of them.
+    `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest member of its group and the
+    relaxation, or `-` if it skips. Workers of one answer are a group, so other groups, anywhere, have another hash.
+    Where all answers together are long not every worker is asked, and there is no such claim. *Assumed:* it was the
+    installed function that was asked, and each of its groups holds the workers of one answer.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
     num_nodes, members = prod(schedule.radices), 0  # a worker that skips is one member of its answer

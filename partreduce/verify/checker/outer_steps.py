@@ -12,12 +12,9 @@ momentum alone; let Π take out the mean of the outer parameters, so that Π·M 
 gives V(Mz) ≤ c²·V(z), so ‖z‖² ≤ V(z) falls below every bound: outer parameters come to agree, and momenta to rest, by a
 factor of at most c a period in the norm √V.
 
-**Rules.** As in `period.py` M splits over the classes of characters into matrices of size 2G: on a class a block takes
-the mean over its local ranks, or zero. Only the class of the empty set holds the mean. `weights` lists P for every
-class, in the order of `period.classes`.
+**Rules.** M splits over the classes of characters into matrices of size 2G (`period.py`), and each has its own P.
 
-*The check is sound because* it computes M itself, in integers, and P may come from anywhere. It says nothing of where
-gradients take the models.
+No statement is made about gradients.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`squared` (c²), `weights`: for each class the lower triangle of P by rows, in whole numbers."""
+    """`squared` (c²), `weights`: for each of `period.classes` the lower triangle of P by rows, in whole numbers."""
     work = Work(place)
     squared = as_fraction(entry["squared"], f"{place}.squared")
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")

@@ -203,12 +203,11 @@ def end(schedule: Schedule, work: Work) -> Numbers:
 def staleness(schedule: Schedule, work: Work) -> Numbers | None:
     """`staleness`, by the rules of rounds: how old what a worker averages can be, in rounds and in steps.
 
-    *Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round:
-    nothing is missing. A late average is one of the parameters with which the round began: it lacks the newest `late` =
-    1 rounds of its worker, at most `steps` steps. So does one that begins inside its round, of fragments in turn or
-    some steps before the end; one that begins before its round, as fragments do that are late by more steps than lie
-    before the first turn, lacks steps of two: there `late` is 2. A pipeline averages gradients taken `late` steps
-    before.
+    *Directly.* A synchronous average has all steps of its round. A late one is of the parameters with which the round
+    began: it lacks the newest `late` = 1 rounds of its worker, at most `steps` steps. So does one that begins inside
+    its round, of fragments in turn or some steps before the end; one that begins before its round, as fragments do that
+    are late by more steps than lie before the first turn, lacks steps of two: there `late` is 2. A pipeline averages
+    gradients taken `late` steps before.
 
     *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
     the end of their round r, with a positive weight. For let any R = `reach` successive rounds lead from everybody to
@@ -329,8 +328,7 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     parameters, momentum and mean.
 
     *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
-    data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no
-    fragment, or in two.
+    data ended in every turn), and each parameter is in one fragment.
     Numbers: `fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups.
     """
     if not schedule.takes_turns:
@@ -349,9 +347,8 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
 
     **Gradients** (`of` = "gradients"). Each round is one step of every worker, and averages the gradients of all of
     them, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
-    after every step. For they start so; in each step all apply the same bits or none (the queues of a pipeline hold the
-    same averages in the same order) at the same learning rate; and an update that is a function of parameters, state
-    and gradient makes equal out of equal. So do the updates that drain a pipeline, or their absence.
+    after every step. For they start so, and in each step, of a pipeline that is drained too, all apply the same bits or
+    none at the same learning rate: an update is a function of parameters, state and gradient.
 
     **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
     workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
@@ -360,10 +357,9 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     rounds, and after steps, parameters may differ; so may optimizer state, always. Fragments in turn are not
     covered. The rounds of the prologue are such averages as well.
 
-    Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring as in the
-    hierarchical form; with a codec of blocks a part is summed by one member, rounded once, and its bytes go to all: the
-    member that made the sum decodes its own bytes too. In 16 bits the finished sum is a 16-bit number, which all widen
-    in the same way.
+    Why all take the same bits. A sum is made once for each part of the array and copied to all; with a codec of blocks
+    a part is summed by one member, rounded once, and all decode its bytes, that member too. In 16 bits the finished sum
+    is a 16-bit number, which all widen in the same way.
 
     *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a
     deterministic optimizer that is set up in the same way on all workers. What is not averaged, such as buffers,

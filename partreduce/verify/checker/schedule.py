@@ -280,7 +280,17 @@ def keeps_something(edges: Sequence[Edge]) -> bool:
 
 
 def read_schedule(document: object) -> Schedule:
-    """Read a parsed document."""
+    """Read a parsed schedule file of kind `static`, `allreduce` or `neighbor` in canonical form.
+
+    Args:
+        document: the parsed JSON, of which every list and object is only read.
+
+    Returns:
+        The schedule with its hash; all that proofs suppose of its members holds.
+
+    Raises:
+        Refusal: status 65 if the file is not of this form, or a premise does not hold.
+    """
     given = document.get("strategy") if isinstance(document, dict) else None
     kind = given.get("kind") if isinstance(given, dict) else "static"
     as_choice(kind, "strategy.kind", ("static", "neighbor", "allreduce"))  # of no other kind are the groups known

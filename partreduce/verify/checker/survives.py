@@ -60,9 +60,8 @@ all cells of the group have in common, the ways to choose the digits outside D. 
 product with sizes as weights averages are projections as ever, so the argument about connection holds for cells, and ‖P
 − J‖₂² ≤ c² on them is seen by pivots.
 
-**Answers.** `answers` is the SHA-256 of what the survivors of every such failure run: for each failure, smaller ones
-first and then in order, last those of nodes with more workers, for each phase and survivor the smallest member of its
-group and the relaxation, or `-`. Where there may be over 2²⁰ lines not every failure is asked about, and it is empty.
+**Answers.** `answers` is the SHA-256 of what survivors answer as in `membership`, after each such failure: smaller ones
+first and then in order, last those of nodes with more workers. Where there may be over 2²⁰ lines it is empty.
 
 Rounds continue in order after a failure, so `deadlock-free` holds of survivors as of all.
 """
@@ -289,7 +288,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """`sizes`: workers of a cell; a group of `phases` is (cells, relaxation); `free`: digits with other functions."""
+    """`sizes`: workers of each cell; a group of `phases` is (cells, relaxation); `free`: the free digits."""
 
     sizes: list[int]
     phases: list[list[tuple[list[int], Fraction]]]
@@ -297,7 +296,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]], work: Work) -> Cells:
-    """The survivors by the values of digits that differ here, in the order of ranks; of listed groups one a cell."""
+    """The cells of the survivors, in the order of ranks; each worker of listed groups is one."""
     size, radices = schedule.width, schedule.radices
     left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
     choices = with_another(used, radices)
@@ -332,7 +331,7 @@ def _groups_of_cells(
 
 
 def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> None:  # noqa: ANN401 - of hashlib
-    """Hash for each phase and survivor the smallest member of its group and the relaxation, or `-`."""
+    """Hash the answers of all survivors in every phase (`groups.check_membership`)."""
     left = runs.num_workers - len(missing)
     for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
         home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
@@ -340,7 +339,7 @@ def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> Non
 
 
 def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
-    """That of what survivors of every failure answer, empty where there are too many."""
+    """The `answers` of a plan."""
     n = schedule.num_workers
     count = schedule.num_nodes + sum(comb(n, failed) for failed in range(1, plan.failures + 1))
     if count * n * schedule.period > ASKED:

@@ -8,11 +8,9 @@ if p < R mod P. Both numbers do not grow with h: so the first host has the most 
 `table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
 of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
 where their row numbers have room in the one before, which hangs on what all members received there. *Theorem.* No
-worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order and each of
-them is the same list of operations; number them all as they come. An operation has the same number at all its members,
-and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one number are
-disjoint, being nodes; a worker that is alone on its node has no operation there, which takes none away from anybody.
-They travel on communicators that nothing else uses.
+worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order, each of them
+the same list of operations on communicators that nothing else uses. Their places in it are ticks as `deadlock-free`
+asks for them; a worker that is alone on its node has no operation there, which takes none away from anybody.
 
 `nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
 lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no

@@ -39,7 +39,6 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
 
     *Not counted:* what is allocated inside an operation (a codec's codes are up to half of what they code), two more
     communicators of a group that the algorithm `hierarchical` fits, activations, gradients and optimizer state.
-    Numbers: `groups`, `connections`, `splits`, `arrays`.
     """
     transport = schedule.transport
     sums = schedule.lag + 1 if schedule.pipeline else 1
