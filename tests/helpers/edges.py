@@ -508,6 +508,9 @@ EDGES = [
         labels(0, [2, 2], [0, 2, 0, 2]), '.labels is "\\u2026"; expected a different label for every worker'),
     aside(EXACT, "a label for every worker", groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3]),
         labels(0, [2, 2], [0, 2, 1]), "a different label"),
+    *(aside(EXACT, f"labels {case}", groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3]),
+        labels(0, [2, 2], [label + shift for label in (0, 2, 1, 3)]), "a different label")
+      for case, shift in (("up to n - 1", 1), ("from 0 on", -1))),
     aside(EXACT, "radices multiply to n", groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3]),
         labels(0, [2], [0, 2, 1, 3]), "product n"),
     Edge(EXACT, "as many groups as there are settings of the others",

@@ -74,7 +74,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "consensus/trees": Claim(consensus.check_by_trees, {"trees": _lists(TRIPLES)}),
     "consensus/graph": Claim(consensus.check_by_graph, {"root": NUMBER, "tree": TRIPLES}, MATRICES | {"lossy gap"}),
-    "consensus/power": Claim(consensus.check_by_power, SQUARED | {"periods": _integers(1, 1000)}),
+    "consensus/power": Claim(consensus.check_by_pivots, SQUARED | {"periods": _integers(1, 1000)}),
     "contraction/pivots": Claim(consensus.check_by_pivots, SQUARED),
     "contraction/factor": Claim(consensus.check_listed, SQUARED),
     "contraction/norms": Claim(consensus.check_listed, SQUARED),

@@ -69,8 +69,8 @@ from fractions import Fraction
 from math import prod
 from typing import Any
 
-from . import linear_algebra
-from .period import averages_on_class, classes, confirm_norm, distance_from_mean
+from .linear_algebra import confirm_norm, confirm_norm_by_pivots
+from .period import MAX_SIZE, averages_on_class, classes, distance_from_mean
 from .refusal import Work, confirm, require
 from .schedule import Schedule, keeps_something
 from .strict_json import as_fraction
@@ -167,15 +167,15 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
         reached.add(target)
 
 
-def check_by_power(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`periods` (k), `squared` (a bound on ‖Pᵏ − J‖₂², below 1)."""
-    squared = confirm_norm(schedule, entry, entry["periods"], place)
-    confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
-
-
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`squared` (c²)."""
-    confirm_norm(schedule, entry, 1, place)
+    """Methods `pivots` and `power`: `squared`, a bound on ‖Pᵏ − J‖₂²; of a power `periods` (k), and a bound below 1."""
+    work, at = Work(place), f"{place}.squared"
+    squared, listed = as_fraction(entry["squared"], at), classes(schedule, place)
+    require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
+    for digits in listed:
+        off_mean = distance_from_mean(schedule, digits, entry.get("periods", 1), work)
+        confirm_norm_by_pivots(squared, off_mean, [1] * schedule.width, at, work)
+    confirm(squared < 1 or "periods" not in entry, at, entry["squared"], "below 1")
 
 
 def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -186,7 +186,7 @@ def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     squared = as_fraction(entry["squared"], at)
     rows, scale = distance_from_mean(schedule, (), 1, work)
     if method == "factor":
-        linear_algebra.confirm_norm(squared, rows, scale, at, work)
+        confirm_norm(squared, rows, scale, at, work)
     else:
         largest = [max(sum(map(abs, line)) for line in lines) for lines in (rows, zip(*rows, strict=True))]
         product = Fraction(prod(largest), scale * scale)

@@ -21,12 +21,10 @@ from fractions import Fraction
 from functools import partial
 from itertools import chain, combinations, repeat
 from math import ceil, lcm, prod
-from typing import Any
 
-from .linear_algebra import IntegerMatrix, confirm_norm_by_pivots
+from .linear_algebra import IntegerMatrix
 from .refusal import Work, require
 from .schedule import Average, Edge, Schedule
-from .strict_json import as_fraction
 
 MAX_DIGITS = 12
 """Rules may have so many digits: 4,096 classes."""
@@ -153,15 +151,3 @@ def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> Rational:
         trio = zip(result[target], rows[source], rows[target], strict=True)
         result[target] = [entry + share * (theirs - mine) for entry, theirs, mine in trio]
     return result, factor
-
-
-def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, place: str) -> Fraction:
-    """Confirm ‖Pᵏ − J‖₂² ≤ `squared` by the pivots of c²·I − MᵀM on every class; returns `squared`."""
-    squared = as_fraction(entry["squared"], f"{place}.squared")
-    listed = classes(schedule, place)
-    require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
-    work = Work(place)
-    for digits in listed:
-        off_mean = distance_from_mean(schedule, digits, num_periods, work)
-        confirm_norm_by_pivots(squared, off_mean, [1] * schedule.width, f"{place}.squared", work)
-    return squared
