@@ -83,7 +83,7 @@ MAX_ROWS = 1024
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`trees`: for explicit groups one; for rules one for the class of the empty set, and one for each digit."""
+    """Claim `consensus`: one tree of explicit groups; of rules one for the empty set of digits, and one a digit."""
     confirm(
         schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
     )
@@ -95,7 +95,7 @@ def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def lengthens_nothing(schedule: Schedule) -> bool:
-    """Whether no group lengthens a vector off the mean, and none swaps two values."""
+    """Whether 0 ≤ t < 2 in every group: none lengthens a vector, and none swaps two values."""
     return all(0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes)
 
 
@@ -145,7 +145,7 @@ class Components:
 
 
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`root`, and `tree`: n − 1 edges [round, source, target], each from a reached worker to a new one."""
+    """Claim `consensus`: from `root` n − 1 edges [round, source, target], each from a reached worker to a new one."""
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
     confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")
@@ -168,7 +168,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Methods `pivots` and `power`: `squared`, a bound on ‖Pᵏ − J‖₂²; of a power `periods` (k), and a bound below 1."""
+    """Claims `contraction`, `squared` ≥ ‖P − J‖₂², and `consensus` by a `power`, ‖Pᵏ − J‖₂² ≤ `squared` < 1."""
     work, at = Work(place), f"{place}.squared"
     squared, listed = as_fraction(entry["squared"], at), classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
@@ -179,7 +179,7 @@ def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> No
 
 
 def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `contraction` by methods `factor` and `norms`: `squared` (c²)."""
+    """Claim `contraction` of what is listed, by methods `factor` and `norms`: ‖P − J‖₂² ≤ `squared`."""
     work, at, method = Work(place), f"{place}.squared", entry["method"]
     confirm(schedule.form != "rule", place, method, "pivots on the classes of a rule")
     require(method == "norms" or schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
@@ -194,7 +194,7 @@ def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others
-    """Nothing besides: the product is made again."""
+    """Claim `exact-consensus`: P = J, multiplied out."""
     work = Work(place)
     for digits in classes(schedule, place):
         rows, _ = distance_from_mean(schedule, digits, 1, work)
@@ -202,7 +202,7 @@ def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`first` (a phase), `radices`, `labels` (one for each worker)."""
+    """Claim `exact-consensus`: phases from `first` on average along the digits of the `labels` to these `radices`."""
     n, labels, radices, first = schedule.num_workers, entry["labels"], entry["radices"], entry["first"]
     confirm(schedule.form == "groups" and len(radices) < 32 and prod(radices) == n, place, radices, "product n")
     confirm(0 <= first <= schedule.period - len(radices), f"{place}.first", first, "a window inside the period")

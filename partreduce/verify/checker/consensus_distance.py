@@ -137,7 +137,7 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`at_most`, `bits` (the X of the class c is covariance[c] / 2^bits), `covariance` (lower triangles by rows)."""
+    """The distance is `at_most` so much: the X of class c is `covariance`[c] / 2^`bits`, a lower triangle by rows."""
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)

@@ -32,7 +32,7 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`squared` (c²), `weights`: for each of `period.classes` the lower triangle of P by rows, in whole numbers."""
+    """A period shortens V by c², `squared` < 1; `weights` has the lower triangle of P by rows for each class."""
     work = Work(place)
     squared = as_fraction(entry["squared"], f"{place}.squared")
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")

@@ -35,10 +35,13 @@ NONE = -1
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
     """R, over all rounds of the period in which it can begin; None where some workers never meet."""
-    find = _of_rule if schedule.form == "rule" else _of_all
-    found = 0
+    found, n = 0, schedule.num_workers
     for start in range(schedule.period):
-        rounds = find(schedule, start, work)
+        if schedule.form == "rule":
+            rounds = _of_rule(schedule, start, work)
+        else:
+            after = enumerate(reached_sets(schedule, start, work), 1)
+            rounds = next((number for number, sets in after if all(bits.bit_count() == n for bits in sets)), None)
         if rounds is None:
             return None
         found = max(found, rounds)
@@ -78,13 +81,6 @@ def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[in
         if quiet >= period:
             return
         yield arrived
-
-
-def _of_all(schedule: Schedule, start: int, work: Work) -> int | None:
-    for number, arrived in enumerate(reached_sets(schedule, start, work), 1):
-        if all(bits.bit_count() == schedule.num_workers for bits in arrived):
-            return number
-    return None
 
 
 def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:

@@ -224,9 +224,8 @@ def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[F
             if further < 0 and left + size < n:
                 break
             whole = range(left, n)
-            for missing in (
-                Symmetries.of(on_nodes(schedule, left // size), work).classes(max(0, further), work).values()
-            ):
+            symmetries = Symmetries.of(on_nodes(schedule, left // size), work)
+            for missing in symmetries.classes(max(0, further), work).values():
                 if size not in Counter(worker // size for worker in missing).values():
                     found.append((*missing, *whole))
     return sorted(filter(None, found), key=lambda failed: (len(failed), failed))
@@ -351,7 +350,7 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`failures`, `classes` (a failure and a bound for each, in order), `answers` (a hash, or empty)."""
+    """Claim `survives`: `failures`, `classes` (a failure and a bound for each, in order), `answers`."""
     work, plan = Work(place), schedule.failure_plan
     if plan is None:
         confirm(False, place, "survives", "a schedule with a failure plan")
