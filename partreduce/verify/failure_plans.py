@@ -21,10 +21,18 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some, upper
 from partreduce.verify.checker.consensus import lengthens_nothing
-from partreduce.verify.checker.failure_classes import ASKED, Cells, cells_of, classes_of_plan, runs_after, values_on
 from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE, classes
 from partreduce.verify.checker.refusal import TooLarge, Work
-from partreduce.verify.checker.survives import Confirmed, parts_left
+from partreduce.verify.checker.survives import (
+    ASKED,
+    Cells,
+    Confirmed,
+    cells_of,
+    classes_of_plan,
+    parts_left,
+    runs_after,
+    values_on,
+)
 from partreduce.verify.contraction import candidates, least_square
 from partreduce.verify.facts import ScheduleFacts, fact
 
@@ -39,7 +47,7 @@ def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
     """Return one failure of each class that the plan covers, smaller ones first.
 
     Raises:
-        TooLarge: more than `failure_classes.MAX_CLASSES` classes, or too many workers.
+        TooLarge: more than `survives.MAX_CLASSES` classes, or too many workers.
     """
     read = ScheduleFacts(schedule).read
     return classes_of_plan(read, read.failure_plan, Work(NAME))

@@ -19,9 +19,9 @@ from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Codec, Gro
 from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
-from partreduce.verify.checker import failure_classes
-from partreduce.verify.checker.failure_classes import Symmetries
+from partreduce.verify.checker import survives
 from partreduce.verify.checker.refusal import Work
+from partreduce.verify.checker.survives import Symmetries
 
 WORKERS = 2
 
@@ -236,8 +236,8 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
     assert read.sha256 == schedule_sha256(schedule)
     failures = all_failures(schedule, plan.failures)
     assert sorted(planned_failures(schedule, plan)) == failures
-    nodes = failure_classes.all_nodes(read)
-    assert sorted(failure_classes.all_failures(read.num_workers, nodes, plan.failures)) == failures
+    nodes = survives.all_nodes(read)
+    assert sorted(survives.all_failures(read.num_workers, nodes, plan.failures)) == failures
     for failed in failures:
         assert plan.covers(cluster, failed)
         left = [worker for worker in range(schedule.num_workers) if worker not in failed]
@@ -246,10 +246,10 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
         of_program = [
             {(group.members, str(group.relaxation)) for group in phase} for phase in map(runs.phase, range(runs.period))
         ]
-        found, missing = failure_classes.runs_after(read, read.failure_plan, failed)
+        found, missing = survives.runs_after(read, read.failure_plan, failed)
         of_checker = [
             {(tuple(members), str(relaxation)) for members, relaxation in phase}
-            for phase in failure_classes.cells_of(found, missing, list(map(range, found.radices)), Work("it")).phases
+            for phase in survives.cells_of(found, missing, list(map(range, found.radices)), Work("it")).phases
         ]
         assert of_checker == of_program
         if rule is not REAPPLY or len({worker // (cluster.workers_per_node or 1) for worker in left}) == (

@@ -5,17 +5,18 @@
 It needs this folder, which may be copied and renamed, and Python 3.11; it imports nothing of the prover, which takes
 the numbers of facts and the classes of failures from it, and computes with integers and fractions only. Read it in this
 order; every theorem stands above the lines that rest on it. All suppose that groups are disjoint, which is seen first.
+Every check computes groups, matrices and their classes from the schedule itself: what an entry holds besides, a
+witness, may come from anywhere.
 
 1. What is asked. `refusal.py`: the two ways to say no, and the budget of work. `strict_json.py`: reading files
-   strictly. `schema.py`: the JSON Schema that lies here, and its interpreter. `schedule.py`: what a schedule says, its
-   hash, and what proofs suppose of its members together. `claims.py`: every claim and fact by its name. `program.py`:
-   the command line.
+   strictly. `schema.py`: the form of both files. `schedule.py`: what a schedule says, its hash, and what proofs suppose
+   of its members together. `claims.py`: every claim and fact by its name. `program.py`: the command line.
 2. Averages as matrices. `groups.py`: groups are disjoint, workers find their own, rows and columns sum to 1.
    `period.py`: a period as a matrix, and why a rule of any size is a few small ones. `linear_algebra.py`: a matrix is
    positive semidefinite. `consensus.py`: all come to one value, by what factor, and when to the mean exactly.
    `consensus_distance.py`: how far apart steps keep workers. `outer_steps.py`: outer parameters of each worker's own.
-3. Failures. `failure_classes.py`: what survivors run, and which failures are equivalent. `survives.py`: they agree, by
-   what factor, and how far a failure moves the mean.
+3. Failures. `survives.py`: which failures are equivalent, what survivors run, by what factor they come to agree, and
+   how far a failure moves the mean.
 4. Who waits for whom. `rounds.py`: after how many rounds all workers have met, no worker waits for ever, how old
    averages are, and what is equal. `events.py`: workers that keep a gap. `gaps.py`: how far apart they are.
    `quorum.py`: rounds that start when enough workers have come.

@@ -26,35 +26,72 @@ from . import (
 )
 from .refusal import TooLarge, Work, confirm, confirm_equal, require
 from .schedule import Mode, Numbers, Schedule
-from .strict_json import as_choice, as_list, as_object
-
-FORMAT = "partreduce.certificate"
+from .schema import Schema, hold
 
 MATRICES: frozenset[Mode] = frozenset({"rounds", "gap"})
 """The matrices of a period are known, applied one after the other, and what workers add between two averagings."""
 
 
 class Claim(NamedTuple):
-    """The check of one kind of claim, the members that its entry has, and of what it can be claimed at all."""
+    """The check of one kind of claim, the schemas of its entry's members, and of what it can be claimed at all."""
 
     check: Callable[[Schedule, dict[str, Any], str], None]
-    members: tuple[str, ...]
+    members: dict[str, Schema]
     modes: frozenset[Mode] = MATRICES
 
 
+def _integers(low: int, high: int) -> Schema:
+    return {"type": "integer", "minimum": low, "maximum": high}
+
+
+def _lists(items: Schema, **lengths: int) -> Schema:
+    return {"type": "array", "items": items, **lengths}
+
+
+def _objects(**members: Schema) -> Schema:
+    return {"type": "object", "properties": members, "required": [name for name in members if name != "method"]}
+
+
+TEXT: Schema = {"type": "string"}
+SQUARED: dict[str, Schema] = {"squared": TEXT}
+NUMBER = _integers(-1, 2**31)
+"""A worker, a phase, a digit, a label; -1 of a tree is its vertex 0. The checks ask for what there is."""
+TRIPLES = _lists(_lists(NUMBER, minItems=3, maxItems=3))
+CERTIFICATE = _objects(
+    format={"const": "partreduce.certificate"},
+    version={"const": 1},
+    schedule_sha256=TEXT,
+    num_workers=NUMBER,
+    period=NUMBER,
+    claims={"type": "array"},
+)
 CLAIMS: dict[str, Claim] = {
-    "membership": Claim(groups.check_membership, ("answers",), MATRICES | {"own outer parameters"}),
-    "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own outer parameters"})),
-    "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
-    "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), MATRICES | {"lossy gap"}),
-    "consensus/power": Claim(consensus.check_by_power, ("periods", "squared")),
-    "contraction/pivots": Claim(consensus.check_by_pivots, ("squared",)),
-    "contraction/factor": Claim(consensus.check_by_factor, ("squared",)),
-    "contraction/norms": Claim(consensus.check_by_norms, ("squared",)),
-    "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance")),
-    "exact-consensus/product": Claim(consensus.check_by_product, ()),
-    "exact-consensus/labels": Claim(consensus.check_by_labels, ("first", "radices", "labels")),
-    "survives": Claim(survives.check, ("failures", "classes", "answers"), frozenset({"rounds"})),
+    "membership": Claim(groups.check_membership, {"answers": TEXT}, MATRICES | {"own outer parameters"}),
+    "outer-consensus": Claim(
+        outer_steps.check,
+        SQUARED | {"weights": _lists(_lists(_integers(-(2**64), 2**64 - 1)))},
+        frozenset({"own outer parameters"}),
+    ),
+    "consensus/trees": Claim(consensus.check_by_trees, {"trees": _lists(TRIPLES)}),
+    "consensus/graph": Claim(consensus.check_by_graph, {"root": NUMBER, "tree": TRIPLES}, MATRICES | {"lossy gap"}),
+    "consensus/power": Claim(consensus.check_by_pivots, SQUARED | {"periods": _integers(1, 1000)}),
+    "contraction/pivots": Claim(consensus.check_by_pivots, SQUARED),
+    "contraction/factor": Claim(consensus.check_listed, SQUARED),
+    "contraction/norms": Claim(consensus.check_listed, SQUARED),
+    "consensus-distance": Claim(
+        consensus_distance.check,
+        {"at_most": TEXT, "bits": _integers(0, 64), "covariance": _lists(_lists(_integers(-(2**96), 2**96 - 1)))},
+    ),
+    "exact-consensus/product": Claim(consensus.check_by_product, {}),
+    "exact-consensus/labels": Claim(
+        consensus.check_by_labels,
+        {"first": NUMBER, "radices": _lists(_integers(2, 2**31)), "labels": _lists(NUMBER)},
+    ),
+    "survives": Claim(
+        survives.check,
+        {"failures": NUMBER, "classes": _lists(_objects(failed=_lists(NUMBER), **SQUARED)), "answers": TEXT},
+        frozenset({"rounds"}),
+    ),
 }
 """Every claim by its name, or its name and method."""
 
@@ -79,32 +116,39 @@ That survivors reach consensus is `survives`: of the claim `consensus` it does n
 
 
 def check(certificate: object, schedule: Schedule) -> Iterator[str]:
-    """The name of each claim of a parsed certificate, once it is seen to hold for the schedule.
+    """Confirm a certificate claim by claim.
 
-    The certificate must name the schedule's own hash, and no claim stands twice. Groups are seen to be disjoint first,
-    because without that there is no mixing matrix to speak about.
+    A claim that is yielded is proved of the averages that the schedule describes, from the file alone; ASSUMED has what
+    else it supposes. The certificate names the schedule's own hash, and no claim stands twice. Groups are seen to be
+    disjoint first: without that there is no mixing matrix to speak about.
+
+    Args:
+        certificate: the parsed JSON, of the form that `partreduce verify` writes.
+        schedule: what `read_schedule` gives.
+
+    Yields:
+        The name of each claim, without its method, once it is seen to hold.
+
+    Raises:
+        Refusal: status 65 if the certificate has another form, or a check would take too long; 1 if it is of another
+            schedule, if two groups of a phase share a worker, or at the first entry that does not hold.
     """
-    members = ("format", "version", "schedule_sha256", "num_workers", "period", "claims")
-    document = as_object(certificate, "certificate", members)
-    as_choice(document["format"], "certificate.format", (FORMAT,))
-    as_choice(document["version"], "certificate.version", (1,))
+    hold([certificate], CERTIFICATE, "certificate")
+    document: Any = certificate
     named, own = document["schedule_sha256"], schedule.sha256
     confirm(named == own, "schedule_sha256", named, f'"{own}": the certificate is of another schedule')
     confirm_equal("num_workers", document["num_workers"], schedule.num_workers)
     confirm_equal("period", document["period"], schedule.period)
     groups.confirm_disjoint(schedule)
     proved: set[str] = set()
-    for number, entry in enumerate(as_list(document["claims"], "claims")):
-        place = f"claims[{number}]"
-        require(isinstance(entry, dict) and "claim" in entry, place, "must be an object with a claim")
-        for member in {"claim", "method"} & entry.keys():
-            require(isinstance(entry[member], str), f"{place}.{member}", "must be a text")
-        claim = entry["claim"]
+    for number, entry in enumerate(document["claims"]):
+        hold([entry], {"type": "object"}, f"claims[{number}]")
+        claim = str(entry.get("claim"))
         name = f"{claim}/{entry['method']}" if "method" in entry else claim
-        place = f"{place} ({name[:60]})"
+        place = f"claims[{number}] ({name[:60]})"
         require("/" not in claim and name in CLAIMS and claim not in proved, place, "is unknown or repeated")
         confirm(schedule.mode in CLAIMS[name].modes, place, name, f"a claim about {schedule.mode}")
-        as_object(entry, place, ("claim", *CLAIMS[name].members), ("method",))
+        hold([entry], _objects(claim=TEXT, method=TEXT, **CLAIMS[name].members), place)
         CLAIMS[name].check(schedule, entry, place)
         proved.add(claim)
         yield claim
@@ -117,7 +161,13 @@ MAX_WORK = 10**9
 
 
 class Fact(NamedTuple):
-    """`numbers` are those of its file, None where they cost too much; `follows`: from the rules, not from the file."""
+    """What is stated of a schedule without a certificate.
+
+    Attributes:
+        name: what is stated; the file that FACTS names has the theorem.
+        numbers: by their names, exact: integers, or fractions as text; None where computing them would take too long.
+        follows: whether it holds of every program that obeys the protocol's rules, and not by the file alone.
+    """
 
     name: str
     numbers: Numbers | None
@@ -181,7 +231,17 @@ def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None
 
 
 def facts(schedule: Schedule) -> Iterator[Fact]:
-    """Everything that can be stated of a schedule."""
+    """State everything that can be stated of a schedule without a certificate.
+
+    Args:
+        schedule: what `read_schedule` gives.
+
+    Yields:
+        One fact after the other, in the order of FACTS.
+
+    Raises:
+        Refusal: status 1 if two groups of a phase share a worker.
+    """
     groups.confirm_disjoint(schedule)
     if schedule.phases:
         yield Fact("conflict-free", {}, follows=False)

@@ -60,87 +60,69 @@ radix. *Theorem:* if phase `first` + l averages exactly the workers whose labels
 every l, then these phases together are J: after the first l of them a value depends on the remaining digits only, being
 the mean over the others. The phases before and behind keep the sum, or a common value, because rows and columns of each
 sum to 1: J·W = W·J = J.
-
-*The checks are sound because* they multiply the matrices of the schedule itself, and look each witness up in it; the
-counting of a tree (one edge for each vertex but one, each joining two parts that were apart) leaves nothing out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from fractions import Fraction
 from math import prod
 from typing import Any
 
-from . import linear_algebra
-from .linear_algebra import largest_absolute_sum
-from .period import averages_on_class, classes, confirm_norm, distance_from_mean
+from .linear_algebra import confirm_norm, confirm_norm_by_pivots
+from .period import MAX_SIZE, averages_on_class, classes, distance_from_mean
 from .refusal import Work, confirm, require
 from .schedule import Schedule, keeps_something
-from .strict_json import as_fraction, as_integer, as_integers
+from .strict_json import as_fraction
 
 ZERO = -1
 """The vertex of a tree that stands for the value 0."""
-
-MAX_PERIODS = 1000
 
 MAX_ROWS = 1024
 """Factors are made for matrices of up to so many rows."""
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`trees`: for explicit groups one; for rules one for the class of the empty set, and one for each digit."""
+    """Claim `consensus`: one tree of explicit groups; of rules one for the empty set of digits, and one a digit."""
     confirm(
         schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
     )
     listed_classes: list[list[int]] = [[], *([digit] for digit in range(len(schedule.radices)))]
     trees = entry["trees"]
-    as_many = isinstance(trees, list) and len(trees) == len(listed_classes)
-    confirm(as_many, place, "trees", f"{len(listed_classes)} trees")
+    confirm(len(trees) == len(listed_classes), place, "trees", f"{len(listed_classes)} trees")
     for number, (digits, tree) in enumerate(zip(listed_classes, trees, strict=True)):
         _confirm_tree(schedule, digits, tree, f"{place}.trees[{number}]")
 
 
 def lengthens_nothing(schedule: Schedule) -> bool:
-    """Whether no group lengthens a vector."""
+    """Whether 0 ≤ t < 2 in every group: none lengthens a vector, and none swaps two values."""
     return all(0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes)
 
 
 def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], place: str) -> None:
     """A spanning tree of witnesses [phase, first worker of a contracting group, another of its workers], in order.
 
-    In a group that acts as 0 the first is ZERO.
+    In a group that acts as 0 the first is ZERO. Witnesses join everything: they are one fewer than the vertices, and
+    each joins two parts that were apart.
     """
     num_edges = schedule.width - (0 if digits else 1)
-    confirm(isinstance(tree, list) and len(tree) == num_edges, place, "…", f"{num_edges} witnesses")
+    confirm(len(tree) == num_edges, place, "…", f"{num_edges} witnesses")
     components = Components(schedule.width)
-    previous: list[int] = []
-    first_of_group = lru_cache(1)(lambda t: _first_of_group(schedule, t, digits))
+    previous: list[int] = [-1]
+    first_of_group: dict[int, int] = {}  # of the contracting groups of the phase that comes next, by members
     for number, edge in enumerate(tree):
         at = f"{place}[{number}]"
-        is_later = (
-            isinstance(edge, list)
-            and list(map(type, edge)) == [int, int, int]
-            and previous < edge
-            and 0 <= edge[0] < schedule.period
-        )
-        confirm(is_later, at, edge, "a later [phase, worker, worker]")
+        confirm(previous < edge and 0 <= edge[0] < schedule.period, at, edge, "a later [phase, worker, worker]")
         t, first, other = edge
-        together = first != other and first_of_group(t).get(other) == first
+        if t != previous[0]:
+            averages = [average for average in averages_on_class(schedule.phases[t], digits) if average[2]]  # below 2
+            first_of_group = {
+                worker: ZERO if vanishes else members[0] for members, vanishes, _ in averages for worker in members
+            }
+        together = first != other and first_of_group.get(other) == first
         confirm(together, at, edge, f"workers of one contracting group of phase {t}")
         confirm(components.join(first, other), at, edge, "workers that no earlier witness joins")
         previous = edge
-
-
-def _first_of_group(schedule: Schedule, t: int, digits: Sequence[int]) -> dict[int, int]:
-    """For every worker of a contracting group of phase t the group's first worker, or ZERO if the group acts as 0."""
-    result: dict[int, int] = {}
-    for members, vanishes, relaxation in averages_on_class(schedule.phases[t], digits):
-        if relaxation:  # and below 2, as was confirmed
-            first = ZERO if vanishes else members[0]
-            for worker in members:
-                result[worker] = first
-    return result
 
 
 class Components:
@@ -163,7 +145,7 @@ class Components:
 
 
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`root`, and `tree`: n − 1 edges [round, source, target], each from a reached worker to a new one."""
+    """Claim `consensus`: from `root` n − 1 edges [round, source, target], each from a reached worker to a new one."""
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
     confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")
@@ -174,56 +156,45 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
         {(source, target) for target, source, weight in edges if weight > 0 or not counts_weights}
         for edges in schedule.rounds
     ]
-    reached = {as_integer(entry["root"], f"{place}.root", 0, schedule.num_workers)}
-    tree = entry["tree"]
-    confirm(isinstance(tree, list) and len(tree) == schedule.num_workers - 1, place, "tree", "n - 1 edges")
+    reached, tree = {entry["root"]}, entry["tree"]
+    confirm(len(tree) == schedule.num_workers - 1, place, "tree", "n - 1 edges")
     for number, edge in enumerate(tree):
-        at = f"{place}.tree[{number}]"
-        numbers = as_integers(edge, at, 0, schedule.num_workers + schedule.period)
-        leads_on = (
-            len(numbers) == 3
-            and numbers[0] < schedule.period
-            and (numbers[1], numbers[2]) in positive[numbers[0]]
-            and numbers[1] in reached
-            and numbers[2] not in reached
-        )
-        confirm(leads_on, at, edge, "an edge of positive weight from a reached worker to a new one")
-        reached.add(numbers[2])
-
-
-def check_by_power(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`periods` (k), `squared` (a bound on ‖Pᵏ − J‖₂², below 1)."""
-    num_periods = as_integer(entry["periods"], f"{place}.periods", 1, MAX_PERIODS + 1)
-    squared = confirm_norm(schedule, entry, num_periods, place)
-    confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
+        t, source, target = edge
+        leads_on = 0 <= t < schedule.period and (source, target) in positive[t]
+        leads_on = leads_on and source in reached and target not in reached
+        rule = "an edge of positive weight from a reached worker to a new one"
+        confirm(leads_on, f"{place}.tree[{number}]", edge, rule)
+        reached.add(target)
 
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`squared` (c²)."""
-    confirm_norm(schedule, entry, 1, place)
+    """Claims `contraction`, `squared` ≥ ‖P − J‖₂², and `consensus` by a `power`, ‖Pᵏ − J‖₂² ≤ `squared` < 1."""
+    work, at = Work(place), f"{place}.squared"
+    squared, listed = as_fraction(entry["squared"], at), classes(schedule, place)
+    require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
+    for digits in listed:
+        off_mean = distance_from_mean(schedule, digits, entry.get("periods", 1), work)
+        confirm_norm_by_pivots(squared, off_mean, [1] * schedule.width, at, work)
+    confirm(squared < 1 or "periods" not in entry, at, entry["squared"], "below 1")
 
 
-def check_by_factor(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`squared`."""
-    confirm(schedule.form != "rule", place, "factor", "pivots on the classes of a rule")
-    require(schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
-    squared = as_fraction(entry["squared"], f"{place}.squared")
-    work = Work(place)
+def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+    """Claim `contraction` of what is listed, by methods `factor` and `norms`: ‖P − J‖₂² ≤ `squared`."""
+    work, at, method = Work(place), f"{place}.squared", entry["method"]
+    confirm(schedule.form != "rule", place, method, "pivots on the classes of a rule")
+    require(method == "norms" or schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
+    squared = as_fraction(entry["squared"], at)
     rows, scale = distance_from_mean(schedule, (), 1, work)
-    linear_algebra.confirm_norm(squared, rows, scale, f"{place}.squared", work)
-
-
-def check_by_norms(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`squared`."""
-    confirm(schedule.form != "rule", place, "norms", "pivots on the classes of a rule")
-    squared = as_fraction(entry["squared"], f"{place}.squared")
-    rows, scale = distance_from_mean(schedule, (), 1, Work(place))
-    product = largest_absolute_sum(rows, scale) * largest_absolute_sum(list(zip(*rows, strict=True)), scale)
-    confirm(product <= squared, f"{place}.squared", entry["squared"], f"at least {product}")
+    if method == "factor":
+        confirm_norm(squared, rows, scale, at, work)
+    else:
+        largest = [max(sum(map(abs, line)) for line in lines) for lines in (rows, zip(*rows, strict=True))]
+        product = Fraction(prod(largest), scale * scale)
+        confirm(product <= squared, at, entry["squared"], f"at least {product}")
 
 
 def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others
-    """Nothing besides: the product is made again."""
+    """Claim `exact-consensus`: P = J, multiplied out."""
     work = Work(place)
     for digits in classes(schedule, place):
         rows, _ = distance_from_mean(schedule, digits, 1, work)
@@ -231,14 +202,12 @@ def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`first` (a phase), `radices`, `labels` (one for each worker)."""
-    n = schedule.num_workers
-    labels = as_integers(entry["labels"], f"{place}.labels", 0, n)
-    radices = as_integers(entry["radices"], f"{place}.radices", 2, n + 1)
-    first = as_integer(entry["first"], f"{place}.first", 0, schedule.period)
+    """Claim `exact-consensus`: phases from `first` on average along the digits of the `labels` to these `radices`."""
+    n, labels, radices, first = schedule.num_workers, entry["labels"], entry["radices"], entry["first"]
     confirm(schedule.form == "groups" and len(radices) < 32 and prod(radices) == n, place, radices, "product n")
-    confirm(first + len(radices) <= schedule.period, f"{place}.first", first, "a window inside the period")
-    confirm(len(labels) == len(set(labels)) == n, f"{place}.labels", "…", "a different label for every worker")
+    confirm(0 <= first <= schedule.period - len(radices), f"{place}.first", first, "a window inside the period")
+    are_labels = len(labels) == len(set(labels)) == n and min(labels) == 0 and max(labels) < n
+    confirm(are_labels, f"{place}.labels", "…", "a different label for every worker")
     for digit, radix in enumerate(radices):
         phase = schedule.phases[first + digit]
         at = f"{place}.labels and phase {first + digit}"

@@ -8,10 +8,9 @@ group)/steps_per_round. Shared outer steps, and merging late, change differences
 averaged at the end of their round. The consensus distance is the mean over all instants of a period of ‖x − mean‖²/n,
 in the steady state.
 
-**Classes.** As in `period.py` a rule is a G × G matrix on each class of characters, and steps have unit variance on
-every character. So the distance is the sum over classes, each times its number of characters. Let Q = I − J on the
-class that holds the mean, and Q = I on others. Rows of W sum to 1, so Q·W = Q·W·Q: what is off the mean after a round
-depends on what was off the mean before, and the mean may be taken out at the end of a period.
+**Classes** (`period.py`). Steps have unit variance on every character, so the distance is the sum over classes, each
+times its number of characters. Let Q = I − J on the class that holds the mean, and Q = I on others. Rows of W sum to 1,
+so Q·W = Q·W·Q: the mean may be taken out at the end of a period.
 
 **No phase lengthens.** Groups with 0 ≤ relaxation ≤ 2 have the eigenvalues 1 and 1 − relaxation. A matrix without
 negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase.
@@ -32,8 +31,7 @@ row's others. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest int
 symmetric matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant; D is
 rounded upwards. Everything holds for such larger matrices, since F is monotone.
 
-*The check is sound because* it computes the period itself, in integers; X may come from anywhere. A prologue changes no
-steady state.
+A prologue changes no steady state.
 """
 
 from __future__ import annotations
@@ -44,18 +42,17 @@ from fractions import Fraction
 from math import ceil
 from typing import Any, NamedTuple
 
-from .failure_classes import cells_of
 from .groups import weights_of_round
 from .linear_algebra import IntegerMatrix, symmetric
 from .period import after_phase, classes_with_counts, growth_bits
 from .refusal import Work, confirm, require
 from .schedule import Average, Schedule
-from .strict_json import as_fraction, as_integer, as_integers, as_list
+from .strict_json import as_fraction
+from .survives import cells_of
 
 GUARD = 16
 """Bits that are kept below those of the certificate's own numbers while a period is computed."""
 
-MAX_BITS = 64
 MAX_ROWS = 1024
 MAX_MATRIX_BITS = 2**30
 """The integers of one matrix may have so many bits together."""
@@ -64,17 +61,15 @@ MAX_MATRIX_BITS = 2**30
 class Steps(NamedTuple):
     """What the places (workers, or local ranks of a rule) do between averages; H = `instants` is the most per round.
 
-    Round t averages the variance `noise[t]`: the steps per round, or with step-normalized averages steps_per_round·f²,
-    where f is the mean steps_per_round of the place's group divided by its own.
+    Round t averages the variance `noise[t]`, in numbers of which `unit` is 1 and rounded upwards: the steps per round,
+    or with step-normalized averages steps_per_round·f², where f is the mean steps_per_round of the place's group
+    divided by its own.
     """
 
     worker_steps: list[int]
     instants: int
-    noise: list[list[Fraction]]
-
-    def made(self, s: int) -> list[int]:
-        """The steps that every place has made at instant s of a round."""
-        return [s * steps_per_round // self.instants for steps_per_round in self.worker_steps]
+    noise: list[list[int]]
+    unit: int
 
 
 def with_places(schedule: Schedule, place: str) -> Schedule:
@@ -93,35 +88,31 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
     return replace(schedule, form="groups", radices=[], phases=phases)
 
 
-def read_steps(schedule: Schedule, work: Work) -> Steps:
-    """The steps of a schedule for which these metrics are checked: no phase lengthens, and all is small."""
+def read_steps(schedule: Schedule, unit: int, work: Work) -> Steps:
+    """The steps of a schedule of which no phase lengthens a vector, and all is small."""
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
         confirm(is_tame, work.place, "relaxation", "0 <= relaxation <= 2 in every group")
     for t, edges in enumerate(schedule.rounds):
         weights = weights_of_round(edges)
         confirm(weights is not None, f"schedule: round {t}", "a column", "columns that sum to 1")
-        smallest = min(weights or [])
+        smallest = min(weights or (), default=Fraction(0))
         confirm(smallest >= 0, work.place, str(smallest), "no negative weight")
-    width = schedule.width
-    longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides
+    width, rounds = schedule.width, range(schedule.period)
+    longest = 2 * max(growth_bits(schedule, t) for t in rounds)  # W acts from both sides
     require(width * width * longest <= MAX_MATRIX_BITS, work.place, "factors with too long denominators for this check")
     worker_steps = schedule.worker_steps * width if len(schedule.worker_steps) == 1 else schedule.worker_steps[:width]
     instants = max(worker_steps)
     work.spend(200 * (instants + schedule.period) * width)
-    means = [_means(schedule, t, worker_steps) for t in range(schedule.period)]
-    noise = [
-        [mean * mean / steps_per_round for mean, steps_per_round in zip(row, worker_steps, strict=True)]
-        for row in means
-    ]
-    return Steps(worker_steps, instants, noise)
+    means = (_means(schedule, t, worker_steps) for t in rounds)
+    noise = [[ceil(unit * mean * mean / each) for mean, each in zip(row, worker_steps, strict=True)] for row in means]
+    return Steps(worker_steps, instants, noise, unit)
 
 
 def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
     """What each place pushes in round t: its steps per round, or its group's mean if averages are step-normalized.
 
-    A place that skips is its own group. Weighted graphs have no groups: who has an edge in the round pushes the
-    mean steps_per_round of all workers.
+    Weighted graphs have no groups: a worker with an edge in the round pushes the mean steps_per_round of all workers.
     """
     means = list(map(Fraction, worker_steps))
     if schedule.is_step_normalized and schedule.rounds:
@@ -145,56 +136,43 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
     return [[(2 * entry + scale) // twice for entry in row] for row in rows]
 
 
-MAX_ENTRY = 2**96
-
-
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`at_most`, `bits` (the X of the class c is covariance[c] / 2^bits), `covariance` (lower triangles by rows)."""
+    """The distance is `at_most` so much: the X of class c is `covariance`[c] / 2^`bits`, a lower triangle by rows."""
     work = Work(place)
     schedule = with_places(schedule, place)
-    steps = read_steps(schedule, work)
-    bits = as_integer(entry["bits"], f"{place}.bits", 0, MAX_BITS + 1)
+    steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)
     listed = classes_with_counts(schedule, place)
-    triangles = as_list(entry["covariance"], f"{place}.covariance")
+    triangles = entry["covariance"]
     confirm(len(triangles) == len(listed), f"{place}.covariance", len(triangles), f"{len(listed)} classes")
-    period = _Period(schedule, steps, 1 << (bits + GUARD), work)
     total = Fraction(0)
     for number, ((digits, count), triangle) in enumerate(zip(listed, triangles, strict=True)):
-        at = f"{place}.covariance[{number}]"
-        entries = [entry << GUARD for entry in as_integers(triangle, at, -MAX_ENTRY, MAX_ENTRY)]
-        covariance = symmetric(entries, schedule.width, at)
-        total += count * period.sum_of_traces(digits, covariance, at)
+        at = work.place = f"{place}.covariance[{number}]"
+        covariance = symmetric([entry << GUARD for entry in triangle], schedule.width, at)
+        total += count * _sum_of_traces(schedule, steps, digits, covariance, work)
     bound = total / (schedule.num_workers * schedule.period * steps.instants)
     at_most = as_fraction(entry["at_most"], f"{place}.at_most")
     confirm(bound <= at_most, f"{place}.at_most", entry["at_most"], f"at least {float(bound):.9g}")
 
 
-class _Period(NamedTuple):
-    """One period with its noise, for numbers of which `unit` is 1."""
-
-    schedule: Schedule
-    steps: Steps
-    unit: int
-    work: Work
-
-    def sum_of_traces(self, digits: Sequence[int], start: IntegerMatrix, place: str) -> Fraction:
-        """The sum over the instants of a period of the trace off the mean, from X = start; confirms X ≻ F(X)."""
-        steps, size, is_late = self.steps, self.schedule.width, self.schedule.is_late
-        half = (size + 1) // 2
-        # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
-        made = sum(sum(steps.made(s)) for s in range(steps.instants))
-        inside = Fraction(made * (size if digits else size - 1), size)
-        total, covariance = Fraction(0), start
-        for t, variances in enumerate(steps.noise):
-            self.work.spend(100 * size * size)
-            noise = [ceil(variance * self.unit) for variance in variances]
-            total += (steps.instants - 1) * _trace(covariance, digits) / self.unit + inside
-            before = covariance if is_late else _with_diagonal(covariance, noise)
-            after = rounded_after_phase(self.schedule, t, digits, before)
-            covariance = _with_diagonal(after, [half + late for late in noise] if is_late else [half] * size)
-            total += _trace(covariance, digits) / self.unit
-        _confirm_smaller(covariance, start, digits, place)
-        return total
+def _sum_of_traces(
+    schedule: Schedule, steps: Steps, digits: Sequence[int], start: IntegerMatrix, work: Work
+) -> Fraction:
+    """The sum over the instants of a period of the trace off the mean, from X = start / unit; confirms X ≻ F(X)."""
+    size, is_late = schedule.width, schedule.is_late
+    half = (size + 1) // 2
+    # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
+    made = sum(s * each // steps.instants for s in range(steps.instants) for each in steps.worker_steps)
+    inside = Fraction(made * (size if digits else size - 1), size)
+    total, covariance = Fraction(0), start
+    for t, noise in enumerate(steps.noise):
+        work.spend(100 * size * size)
+        total += (steps.instants - 1) * _trace(covariance, digits) / steps.unit + inside
+        before = covariance if is_late else _with_diagonal(covariance, noise)
+        after = rounded_after_phase(schedule, t, digits, before)
+        covariance = _with_diagonal(after, [half + late for late in noise] if is_late else [half] * size)
+        total += _trace(covariance, digits) / steps.unit
+    _confirm_smaller(covariance, start, digits, work.place)
+    return total
 
 
 def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequence[int], place: str) -> None:

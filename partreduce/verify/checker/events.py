@@ -187,7 +187,7 @@ def _leads_back(edges: Edges) -> bool:
         onward.setdefault(source, set()).add(target)
         backward.setdefault(target, set()).add(source)
     seen: set[int] = set()
-    for _, start, _ in edges:
+    for start in onward:
         if start not in seen:
             reached = _reachable(start, onward)
             if reached != _reachable(start, backward):

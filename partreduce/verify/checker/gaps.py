@@ -1,6 +1,7 @@
 """Workers that keep a gap, by the rules of Hop: how far apart they are, what waits, and what a reduce averages.
 
-The needs of events.py are the rules; the theorems stand there. A worker is in a round from the instant it enters it.
+The needs of events.py are the rules that the program is assumed to obey; the theorems stand there. A worker is in a
+round from the instant it enters it.
 
 * `deadlock-free`: no worker waits for ever.
 * `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
@@ -17,8 +18,6 @@ The needs of events.py are the rules; the theorems stand there. A worker is in a
 * `memory`: the most `places` for payloads that one worker has for all its in-neighbors, and its `connections`. An
   in-neighbor has as many places as updates of it can wait; under staleness one, because a newer update takes the place
   of an older one, and no reduce asks for any but the newest. Models in flight are not counted.
-
-*Assumed of the program:* it obeys the needs of events.py.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from .events import KeptGap
 from .refusal import Work
 from .rounds import NONE
 from .schedule import Numbers, Schedule, keeps_something
+from .traffic import most_neighbors
 
 MAX_PAIRS = 256
 """Workers up to which the gap of every two of them is stated."""
@@ -96,12 +96,9 @@ def staleness(schedule: Schedule, work: Work) -> Numbers:
 def memory(schedule: Schedule, work: Work) -> Numbers:
     """`places`, `connections`."""
     places = [0] * schedule.num_workers
-    neighbors: list[set[int]] = [set() for _ in places]
-    for (u, v), (ahead, _) in _bounds(schedule, work).items():
+    for (_, v), (ahead, _) in _bounds(schedule, work).items():
         places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1
-        neighbors[u].add(v)
-        neighbors[v].add(u)
-    return {"places": max(places), "connections": max(map(len, neighbors))}
+    return {"places": max(places), "connections": most_neighbors(schedule.rounds)}
 
 
 def _setting(schedule: Schedule) -> KeptGap:

@@ -29,9 +29,9 @@ from itertools import chain
 from math import prod
 from typing import Any
 
-from .failure_classes import hash_answers
 from .refusal import Work, confirm, confirm_equal
-from .schedule import Average, Edge, Numbers, Schedule
+from .schedule import Average, Edge, Numbers, Schedule, kept_weights
+from .survives import hash_answers
 
 
 def conflict(schedule: Schedule) -> tuple[int, int, list[Average]] | None:
@@ -62,29 +62,21 @@ EVALUATED = 2**20
 def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """Claim `membership`, for rules: the function that a worker evaluates at run time finds the group of its block.
 
-    *What this check confirms:* `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest
-    member of its group and the relaxation, or `-` if it skips. Workers of one answer are a group, so all answers tell
-    the groups, and the check computes these from the digits itself: other groups, anywhere, have another hash. Where
-    all answers together are long not every worker is asked, and there is no such claim. *It assumes* that it was the
-    installed function that was asked, and that each of its groups holds the workers of one answer.
-    Numbers: `answers`, the hash of all of them.
+    `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest member of its group and the
+    relaxation, or `-` if it skips. Workers of one answer are a group, so other groups, anywhere, have another hash.
+    Where all answers together are long not every worker is asked, and there is no such claim. *Assumed:* it was the
+    installed function that was asked, and each of its groups holds the workers of one answer.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
-    members = _count(schedule)
+    num_nodes, members = prod(schedule.radices), 0  # a worker that skips is one member of its answer
+    for phase in schedule.phases:
+        skipping = schedule.workers_per_node - sum(len(block.members) for block in phase)
+        sizes = ((len(block.members), prod(schedule.radices[d] for d in block.across)) for block in phase)
+        members += num_nodes * (skipping + sum(ranks * ranks * nodes for ranks, nodes in sizes))
     confirm(members <= EVALUATED, place, "membership", f"answers of at most {EVALUATED} members in all; not {members}")
     text = hashlib.sha256()
     hash_answers(text, schedule, (), Work(place))
     confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())
-
-
-def _count(schedule: Schedule) -> int:
-    """Members in the answers of all workers in all phases; 1 for a worker that skips."""
-    num_nodes, total = prod(schedule.radices), 0
-    for phase in schedule.phases:
-        skipping = schedule.workers_per_node - sum(len(block.members) for block in phase)
-        sizes = ((len(block.members), prod(schedule.radices[d] for d in block.across)) for block in phase)
-        total += num_nodes * (skipping + sum(ranks * ranks * nodes for ranks, nodes in sizes))
-    return total
 
 
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:
@@ -114,16 +106,12 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
 
 
 def weights_of_round(edges: Sequence[Edge]) -> list[Fraction] | None:
-    """The weights of a round's edges, and the smallest that a worker keeps; None if some column does not sum to 1.
+    """The weights of a round's edges, and those that targets keep; None if some column does not sum to 1.
 
-    All other entries of the matrix are 0, or 1 on the diagonal of a worker without edges.
+    All other entries of the matrix are 0, or 1 on the diagonal of a worker that takes nothing.
     """
-    keeps: dict[int, Fraction] = {}  # only of workers with edges: there may be far more workers than the file has lines
     surplus: dict[int, Fraction] = {}
     for target, source, weight in edges:
-        keeps[target] = keeps.get(target, Fraction(1)) - weight
         surplus[target] = surplus.get(target, Fraction(0)) - weight
         surplus[source] = surplus.get(source, Fraction(0)) + weight
-    if any(surplus.values()):
-        return None
-    return [min(keeps.values(), default=Fraction(1)), *(edge.weight for edge in edges)]
+    return None if any(surplus.values()) else [*kept_weights(edges), *(edge.weight for edge in edges)]

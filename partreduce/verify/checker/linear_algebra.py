@@ -72,11 +72,6 @@ def inner_product(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(map(mul, one, other))
 
 
-def largest_absolute_sum(rows: Sequence[Sequence[int]], scale: int) -> Fraction:
-    """‖M‖∞ of M = rows / scale; of the transposed matrix it is ‖M‖₁."""
-    return Fraction(max(sum(map(abs, row)) for row in rows), scale)
-
-
 def symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
     """The symmetric matrix with these rows of its lower triangle, one after the other."""
     confirm(2 * len(triangle) == size * (size + 1), place, len(triangle), f"{size * (size + 1) // 2} numbers")

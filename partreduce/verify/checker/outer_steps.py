@@ -12,42 +12,37 @@ momentum alone; let Π take out the mean of the outer parameters, so that Π·M 
 gives V(Mz) ≤ c²·V(z), so ‖z‖² ≤ V(z) falls below every bound: outer parameters come to agree, and momenta to rest, by a
 factor of at most c a period in the norm √V.
 
-**Rules.** As in `period.py` M splits over the classes of characters into matrices of size 2G: on a class a block takes
-the mean over its local ranks, or zero. Only the class of the empty set holds the mean. `weights` lists P for every
-class, in the order of `period.classes`.
+**Rules.** M splits over the classes of characters into matrices of size 2G (`period.py`), and each has its own P.
 
-*The check is sound because* it computes M itself, in integers, and P may come from anywhere. It says nothing of where
-gradients take the models.
+No statement is made about gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from functools import partial
 from math import lcm
 from typing import Any
 
 from .linear_algebra import IntegerMatrix, confirm_semidefinite, inner_product, symmetric
-from .period import MAX_ENTRY_BITS, MAX_SIZE, averages_on_class, classes
+from .period import MAX_SIZE, ClassAverage, Rational, Step, averages_on_class, classes, multiply
 from .refusal import Work, confirm, require
-from .schedule import Schedule
-from .strict_json import as_fraction, as_integers, as_list
-
-MAX_WEIGHT = 2**64
+from .schedule import OuterStep, Schedule
+from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`squared` (c²), `weights`: for each class the lower triangle of P by rows, in whole numbers."""
+    """A period shortens V by c², `squared` < 1; `weights` has the lower triangle of P by rows for each class."""
     work = Work(place)
     squared = as_fraction(entry["squared"], f"{place}.squared")
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
     require(schedule.width <= MAX_SIZE, place, f"over {MAX_SIZE} workers, or workers on a node of a rule")
     size = 2 * schedule.width
-    listed, weights = classes(schedule, place), as_list(entry["weights"], f"{place}.weights")
+    listed, weights = classes(schedule, place), entry["weights"]
     confirm(len(weights) == len(listed), f"{place}.weights", len(weights), f"{len(listed)} classes")
     for number, (digits, given) in enumerate(zip(listed, weights, strict=True)):
         at = f"{place}.weights[{number}]"
-        weight = symmetric(as_integers(given, at, -MAX_WEIGHT, MAX_WEIGHT), size, at)
+        weight = symmetric(given, size, at)
         confirm_semidefinite([[p - (i == j) for j, p in enumerate(row)] for i, row in enumerate(weight)], at, work)
         rows, scale = joint_period(schedule, digits, work)
         columns = list(zip(*rows, strict=True))
@@ -61,18 +56,10 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
         confirm_semidefinite(difference, f"{place}.squared", work)
 
 
-def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> tuple[IntegerMatrix, int]:
-    """Π·M on one class: rows of integers, of outer parameters and then of momenta, and their common denominator."""
+def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Rational:
+    """Π·M on one class: rows of outer parameters, and then of momenta."""
     half = schedule.width
-    work.spend((2 * half) ** 3)
-    rows = [[int(i == j) for j in range(2 * half)] for i in range(2 * half)]
-    scale = 1
-    for t in range(schedule.period):
-        rows, factor = _after_round(schedule, t, digits, rows)
-        scale *= factor
-        bits = max(scale, *map(abs, chain(*rows))).bit_length()
-        require(bits < MAX_ENTRY_BITS, work.place, "numbers too long for this check")
-        work.spend(4 * half * half * (32 + bits // 32))
+    rows, scale = multiply(2 * half, (_step(schedule, t, digits) for t in range(schedule.period)), work)
     if digits:
         return rows, scale
     total = [sum(column) for column in zip(*rows[:half], strict=True)]
@@ -80,12 +67,17 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> tuple
     return off + [[half * entry for entry in row] for row in rows[half:]], half * scale
 
 
-def _after_round(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> tuple[IntegerMatrix, int]:
-    """The rows of (a, b) after round t on one class, times a factor, and the factor: it makes all entries integers."""
-    outer, half = schedule.outer, len(rows) // 2
+def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
+    """Round t on one class. As |m| ≤ 2·max |a| and μ < 1, it multiplies the largest entry by 3 + 5·r at most."""
+    averages, (r, s) = averages_on_class(schedule.phases[t], digits), schedule.outer.lr.as_integer_ratio()
+    k, q = lcm(*(len(members) for members, _, _ in averages)), schedule.outer.momentum.denominator
+    return (k * q * q * (3 * s + 5 * r)).bit_length(), partial(_after_round, schedule.outer, averages, k)
+
+
+def _after_round(outer: OuterStep, averages: Sequence[ClassAverage], k: int, rows: IntegerMatrix) -> Rational:
+    """The rows of (a, b) after a round of averages whose numbers of members divide k."""
+    half = len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
-    averages = averages_on_class(schedule.phases[t], digits)
-    k = lcm(*(len(members) for members, _, _ in averages))
     factor = k * q * q * s
     result = [[factor * entry for entry in row] for row in rows]
     for members, vanishes, _ in averages:

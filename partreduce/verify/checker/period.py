@@ -1,8 +1,8 @@
 """One period of a schedule as a matrix, exactly, and its distance from the mean.
 
 Write P = W_T … W_1 for the product of one period from phase 0, and J for the matrix of the mean (all entries 1/n).
-Contraction, consensus by a power and exact consensus are statements about M = Pᵏ − J. Of explicit groups and weighted
-graphs M is computed as it stands: n × n.
+Contraction, consensus by a power and exact consensus are statements about Pᵏ − J. Of explicit groups and weighted
+graphs it is computed as it stands: n × n.
 
 **Rules.** A node's index has digits, and a block (L, D) averages over the local ranks L on all nodes that agree outside
 the digits D. Functions on the nodes are spanned by the characters of the group of digits, which are orthogonal. Let c
@@ -16,16 +16,15 @@ classes on which the same blocks vanish have the same matrices, so one of each s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
-from itertools import combinations
+from functools import partial
+from itertools import chain, combinations, repeat
 from math import ceil, lcm, prod
-from typing import Any
 
-from .linear_algebra import IntegerMatrix, confirm_norm_by_pivots
+from .linear_algebra import IntegerMatrix
 from .refusal import Work, require
 from .schedule import Average, Edge, Schedule
-from .strict_json import as_fraction
 
 MAX_DIGITS = 12
 """Rules may have so many digits: 4,096 classes."""
@@ -36,34 +35,36 @@ MAX_SIZE = 64
 MAX_MATRIX_BITS = 2**32
 MAX_ENTRY_BITS = 2**17
 
+Rational = tuple[IntegerMatrix, int]
+"""A matrix: rows of integers, and the common denominator of all of them."""
+
+Step = tuple[int, Callable[[IntegerMatrix], Rational]]
+"""A factor W of a product: how many bits longer than those of X the integers of W·X are at most, and X ↦ W·X."""
+
 ClassAverage = tuple["Sequence[int]", bool, Fraction]
 """(members, whether the average is 0 on this class, relaxation)."""
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
-    """How the averages of one phase act on the characters that vary along `digits`.
-
-    An explicit group has no digits, so it acts in one way. A block of one local rank across no digit is no group: it
-    has no operation, hence no tick, and makes no outer step.
-    """
+    """How the groups of one phase act on the characters that vary along `digits`; an explicit group in one way."""
     varying = frozenset(digits)
-    groups = (block for block in phase if len(block.members) > 1 or block.across)
+    groups = (average for average in phase if average.is_group)
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]
 
 
 def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> list[list[int]]:
-    """The first class of every pattern of blocks that vanish, by size and then in order; `[[]]` without digits.
-
-    The class of the empty set is a separate pattern, because it alone holds the mean. `among`: only of classes that
-    hold one of these digits.
-    """
+    """The classes of `classes_with_counts`."""
     return [digits for digits, _ in classes_with_counts(schedule, place, among)]
 
 
 def classes_with_counts(
     schedule: Schedule, place: str, among: Sequence[int] | None = None
 ) -> list[tuple[list[int], int]]:
-    """The same, each with the number of characters that it stands for: radix - 1 of each digit of a class."""
+    """The first class of every pattern of blocks that vanish, by size and then in order; `[[]]` without digits.
+
+    Each with the number of characters that it stands for: radix − 1 of each digit of a class. The class of the empty
+    set is a separate pattern, because it alone holds the mean. `among`: only classes that hold one of these digits.
+    """
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
     order = list({frozenset(block.across) for phase in schedule.phases for block in phase})
@@ -78,35 +79,34 @@ def classes_with_counts(
     return list(found.values())
 
 
-def distance_from_mean(
-    schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work
-) -> tuple[IntegerMatrix, int]:
-    """Pᵏ − J on one class, for k periods: rows of integers, and the common denominator of all of them."""
-    size = schedule.width
+def multiply(size: int, steps: Iterable[Step], work: Work) -> Rational:
+    """… W₂·W₁ of square matrices."""
     work.spend(size**3)  # before the first matrix is made: a small file may speak of a billion workers
-    rows = [[int(i == j) for j in range(size)] for i in range(size)]
-    scale = 1
-    growth = [growth_bits(schedule, t) for t in range(schedule.period)]
-    for _ in range(num_periods):
-        for t in range(schedule.period):
-            largest = max(scale, *map(max, rows), -min(map(min, rows)))
-            bits = largest.bit_length()
-            fits = size * size * (bits + growth[t]) <= MAX_MATRIX_BITS and bits + growth[t] < MAX_ENTRY_BITS
-            require(fits, work.place, "too large for this check; use another method")
-            work.spend(max(size * size, 16) * (32 + bits // 32))
-            rows, factor = after_phase(schedule, t, digits, rows)
-            scale *= factor
-    return (rows, scale) if digits else minus_mean(rows, scale, [1] * size)
+    rows, scale = [[int(i == j) for j in range(size)] for i in range(size)], 1
+    for growth, step in steps:
+        bits = max(scale, *map(max, rows), -min(map(min, rows))).bit_length()
+        work.require(size * size * (bits + growth) <= MAX_MATRIX_BITS and bits + growth < MAX_ENTRY_BITS)
+        work.spend(max(size * size, 16) * (32 + bits // 32))
+        rows, factor = step(rows)
+        scale *= factor
+    return rows, scale
 
 
-def minus_mean(rows: IntegerMatrix, scale: int, sizes: Sequence[int]) -> tuple[IntegerMatrix, int]:
-    """P − J for P = rows / scale, J the mean of places that stand for so many workers: integers, and their scale."""
+def distance_from_mean(schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work) -> Rational:
+    """Pᵏ − J on one class, for k periods."""
+    steps = [(growth_bits(schedule, t), partial(after_phase, schedule, t, digits)) for t in range(schedule.period)]
+    rows, scale = multiply(schedule.width, chain.from_iterable(repeat(steps, num_periods)), work)
+    return (rows, scale) if digits else minus_mean(rows, scale, [1] * schedule.width)
+
+
+def minus_mean(rows: IntegerMatrix, scale: int, sizes: Sequence[int]) -> Rational:
+    """P − J for P = rows / scale, where J is the mean of places that stand for so many workers each."""
     total = sum(sizes)
     return [[total * x - scale * size for x, size in zip(row, sizes, strict=True)] for row in rows], scale * total
 
 
 def growth_bits(schedule: Schedule, t: int) -> int:
-    """By at most how many bits `after_phase` lengthens the integers, with the factor that makes them integers."""
+    """By at most how many bits `after_phase` lengthens integers."""
     factors = [relaxation for _, _, relaxation in schedule.phases[t]] if schedule.phases else []
     weights = [edge.weight for edge in schedule.rounds[t]] if schedule.rounds else []
     sizes = {len(members) for members, _, _ in schedule.phases[t]} if schedule.phases else set()
@@ -115,8 +115,8 @@ def growth_bits(schedule: Schedule, t: int) -> int:
     return (common * ceil(largest)).bit_length()
 
 
-def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> tuple[IntegerMatrix, int]:
-    """W · rows for the W of phase or round t on one class, times a factor, and the factor."""
+def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> Rational:
+    """W · rows for the W of phase or round t on one class."""
     if schedule.form == "graph":
         return _after_edges(rows, schedule.rounds[t])
     return after_averages(rows, averages_on_class(schedule.phases[t], digits))
@@ -128,10 +128,8 @@ def factor_of(phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None)
     return lcm(*(average[2].denominator * weight for average, weight in zip(phase, weights, strict=True)))
 
 
-def after_averages(
-    rows: IntegerMatrix, phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None
-) -> tuple[IntegerMatrix, int]:
-    """W · rows, times `factor_of`, for a phase of groups, and that factor."""
+def after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None) -> Rational:
+    """W · rows for a phase of groups; the denominator is `factor_of`."""
     factor = factor_of(phase, sizes)
     result = [[factor * entry for entry in row] for row in rows]
     for members, vanishes, relaxation in phase:
@@ -144,8 +142,8 @@ def after_averages(
     return result, factor
 
 
-def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> tuple[IntegerMatrix, int]:
-    """W · rows, times a factor, for a round of weighted edges, and the factor: it makes all entries integers."""
+def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> Rational:
+    """W · rows for a round of weighted edges."""
     factor = lcm(*(edge.weight.denominator for edge in edges))
     result = [[factor * entry for entry in row] for row in rows]
     for target, source, weight in edges:
@@ -153,15 +151,3 @@ def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> tuple[IntegerMat
         trio = zip(result[target], rows[source], rows[target], strict=True)
         result[target] = [entry + share * (theirs - mine) for entry, theirs, mine in trio]
     return result, factor
-
-
-def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, place: str) -> Fraction:
-    """Confirm ‖Pᵏ − J‖₂² ≤ `squared` by the pivots of c²·I − MᵀM on every class; returns `squared`."""
-    squared = as_fraction(entry["squared"], f"{place}.squared")
-    listed = classes(schedule, place)
-    require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
-    work = Work(place)
-    for digits in listed:
-        off_mean = distance_from_mean(schedule, digits, num_periods, work)
-        confirm_norm_by_pivots(squared, off_mean, [1] * schedule.width, f"{place}.squared", work)
-    return squared

@@ -21,7 +21,14 @@ MAX_SHOWN = 200
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the files that the arguments name, print the answer, and return the exit status."""
+    """Run the command line: confirm the certificate in one file for the schedule in another.
+
+    Args:
+        arguments: those of USAGE, without the program's name.
+
+    Returns:
+        The exit status. No file and no argument raises an error.
+    """
     try:
         return _main(arguments)
     except OSError as error:  # of standard output: who reads it may have seen enough, or its disk is full

@@ -16,20 +16,16 @@ MAX_WORK = 10**10
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal is an answer and not an error
-    """A sentence that names place, value and rule, and the exit status, as `args`."""
+    """The checker does not accept a file.
+
+    Attributes:
+        sentence: place, value and what was expected, in one line.
+        status: 65 if a file cannot be read, 1 if an entry does not hold; the exit status of the program.
+    """
 
     def __init__(self, sentence: str, status: int) -> None:
-        super().__init__(one_line(sentence), status)
-
-    @property
-    def sentence(self) -> str:
-        """What is wrong, where, and what was expected."""
-        return str(self.args[0])
-
-    @property
-    def status(self) -> int:
-        """65 if a file cannot be read, 1 if an entry does not hold."""
-        return int(self.args[1])
+        self.sentence, self.status = one_line(sentence), status
+        super().__init__(self.sentence, status)
 
 
 def one_line(text: str) -> str:
@@ -65,14 +61,11 @@ def confirm_equal(place: str, value: object, expected: object) -> None:
 
 
 class TooLarge(Refusal):
-    """A check that would take too long."""
+    """A check that would take too long, or too much memory."""
 
 
 class Work:
-    """What one claim has cost so far, counted rather than timed, so that the answer is the same on every machine.
-
-    `place` names the claim in that answer.
-    """
+    """What one claim has cost so far, counted rather than timed, so that the answer is the same on every machine."""
 
     def __init__(self, place: str, limit: int = MAX_WORK) -> None:
         self.place, self.limit, self.spent = place, limit, 0
@@ -80,5 +73,9 @@ class Work:
     def spend(self, amount: int) -> None:
         """Add to the cost, *before* the work is done."""
         self.spent += amount
-        if self.spent > self.limit:
-            raise TooLarge(f"{self.place}: too large for this check; use another method", UNREADABLE)
+        self.require(self.spent <= self.limit)
+
+    def require(self, condition: object, problem: str = "too large for this check; use another method") -> None:
+        """Give up unless the condition holds: for the claim at `place` there is a limit."""
+        if not condition:
+            raise TooLarge(f"{self.place}: {problem}", UNREADABLE)

@@ -31,16 +31,17 @@ from .schedule import PLAIN, Numbers, Schedule, keeps_something
 
 NONE = -1
 """There is no bound."""
-Families = list[set[int]]
-"""For every local rank sets of digits, as bits of an integer."""
 
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
     """R, over all rounds of the period in which it can begin; None where some workers never meet."""
-    find = _of_rule if schedule.form == "rule" else _of_all
-    found = 0
+    found, n = 0, schedule.num_workers
     for start in range(schedule.period):
-        rounds = find(schedule, start, work)
+        if schedule.form == "rule":
+            rounds = _of_rule(schedule, start, work)
+        else:
+            after = enumerate(reached_sets(schedule, start, work), 1)
+            rounds = next((number for number, sets in after if all(bits.bit_count() == n for bits in sets)), None)
         if rounds is None:
             return None
         found = max(found, rounds)
@@ -82,13 +83,6 @@ def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[in
         yield arrived
 
 
-def _of_all(schedule: Schedule, start: int, work: Work) -> int | None:
-    for number, arrived in enumerate(reached_sets(schedule, start, work), 1):
-        if all(bits.bit_count() == schedule.num_workers for bits in arrived):
-            return number
-    return None
-
-
 def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
     size, period = schedule.width, schedule.period
     work.spend(size * size * 10)
@@ -107,7 +101,7 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
                 blocks[member].append((t, index))
     alike = {tuple(shared): rank for rank, shared in enumerate(blocks)}
     for rank in alike.values():
-        families: Families = [{0} if other == rank else set() for other in range(size)]
+        families: list[set[int]] = [{0} if other == rank else set() for other in range(size)]  # digits as bits
         number = quiet = 0
         while not all(full in family for family in families):
             changed = False
@@ -136,12 +130,11 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
     for it.
 
     A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
-    several that it issues in one order (layers of a gradient, buckets of a model, stages of a sum), and hand some to a
-    thread that carries them out in that order on separate communicators. *The theorem still holds* if no worker waits
-    for an operation before it was issued, and all members issue in the same order: let the ticks be the places in the
-    order of issue. What a member waits for, by itself or in a thread, before it comes to the operation with the
-    smallest unfinished tick carries a smaller tick, and is finished. So it comes to that operation, in either thread;
-    what follows is on other communicators or waits behind it; and it completes.
+    several (layers of a gradient, buckets of a model, stages of a sum), and hand some to a thread that carries them out
+    in order on separate communicators. *The theorem still holds* if no worker waits for an operation before it was
+    issued, and all members issue in the same order: let the ticks be the places in the order of issue. What a member
+    waits for, in either thread, before the operation with the smallest unfinished tick is finished, and what follows is
+    on other communicators or waits behind it.
 
     The ticks here are canonical: 1 + the largest tick that a member had before. All groups of a block of a rule get the
     tick of the block, since a worker is in at most one of them. Period q adds q times `height`, the largest tick. The
@@ -151,12 +144,9 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
     1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
     rounds before, so its neighbors enter the same round, and what they send to one another arrives.
 
-    *The end:* if every worker carries out the same number of rounds, then every operation has all its members, and by
-    the same argument the last ones complete too.
-
     *Assumed of the program:* each worker issues the operations of its rounds in order (late averages too), members meet
     by round number (so steps per round do not matter), all cut and number those of a round in the same way, and all
-    carry out the same number of rounds.
+    carry out the same number of rounds, so that every operation has all its members.
     Numbers: `height`: the largest tick of a period; that ticks can be computed is the proof.
     """
     if schedule.form == "graph":
@@ -177,9 +167,8 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
 def end(schedule: Schedule, work: Work) -> Numbers:
     """`end`, by the rules of rounds: a finite run ends for all after the same round; no worker waits for one that left.
 
-    *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete: they are a
-    beginning of those of an endless run, each has all its members, and the argument of `deadlock-free` never looks
-    beyond the operation with the smallest tick.
+    *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete: each has
+    all its members, and the argument of `deadlock-free` never looks beyond the operation with the smallest tick.
 
     *Theorem 2, data dealt by steps_per_round.* A round of all workers takes `steps` batches, of which worker i takes
     its steps_per_round. So N batches are N div `steps` rounds for everybody, whatever the speeds; the rest is left out.
@@ -210,12 +199,11 @@ def end(schedule: Schedule, work: Work) -> Numbers:
 def staleness(schedule: Schedule, work: Work) -> Numbers | None:
     """`staleness`, by the rules of rounds: how old what a worker averages can be, in rounds and in steps.
 
-    *Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round:
-    nothing is missing. A late average is one of the parameters with which the round began: it lacks the newest `late` =
-    1 rounds of its worker, at most `steps` steps. So does one that begins inside its round, of fragments in turn or
-    some steps before the end; one that begins before its round, as fragments do that are late by more steps than lie
-    before the first turn, lacks steps of two: there `late` is 2. A pipeline averages gradients taken `late` steps
-    before.
+    *Directly.* A synchronous average has all steps of its round. A late one is of the parameters with which the round
+    began: it lacks the newest `late` = 1 rounds of its worker, at most `steps` steps. So does one that begins inside
+    its round, of fragments in turn or some steps before the end; one that begins before its round, as fragments do that
+    are late by more steps than lie before the first turn, lacks steps of two: there `late` is 2. A pipeline averages
+    gradients taken `late` steps before.
 
     *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
     the end of their round r, with a positive weight. For let any R = `reach` successive rounds lead from everybody to
@@ -336,8 +324,7 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     parameters, momentum and mean.
 
     *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
-    data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no
-    fragment, or in two.
+    data ended in every turn), and each parameter is in one fragment.
     Numbers: `fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups.
     """
     if not schedule.takes_turns:
@@ -356,9 +343,8 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
 
     **Gradients** (`of` = "gradients"). Each round is one step of every worker, and averages the gradients of all of
     them, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
-    after every step. For they start so; in each step all apply the same bits or none (the queues of a pipeline hold the
-    same averages in the same order) at the same learning rate; and an update that is a function of parameters, state
-    and gradient makes equal out of equal. So do the updates that drain a pipeline, or their absence.
+    after every step. For they start so, and in each step, of a pipeline that is drained too, all apply the same bits or
+    none at the same learning rate: an update is a function of parameters, state and gradient.
 
     **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
     workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
@@ -367,10 +353,9 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     rounds, and after steps, parameters may differ; so may optimizer state, always. Fragments in turn are not
     covered. The rounds of the prologue are such averages as well.
 
-    Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring as in the
-    hierarchical form; with a codec of blocks a part is summed by one member, rounded once, and its bytes go to all: the
-    member that made the sum decodes its own bytes too. In 16 bits the finished sum is a 16-bit number, which all widen
-    in the same way.
+    Why all take the same bits. A sum is made once for each part of the array and copied to all; with a codec of blocks
+    a part is summed by one member, rounded once, and all decode its bytes, that member too. In 16 bits the finished sum
+    is a 16-bit number, which all widen in the same way.
 
     *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a
     deterministic optimizer that is set up in the same way on all workers. What is not averaged, such as buffers,

@@ -5,8 +5,8 @@ out, groups, blocks, edges and the ranks in them ascend, fractions are in lowest
 workers stands once. So the hash is that of the file as it stands, whatever its layout, with repeated phases listed one
 by one and without a certificate.
 
-`schema.py` has seen to types, ranges and words, and to unknown members. What is asked besides is asked because a proof
-needs it; it stands here, and for workers that keep a gap in `events.py`, with the proof that needs it.
+`schema.py` has seen to types, ranges and words, and to unknown members. What is asked besides, here and for workers
+that keep a gap in `events.py`, is asked because the proof that is named there needs it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from .events import EventGraph, KeptGap
 from .refusal import require
-from .schema import ONE_FORM, SCHEMA, hold_to_schema, with_defaults
-from .strict_json import as_choice
+from .schema import ONE_FORM, SCHEMA, as_choice, hold, with_defaults
 
 LIMIT = 2**31
 """No number of workers reaches this."""
@@ -65,6 +64,11 @@ class Average(NamedTuple):
     across: Sequence[int]
     relaxation: Fraction
 
+    @property
+    def is_group(self) -> bool:
+        """Whether it averages. A block of one local rank across no digit does not: it has no operation."""
+        return len(self.members) > 1 or bool(self.across)
+
 
 class Edge(NamedTuple):
     """The target adds weight · (value of the source − its own value)."""
@@ -89,11 +93,11 @@ class OuterStep(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table that goes its own way; all workers are hosts, and there are as many parts, where the file says nothing.
+    """A table that goes its own way.
 
     Way `sharded`: row r lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`. Every
     worker holds a whole table of way `gather`, and of way `dense`, which the strategy's own averages take along.
-    `codec` says what the numbers of rows are rounded to where they cross, handed out or brought back as gradients.
+    `codec` rounds the numbers of rows that cross, handed out or brought back as gradients.
     """
 
     parameter: str
@@ -110,10 +114,7 @@ class Table(NamedTuple):
         return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
-        """Rows on the host at that place of the list: of its parts p, p mod H = place, each has the rows r mod P = p.
-
-        Part p has ⌊R/P⌋ rows, and one more if p < R mod P. Of 0 … k − 1 are ⌈(k − place)/H⌉ equal to place modulo H.
-        """
+        """Rows on the host at that place of the list (`one-owner`): ⌈(k − place)/H⌉ of 0 … k − 1 are place mod H."""
         each, left = divmod(self.rows, self.partitions)
         parts, larger = (max(0, -(-(count - place) // len(self.hosts))) for count in (self.partitions, left))
         return each * parts + larger
@@ -170,7 +171,7 @@ class Schedule:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether what is averaged at the end of a round, of any fragment, lacks the newest steps."""
+        """Whether averages lack the newest steps of a round, of any fragment at its end."""
         return self.num_fragments > 1 or self.late_steps > 0
 
     @property
@@ -212,7 +213,7 @@ class Schedule:
 
     @property
     def num_nodes(self) -> int:
-        """Of its workers."""
+        """The number of nodes."""
         return len(self.nodes) or self.num_workers // self.node_size
 
     @cached_property
@@ -265,20 +266,35 @@ class Schedule:
         return result
 
 
+def kept_weights(edges: Sequence[Edge]) -> Iterable[Fraction]:
+    """What each target of a round keeps of its value; there may be far more workers than the file has lines."""
+    kept: dict[int, Fraction] = {}
+    for target, _, weight in edges:
+        kept[target] = kept.get(target, Fraction(1)) - weight
+    return kept.values()
+
+
 def keeps_something(edges: Sequence[Edge]) -> bool:
     """No weight of a round is negative, and every worker keeps a positive weight on itself."""
-    keeps: dict[int, Fraction] = {}  # only of targets: there may be far more workers than the file has lines
-    for target, _, weight in edges:
-        keeps[target] = keeps.get(target, Fraction(1)) - weight
-    return all(weight > 0 for weight in keeps.values()) and all(edge.weight >= 0 for edge in edges)
+    return all(weight > 0 for weight in kept_weights(edges)) and all(edge.weight >= 0 for edge in edges)
 
 
 def read_schedule(document: object) -> Schedule:
-    """Read a parsed document."""
+    """Read a parsed schedule file of kind `static`, `allreduce` or `neighbor` in canonical form.
+
+    Args:
+        document: the parsed JSON, of which every list and object is only read.
+
+    Returns:
+        The schedule with its hash; all that proofs suppose of its members holds.
+
+    Raises:
+        Refusal: status 65 if the file is not of this form, or a premise does not hold.
+    """
     given = document.get("strategy") if isinstance(document, dict) else None
     kind = given.get("kind") if isinstance(given, dict) else "static"
     as_choice(kind, "strategy.kind", ("static", "neighbor", "allreduce"))  # of no other kind are the groups known
-    hold_to_schema(document)
+    hold([document], SCHEMA, "")
     assert isinstance(document, dict), "by the schema"
     raw = {name: part for name, part in document.items() if name != "certificate"}
     strategy = with_defaults(raw["strategy"], SCHEMA["properties"]["strategy"])
@@ -291,9 +307,8 @@ def read_schedule(document: object) -> Schedule:
         rounds = [_read_edges(graph, n, f"strategy.rounds[{t}]") for t, graph in enumerate(strategy["rounds"])]
         parts = {"form": "graph", "workers_per_node": size, "rounds": rounds}
     else:
-        counts, listed = _repeats(strategy["phases"])
-        raw["strategy"] = {**raw["strategy"], "phases": list(_repeat_phases(listed, counts))}
-        parts = _read_phases(listed, counts, strategy.get("node_radices"), n, size)
+        parts, phases = _read_phases(strategy, n, size)
+        raw["strategy"] = {**raw["strategy"], "phases": phases}
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     options = _read_options(strategy, n)
     if options["quorum"]:
@@ -319,36 +334,26 @@ def _read_cluster(raw: dict[str, Any]) -> tuple[int, list[list[int]], int]:
     return n, nodes, size
 
 
-def _repeats(entries: list[Any]) -> tuple[list[int], list[list[dict[str, Any]]]]:
-    """How often each entry of `phases` repeats, and its phase."""
-    counts = [entry["repeat"] if type(entry) is dict else 1 for entry in entries]
-    require(sum(counts) <= MAX_PERIOD, "strategy.phases", f"has at most {MAX_PERIOD} phases")
-    return counts, [entry["phase"] if type(entry) is dict else entry for entry in entries]
-
-
-def _repeat_phases(phases: Sequence[Any], counts: Sequence[int]) -> Iterable[Any]:
-    """The phases one by one."""
-    return chain.from_iterable(map(repeat, phases, counts))
-
-
-def _read_phases(
-    listed: list[list[dict[str, Any]]], counts: list[int], radices: list[int] | None, n: int, size: int
-) -> dict[str, Any]:
-    """Form, radices and phases, of groups or, where nodes have `size` workers each, of rules."""
-    place = "strategy.phases"
+def _read_phases(strategy: dict[str, Any], n: int, size: int) -> tuple[dict[str, Any], list[Any]]:
+    """Form, radices and phases, of groups or, where nodes have `size` workers each, of rules; and phases as given."""
+    place, radices = "strategy.phases", strategy.get("node_radices")
+    counts = [entry["repeat"] if type(entry) is dict else 1 for entry in strategy["phases"]]
+    require(sum(counts) <= MAX_PERIOD, place, f"has at most {MAX_PERIOD} phases")
+    listed = [entry["phase"] if type(entry) is dict else entry for entry in strategy["phases"]]
     if radices is None:
-        groups = [_read_averages(phase, "group", n, f"{place}[{t}]") for t, phase in enumerate(listed)]
-        sizes = (sum(len(average.members) for average in phase) for phase in groups)
+        read = [_read_averages(phase, "group", n, f"{place}[{t}]") for t, phase in enumerate(listed)]
+        sizes = (sum(len(average.members) for average in phase) for phase in read)
         ranks = sum(count * size for count, size in zip(counts, sizes, strict=True) if count > 1)
         require(ranks <= MAX_UNROLLED, place, f"repeats at most {MAX_UNROLLED} ranks")
-        return {"form": "groups", "workers_per_node": size, "phases": list(_repeat_phases(groups, counts))}
-    is_rule = size and prod(radices) * size == n
-    require(is_rule, "strategy.node_radices", "needs equal nodes, and a product of num_nodes")
-    blocks = [_read_averages(phase, "local", size, f"{place}[{t}]") for t, phase in enumerate(listed)]
-    digits = max((digit for phase in blocks for block in phase for digit in block.across), default=-1)
-    require(digits < len(radices), place, f"digits are 0..{len(radices) - 1}")
-    phases = list(_repeat_phases(blocks, counts))
-    return {"form": "rule", "workers_per_node": size, "radices": radices, "phases": phases}
+    else:
+        is_rule = size and prod(radices) * size == n
+        require(is_rule, "strategy.node_radices", "needs equal nodes, and a product of num_nodes")
+        read = [_read_averages(phase, "local", size, f"{place}[{t}]") for t, phase in enumerate(listed)]
+        digits = max((digit for phase in read for block in phase for digit in block.across), default=-1)
+        require(digits < len(radices), place, f"digits are 0..{len(radices) - 1}")
+    form = {"form": "groups"} if radices is None else {"form": "rule", "radices": radices}
+    phases, given = (list(chain.from_iterable(map(repeat, each, counts))) for each in (read, listed))
+    return {**form, "workers_per_node": size, "phases": phases}, given
 
 
 def _read_averages(phase: list[dict[str, Any]], key: str, high: int, place: str) -> list[Average]:

@@ -1,7 +1,8 @@
-"""The JSON Schema in this folder, and the interpreter that holds a schedule file to it.
+"""The interpreter of JSON Schema that holds both files to their form.
 
-`schedule.schema.json` is exported from the models of the loader. Types, ranges, words, closed objects and defaults
-stand there, and nowhere else in the checker. What a schema cannot say, and a proof needs, `schedule.py` asks.
+`schedule.schema.json`, in this folder, is exported from the models of the loader, and `claims.py` has the schema of a
+certificate. Types, ranges, words, closed objects and defaults stand there, and nowhere else in the checker. What a
+schema cannot say, and a proof needs, is asked in `schedule.py` and by each claim.
 
 The interpreter looks at *columns*: all values that stand at one place of the schema, at once, because files hold
 millions of groups. Where a column does not fit, its values are taken one by one, to name the place of the first.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from math import inf
 from operator import itemgetter
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from .refusal import Refusal, require
-from .strict_json import require_members
 
 Schema = dict[str, Any]
 
@@ -34,11 +34,6 @@ WORDS = {
     "string": (str, "a text"),
 }
 """The types of the schema: their class in Python, and what they are called here."""
-
-
-def hold_to_schema(document: object) -> None:
-    """Refuse a document that the schema does not describe, or in which something stands that equals its default."""
-    _hold([document], SCHEMA, "")
 
 
 def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
@@ -56,19 +51,19 @@ def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, A
     return result
 
 
-def _hold(column: list[Any], schema: Schema, place: str) -> None:
-    """Hold every value of a column to one schema."""
+def hold(column: list[Any], schema: Schema, place: str) -> None:
+    """Refuse values of which one does not fit the schema, or in which something stands that equals its default."""
     schema = _resolve(schema)
     if not column:
         return
     if _alternatives(schema):
         for form, values in _split(column, schema, place):
-            _hold(values, form, place)
+            hold(values, form, place)
         return
     if "const" in schema or "enum" in schema:
         words = schema.get("enum", [schema.get("const")])
-        fits = all(any(type(value) is type(word) and value == word for word in words) for value in column)
-        require(fits, place or "schedule", f"must be one of {words}")
+        for value in column:
+            as_choice(value, place or "schedule", words)
         return
     kind = schema["type"]
     fits = set(map(type, column)) == {WORDS[kind][0]}
@@ -77,7 +72,7 @@ def _hold(column: list[Any], schema: Schema, place: str) -> None:
         fits = fits and low <= min(column) and max(column) <= high
         require(fits, place, f"must be an integer {low}..{high}")
     require(fits, place or "schedule", f"must be {WORDS[kind][1]}")
-    if kind == "array":
+    if kind == "array" and "items" in schema:
         _hold_lists(column, schema, place)
     elif kind == "object" and "properties" in schema:
         _hold_objects(column, schema, place)
@@ -88,15 +83,21 @@ def _hold(column: list[Any], schema: Schema, place: str) -> None:
             require(not pattern or re.fullmatch(pattern, text), place, "must be an integer or a fraction such as 4/3")
 
 
+def as_choice(value: object, place: str, choices: Sequence[object]) -> None:
+    """Refuse a value that is none of a few constants, or not of its very type: 1 is neither `true` nor "1"."""
+    fits = any(type(value) is type(choice) and value == choice for choice in choices)
+    require(fits, place, f"must be one of {list(choices)}")
+
+
 def _hold_lists(column: list[list[Any]], schema: Schema, place: str) -> None:
     low, high = schema.get("minItems", 0), schema.get("maxItems", inf)
     require(all(low <= length <= high for length in set(map(len, column))), place, f"must hold {low} to {high} items")
     try:
-        _hold(list(chain.from_iterable(column)), schema["items"], place)
+        hold(list(chain.from_iterable(column)), schema["items"], place)
     except Refusal:
         if len(column) == 1:
             for number, item in enumerate(column[0]):
-                _hold([item], schema["items"], f"{place}[{number}]")
+                hold([item], schema["items"], f"{place}[{number}]")
         raise
 
 
@@ -104,12 +105,15 @@ def _hold_objects(column: list[dict[str, Any]], schema: Schema, place: str) -> N
     known, needed = schema["properties"], schema.get("required", ())
     shapes = set(map(tuple, column))
     for members in shapes:
-        require_members(members, place or "schedule", needed, known)
+        unknown = [name for name in members if name not in known]
+        missing = [name for name in needed if name not in members]
+        require(not unknown, place or "schedule", f"has unknown keys {unknown[:3]}"[:200])
+        require(not missing, place or "schedule", f"lacks {missing[:3]}")
     for name in filter(set().union(*shapes).__contains__, known):
         at, part = f"{place}.{name}" if place else name, known[name]
         having = column if name in needed else [one for one in column if name in one]
         values = list(map(itemgetter(name), having))
-        _hold(values, part, at)
+        hold(values, part, at)
         is_said = "default" in part and part["default"] in values  # of the same type, as was just seen
         require(not is_said, at, f"is the default, which is left out; {ONE_FORM}")
 

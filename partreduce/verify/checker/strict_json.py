@@ -1,10 +1,9 @@
-"""Reading JSON strictly, and taking values out of it: each function returns a value of its kind or refuses the file."""
+"""Reading JSON strictly, and exact numbers of it."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
@@ -64,53 +63,8 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
     return value
 
 
-def require_members(given: Collection[str], place: str, needed: Iterable[str], optional: Iterable[str] = ()) -> None:
-    """Of a closed object: every one of `needed`, perhaps some of `optional`, and nothing else."""
-    needed = list(needed)
-    unknown = [key for key in given if key not in {*needed, *optional}]
-    missing = [key for key in needed if key not in given]
-    require(not unknown, place, f"has unknown keys {unknown[:3]}"[:200])
-    require(not missing, place, f"lacks {missing[:3]}")
-
-
-def as_object(value: object, place: str, members: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
-    """A closed object."""
-    if not isinstance(value, dict):
-        raise Refusal(f"{place}: must be an object", UNREADABLE)
-    require_members(value, place, members, optional)
-    return value
-
-
-def as_list(value: object, place: str) -> list[Any]:
-    """A list."""
-    if not isinstance(value, list):
-        raise Refusal(f"{place}: must be a list", UNREADABLE)
-    return value
-
-
-def as_choice(value: object, place: str, choices: Sequence[object]) -> None:
-    """One of a few constants, and of its very type: 1 is neither `true` nor "1"."""
-    fits = any(type(value) is type(choice) and value == choice for choice in choices)
-    require(fits, place, f"must be one of {list(choices)}")
-
-
-def as_integer(value: object, place: str, low: int, high: int) -> int:
-    """An integer from `low` to `high` − 1; `true` is none."""
-    if type(value) is not int or not low <= value < high:
-        raise Refusal(f"{place}: must be an integer {low}..{high - 1}", UNREADABLE)
-    return value
-
-
-def as_integers(value: object, place: str, low: int, high: int) -> list[int]:
-    """A list of integers from `low` to `high` − 1. Looks at millions of them in C."""
-    integers = as_list(value, place)
-    fits = set(map(type, integers)) <= {int} and (not integers or (low <= min(integers) and max(integers) < high))
-    require(fits, place, f"must hold integers {low}..{high - 1}")
-    return integers
-
-
-def as_fraction(value: object, place: str) -> Fraction:
+def as_fraction(text: str, place: str) -> Fraction:
     """An exact number of a certificate: a text such as "4/3" in lowest terms, so that each number has one spelling."""
-    well_formed = isinstance(value, str) and re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", value)
-    confirm(well_formed and str(Fraction(str(value))) == value, place, value, "a fraction string in lowest terms")
-    return Fraction(str(value))
+    well_formed = re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", text)
+    confirm(well_formed and str(Fraction(text)) == text, place, text, "a fraction string in lowest terms")
+    return Fraction(text)

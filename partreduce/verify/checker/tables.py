@@ -8,11 +8,9 @@ if p < R mod P. Both numbers do not grow with h: so the first host has the most 
 `table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
 of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
 where their row numbers have room in the one before, which hangs on what all members received there. *Theorem.* No
-worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order and each of
-them is the same list of operations; number them all as they come. An operation has the same number at all its members,
-and numbers grow along each worker: `deadlock-free` says why all of them complete then. Groups of one number are
-disjoint, being nodes; a worker that is alone on its node has no operation there, which takes none away from anybody.
-They travel on communicators that nothing else uses.
+worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order, each of them
+the same list of operations on communicators that nothing else uses. Their places in it are ticks as `deadlock-free`
+asks for them; a worker that is alone on its node has no operation there, which takes none away from anybody.
 
 `nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
 lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
@@ -84,21 +82,15 @@ def row_error(schedule: Schedule, _: Work) -> Numbers | None:
     inside, terms = (max(schedule.node_sizes), schedule.num_nodes) if together else (1, schedule.num_workers)
     rows, gradients = [], []
     for table in coded:
-        row, total = rounded_rows(table.codec, inside, terms)
+        row, total = FollowedSum(), FollowedSum()
+        row.round(1, *ROUNDING[table.codec])
+        total.add(inside, SINGLE)
+        total.round(terms, *ROUNDING[table.codec])
+        total.add(terms, SINGLE)
         if table.way == "sharded":
             rows.append([table.parameter, *rounded_up(row)])
         gradients.append([table.parameter, *rounded_up(total)])
     return {"rows": rows, "gradients": gradients}
-
-
-def rounded_rows(codec: str, inside: int, terms: int) -> tuple[FollowedSum, FollowedSum]:
-    """A row that its owner hands out; a sum of `terms` coded gradients, each of `inside` workers at most."""
-    row, total = FollowedSum(), FollowedSum()
-    row.round(1, *ROUNDING[codec])
-    total.add(inside, SINGLE)
-    total.round(terms, *ROUNDING[codec])
-    total.add(terms, SINGLE)
-    return row, total
 
 
 def _of_way(schedule: Schedule, way: str) -> list[Table]:
@@ -118,7 +110,9 @@ def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
     aggregates = _aggregates(schedule)
     if table.way == "gather":
         longest = -(-rows // min(schedule.node_sizes)) if aggregates else rows
-        return 0, _crossings(schedule) * (n - 1) * longest * (row + 4)
+        around = (sum((worker + 1) % n not in node for worker in node) for node in map(frozenset, schedule.nodes))
+        crossings = max(around, default=1)  # workers of one node with a successor elsewhere; equal nodes hold neighbors
+        return 0, crossings * (n - 1) * longest * (row + 4)
     everyone = schedule.num_nodes if aggregates else n
     lookups, gradients = [], []
     for size, held in _nodes(schedule, table):
@@ -127,15 +121,6 @@ def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
         lookups.append(4 * asked + row * given)
         gradients.append((4 + row) * asked)
     return max(lookups), max(gradients)
-
-
-def _crossings(schedule: Schedule) -> int:
-    """How many workers of one node have a successor elsewhere, at most; 1 where nodes hold neighboring ranks."""
-    most = 1
-    for node in schedule.nodes:
-        own = set(node)
-        most = max(most, sum((worker + 1) % schedule.num_workers not in own for worker in node))
-    return most
 
 
 def _nodes(schedule: Schedule, table: Table) -> list[tuple[int, int]]:

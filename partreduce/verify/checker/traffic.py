@@ -14,8 +14,8 @@ from .refusal import Work
 from .rounds import fragments
 from .schedule import BLOCKS, PLAIN, Average, Edge, Numbers, Schedule
 
-Group = tuple[tuple[int, ...], tuple[int, ...]]
-"""(members, across)."""
+Groups = frozenset[tuple[tuple[int, ...], tuple[int, ...]]]
+"""(members, across) of each."""
 
 
 def memory(schedule: Schedule, _: Work) -> Numbers:
@@ -39,7 +39,6 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
 
     *Not counted:* what is allocated inside an operation (a codec's codes are up to half of what they code), two more
     communicators of a group that the algorithm `hierarchical` fits, activations, gradients and optimizer state.
-    Numbers: `groups`, `connections`, `splits`, `arrays`.
     """
     transport = schedule.transport
     sums = schedule.lag + 1 if schedule.pipeline else 1
@@ -48,25 +47,24 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
     arrays = sums + int(schedule.is_late or schedule.is_step_normalized) + int(has_reference) + int(outer.momentum > 0)
     arrays += 2 * int(transport["error_feedback"])
     if schedule.form == "graph":
-        groups, connections = 0, _most_neighbors(schedule.rounds)
+        groups, connections = 0, most_neighbors(schedule.rounds)
         splits = len({tuple(edges) for edges in schedule.rounds if edges})
-        arrays += max(map(_most_sources, schedule.rounds))
+        sources = (Counter(edge.target for edge in edges) for edges in schedule.rounds)
+        arrays += max(max(count.values(), default=0) for count in sources)
     else:
-        phases = {frozenset(_distinct_groups(phase)) for phase in schedule.phases} - {frozenset()}
+        phases = {
+            frozenset((tuple(members), tuple(across)) for members, across, _ in phase if len(members) > 1 or across)
+            for phase in schedule.phases
+        } - {frozenset()}
         groups, connections = _most_groups(schedule, phases)
         splits = len(phases)  # the relaxation makes no difference
     return {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
 
 
-def _distinct_groups(phase: Sequence[Average]) -> Iterator[Group]:
-    """Everything in a phase that makes groups."""
-    return ((tuple(members), tuple(across)) for members, across, _ in phase if len(members) > 1 or across)
-
-
-def _most_groups(schedule: Schedule, phases: Iterable[frozenset[Group]]) -> tuple[int, int]:
+def _most_groups(schedule: Schedule, phases: Iterable[Groups]) -> tuple[int, int]:
     """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
     kinds: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
-    for members, across in frozenset[Group]().union(*phases):
+    for members, across in Groups().union(*phases):
         size = len(members) * prod(map(schedule.radices.__getitem__, across))
         kinds.setdefault((_communicators(schedule, members, across), size), []).append(members)
     counts = [(times, size, Counter(chain.from_iterable(listed))) for (times, size), listed in kinds.items()]
@@ -94,18 +92,13 @@ def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[
     return 1 if has_stages else 2
 
 
-def _most_neighbors(rounds: Sequence[Sequence[Edge]]) -> int:
+def most_neighbors(rounds: Sequence[Sequence[Edge]]) -> int:
     """The most different workers that one worker exchanges with in a period."""
     neighbors: dict[int, set[int]] = {}
     for target, source, _ in chain.from_iterable(rounds):
         neighbors.setdefault(target, set()).add(source)
         neighbors.setdefault(source, set()).add(target)
     return max(map(len, neighbors.values()), default=0)
-
-
-def _most_sources(edges: Sequence[Edge]) -> int:
-    """The most workers that one worker hears from in a round."""
-    return max(Counter(edge.target for edge in edges).values(), default=0)
 
 
 Sent = tuple[Fraction, Fraction]
@@ -166,13 +159,8 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
     flying = (fragments(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
     w = written(schedule.transport)  # above 1 if blocks are of one number
     in_flight = flying * (max(Fraction(1), w) if schedule.transport["where"] == "across-nodes" else w)
-    return as_numbers(schedule.num_fragments, of_worker, of_node, in_flight)
-
-
-def as_numbers(parts: int, of_worker: Fraction, of_node: Fraction, in_flight: Fraction) -> Numbers:
-    """The fact's numbers as they are printed."""
     named = {"of_worker": of_worker, "of_node": of_node, "in_flight": in_flight}
-    return {"parts": parts, **{name: str(number) for name, number in named.items()}}
+    return {"parts": schedule.num_fragments, **{name: str(number) for name, number in named.items()}}
 
 
 def written(transport: Mapping[str, Any]) -> Fraction:

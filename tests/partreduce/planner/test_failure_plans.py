@@ -34,7 +34,7 @@ from partreduce.types import Delay, Switch
 from partreduce.verify import prove
 from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
-from partreduce.verify.checker import failure_classes
+from partreduce.verify.checker import survives
 
 HARDWARE = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.01)
 NODES = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
@@ -194,7 +194,7 @@ def test_of_more_classes_than_are_proved_survivors_average_all_together(monkeypa
     asked = job(2, 4, 2)
     bare = build("node-then-all", asked.cluster)
     assert survival(bare, asked).schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
-    monkeypatch.setattr(failure_classes, "MAX_CLASSES", 1)
+    monkeypatch.setattr(survives, "MAX_CLASSES", 1)
     found = survival(bare, asked).schedule
     assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 2)
     assert prove(found).verdict is Status.PROVED

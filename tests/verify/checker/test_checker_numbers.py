@@ -234,22 +234,25 @@ def test_covariances_are_rounded_to_the_nearest_unit():
 # Outer steps
 
 
-@pytest.mark.parametrize(
-    ("n", "lr", "longest"),
-    [
-        (2, "1/8", 16),  # 2 · 8, the common denominator
-        (2, "64", 64),  # 64/2 of the other's outer parameters, times 2
-        (3, "34", 65),  # 1 - 34 · 2/3 of one's own, times 3
-    ],
-)
-def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, longest):
-    joint = read(own(n, [list(range(n))], lr=lr))
-    monkeypatch.setattr(outer_steps, "MAX_ENTRY_BITS", longest.bit_length() + 1)
+@pytest.mark.parametrize(("n", "lr", "momentum", "nesterov"), [
+    (2, "1/8", 0, False), (2, "64", 0, False), (3, "34", 0, False), (3, "34", "99/100", False),
+    (3, "34", "99/100", True), (2, "1/1000", "7/8", True), (5, "999/1000", "1/3", True),
+])  # fmt: skip
+def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, momentum, nesterov):
+    joint = read(own(n, [list(range(n))], lr=lr, momentum=momentum, nesterov=nesterov))
+    growth, step = outer_steps._step(joint, 0, [])
+    draw = random.Random(n)
+    signs = [draw.choices((-1, 1), k=2 * n) for _ in range(200)]
+    columns = [*([int(i == j) for i in range(2 * n)] for j in range(2 * n)), *signs]
+    rows, factor = step(list(map(list, zip(*columns, strict=True))))
+    longest = max(factor, *(abs(entry) for row in rows for entry in row)).bit_length()
+    assert longest <= growth <= longest + 4
+    monkeypatch.setattr(period, "MAX_ENTRY_BITS", 1 + growth + 1)
     outer_steps.joint_period(joint, [], Work("here"))
-    monkeypatch.setattr(outer_steps, "MAX_ENTRY_BITS", longest.bit_length())
+    monkeypatch.setattr(period, "MAX_ENTRY_BITS", 1 + growth)
     with pytest.raises(Refusal) as refused:
         outer_steps.joint_period(joint, [], Work("here"))
-    assert refused.value.sentence == "here: numbers too long for this check"
+    assert refused.value.sentence == "here: too large for this check; use another method"
 
 
 # Work, refusals, places
@@ -298,7 +301,7 @@ def test_what_every_check_is_counted_to_cost(monkeypatch):
 
 COSTS = {
     "groups.py": 209600, "consensus.py": 3257176, "linear_algebra.py": 1744, "consensus_distance.py": 70040,
-    "period.py": 1026, "outer_steps.py": 228583757, "claims.py": 80, "strict_json.py": 684, "survives.py": 5297554,
+    "period.py": 1026, "outer_steps.py": 228584453, "claims.py": 80, "strict_json.py": 684, "survives.py": 5838075,
     "facts of rule": 9600, "facts of explicit": 12200, "facts of graph": 6960, "facts of gap-robust": 15200,
     "facts of gap-searched": 23140,
 }  # fmt: skip

@@ -15,9 +15,9 @@ from partreduce.schedulers.registry import build
 from partreduce.strategies import Block, FailurePlan, Phase, SurvivorRule
 from partreduce.topo.strategies import AllReduce, RulePhases, StaticGroups
 from partreduce.verify import checker
-from partreduce.verify.checker import failure_classes
-from partreduce.verify.checker.failure_classes import Symmetries
+from partreduce.verify.checker import survives
 from partreduce.verify.checker.refusal import TooLarge, Work
+from partreduce.verify.checker.survives import Symmetries
 from partreduce.verify.failure_plans import planned_classes
 
 
@@ -146,7 +146,7 @@ def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(name, 
     found = planned_classes(planned)
     assert found == sorted(found, key=lambda failed: (len(failed), failed))
     assert sorted(map(symmetries.pattern, found)) == sorted(needed)
-    monkeypatch.setattr(failure_classes, "MAX_CLASSES", len(symmetries.classes(2, Work("it"))) - 2)
+    monkeypatch.setattr(survives, "MAX_CLASSES", len(symmetries.classes(2, Work("it"))) - 2)
     refused(TooLarge, "the failures that the plan covers fall into over", planned_classes, planned)
 
 
