@@ -202,7 +202,7 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def why_no_average(rounds: tuple[Round, ...]) -> str:
-    """Return why a worker's new value is no average of values with a share of its own; empty if it is."""
+    """Return why a worker's new value is no average of values that include its old one; empty if it is."""
     if any(map(has_negative_entries, rounds)):
         return "a weight is negative."
     return "" if all(listed.keeps_something for listed in rounds) else "a worker keeps no weight on itself."
