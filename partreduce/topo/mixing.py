@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.errors import InputError
 from partreduce.topo.fields import Flags, Floats, Whole
-from partreduce.topo.phase import Phase
+from partreduce.topo.phase import ONE, Phase
 from partreduce.topo.round import MixingStep, Round
 
 if TYPE_CHECKING:
@@ -118,6 +119,18 @@ class Operators:
             product = self.exact(t % len(self.rounds), which, product)
         return product
 
+    def support(self) -> Flags:
+        """Whether worker i holds a share of worker j's start after a period, [i, j]; of graphs, no weight negative."""
+        result = np.eye(self.size, dtype=np.bool_)
+        for step in self.rounds:
+            assert isinstance(step, Round), "asked of graphs"
+            entries = np.eye(self.size, dtype=np.float32)
+            entries[step.targets, step.sources] = np.array([weight > 0 for weight in step.weights])[step.weight_of]
+            for worker, total in step.taken().items():
+                entries[worker, worker] = total < 1
+            result = entries @ result.astype(np.float32) > 0
+        return result
+
     def period_operator(self, start: int = 0) -> LinearOperator:
         """P = W_T … W_1 on workers, of the period that begins at round `start`; factors are never multiplied out."""
         from scipy.sparse.linalg import LinearOperator
@@ -194,6 +207,19 @@ def period_product(schedule: Schedule, start: int = 0) -> Floats:
     for t in range(len(operators.rounds)):
         product = operators.apply((start + t) % len(operators.rounds), product)
     return product
+
+
+def relaxations(schedule: Schedule) -> set[Fraction]:
+    """The factors of all groups of a period, none of weighted graphs."""
+    if (rule := schedule.rule()) is not None:
+        return {block.relaxation for phase in rule.phases for block in phase if block.makes_groups}
+    phases = schedule.phased.steps(schedule.cluster) if schedule.is_phased else ()
+    return {factor for phase in phases for factor in phase.relaxation or (ONE,)}
+
+
+def may_lengthen(schedule: Schedule) -> bool:
+    """Whether a group has a factor outside 0..2, so that its mean may lengthen a difference."""
+    return any(not 0 <= factor <= 2 for factor in relaxations(schedule))
 
 
 def is_doubly_stochastic(step: MixingStep) -> bool:

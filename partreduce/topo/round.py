@@ -92,12 +92,16 @@ class Round(Bulk, Arrays):
             result[target] -= weight
         return {worker: given for worker, given in result.items() if given}
 
+    def taken(self) -> dict[int, Fraction]:
+        """What the workers with an edge to them take from others: 1 less their weight on themselves."""
+        result: dict[int, Fraction] = defaultdict(Fraction)
+        for _, target, weight in self.edges():
+            result[target] += weight
+        return result
+
     def own_weight(self) -> Fraction:
         """The smallest weight of a worker on itself."""
-        taken: dict[int, Fraction] = defaultdict(Fraction)
-        for _, target, weight in self.edges():
-            taken[target] += weight
-        return 1 - max(taken.values(), default=Fraction(0))
+        return 1 - max(self.taken().values(), default=Fraction(0))
 
     @property
     def keeps_something(self) -> bool:

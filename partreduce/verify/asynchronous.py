@@ -33,12 +33,11 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import DynamicGroups, Pairwise, Server
-from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.dynamic_groups import GroupSplit
 from partreduce.verify.base import SHOWN, Claim, Status, follows, not_proved, refuted, some, upper
-from partreduce.verify.facts import If, ScheduleFacts, Statement, always
+from partreduce.verify.facts import If, Numbers, ScheduleFacts, Statement, always, of_protocol
 from partreduce.verify.payload import CODEC_ERROR_OF_SERVER
-from partreduce.verify.rounds import SAME_START
+from partreduce.verify.rounds import SAME_START, has_codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +106,17 @@ MANY = 10**6
 
 
 def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
-    """Count the distinct groups into which one worker can be drawn while all take part, up to `MANY`.
+    """Count the distinct groups into which one worker can be drawn while all take part, exactly up to `MANY`.
 
     `random`: any `group_size` − 1 partners. `node-then-all`: any subset of its node, and all workers. Divisions form
     groups of any idle workers, for which nothing is proved.
     """
     n, g = cluster.num_workers, strategy.group_size
     if strategy.division == GroupSplit.NODE_THEN_ALL:
-        largest = max(len(cluster.workers_of(node)) for node in range(cluster.num_nodes))
-        return int(2 ** min(largest - 1, 64) - 1 + (cluster.num_nodes > 1))
+        return int(2 ** min(int(cluster.node_sizes().max()) - 1, 64) - 1 + (cluster.num_nodes > 1))
     if strategy.division != GroupSplit.RANDOM:
         return MANY + 1
-    count = 1
-    for taken in range(min(g - 1, n - g)):
-        count = count * (n - 1 - taken) // (taken + 1)
-        if count > MANY:
-            break
-    return count
+    return math.comb(n - 1, min(g - 1, n - g, 20))  # 20 of 40 or more are over MANY
 
 
 def _random(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
@@ -236,59 +229,39 @@ def _prove_convergence(facts: ScheduleFacts) -> Claim:
 
 DYNAMIC_GROUPS = (
     Statement("convergence", _prove_convergence, essential=always),
-    Statement(
+    of_protocol(
         "deadlock-free",
-        lambda _: follows(
-            "deadlock-free",
-            "Groups get sequence numbers and stand in that order in the buffers of all their members. A group starts "
-            "when it is first in all of them and no member is in a running group. Running groups are disjoint and "
-            "their members wait for no other group. Once they are done, the oldest group that has not started is "
-            "first in the buffers of all its members and starts. A worker that ends leaves groups that have not "
-            "started and first finishes the running one, so neither unequal data nor unequal steps per round leave a "
-            "worker waiting. This is a theorem about the protocol: that its code follows it was explored for small "
-            "configurations (docs/strategies/groups.md). Assumed: the service runs or is restarted, repeated messages "
-            "arrive, and a failed worker is dropped when its lease ends.",
-        ),
+        "Groups get sequence numbers and stand in that order in the buffers of all their members. A group starts when "
+        "it is first in all of them and no member is in a running group. Running groups are disjoint and their members "
+        "wait for no other group. Once they are done, the oldest group that has not started is first in the buffers of "
+        "all its members and starts. A worker that ends leaves groups that have not started and first finishes the "
+        "running one, so neither unequal data nor unequal steps per round leave a worker waiting. This is a theorem "
+        "about the protocol: that its code follows it was explored for small configurations "
+        "(docs/strategies/groups.md). Assumed: the service runs or is restarted, repeated messages arrive, and a "
+        "failed worker is dropped when its lease ends.",
         essential=always,
     ),
 )
 
 
-def _pairwise(schedule: Schedule) -> Pairwise:
-    assert isinstance(schedule.strategy, Pairwise), "the table of its kind"
-    return schedule.strategy
+def _pairs(schedule: Schedule) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the active workers, and every pair of an active and a passive worker that may meet."""
+    strategy, n = schedule.strategy, schedule.num_workers
+    assert isinstance(strategy, Pairwise), "the table of its kind"
+    return sorted(strategy.active), [(one, two) for one in strategy.active for two in strategy.passive_of(one, n)]
 
 
-def _edges(schedule: Schedule) -> list[tuple[int, int]]:
-    strategy, n = _pairwise(schedule), schedule.num_workers
-    return [(worker, other) for worker in strategy.active for other in strategy.passive_of(worker, n)]
-
-
-def _prove_two_sides(facts: ScheduleFacts) -> Claim:
-    """Prove that every edge joins the two sides, which excludes deadlock (Lian et al., ICML 2018, section 3)."""
-    active, n = _pairwise(facts.schedule).active, facts.schedule.num_workers
-    return follows(
-        "deadlock-free",
-        f"all {len(_edges(facts.schedule))} edges join {len(active)} active and {n - len(active)} passive workers. "
-        "Only active workers wait for an answer and only passive ones give it, so no worker that others wait for waits "
-        "itself. Assumed: a passive worker whose data ended answers until all active ones have ended.",
-        {"active": sorted(active)},
-    )
-
-
-def _prove_questions(facts: ScheduleFacts) -> Claim:
-    """Bound the questions that wait at a passive worker: one from each active worker."""
-    askers = Counter(passive for _, passive in _edges(facts.schedule))
+def _of_pairs(schedule: Schedule, _: Numbers) -> Numbers:
+    active, pairs = _pairs(schedule)
+    askers = Counter(passive for _, passive in pairs)
     most = max(askers.values(), default=0)
-    busiest = min((worker for worker in askers if askers[worker] == most), default=None)
-    return follows(
-        "queues",
-        f"An active worker sends one request and waits for its answer, and a passive worker has at most {most} active "
-        f"neighbors. So at most {most} requests wait there, each is answered, and a request waits for at most "
-        f"{max(most - 1, 0)} exchanges of others. No worker waits for another's rounds, so the distance between two "
-        "workers has no bound.",
-        {"questions": most, "worker": busiest, "gap": None},
-    )
+    return {
+        "active": active,
+        "counts": f"{len(pairs)} edges join {len(active)} active and {schedule.num_workers - len(active)} passive",
+        "most": most,
+        "others": max(most - 1, 0),
+        "busiest": min((worker for worker in askers if askers[worker] == most), default=None),
+    }
 
 
 def _prove_connected(facts: ScheduleFacts) -> Claim:
@@ -296,82 +269,83 @@ def _prove_connected(facts: ScheduleFacts) -> Claim:
     import networkx as nx
 
     n = facts.schedule.num_workers
-    graph = nx.Graph(_edges(facts.schedule))
+    graph = nx.Graph(_pairs(facts.schedule)[1])
     graph.add_nodes_from(range(n))
-    reached = nx.node_connected_component(graph, 0)
+    reached = sorted(nx.node_connected_component(graph, 0))
     if len(reached) == n:
         return follows(
             "consensus",
             "The graph is connected, and every edge is used with positive probability in every round of its active "
             "end.",
         )
-    outside = [worker for worker in range(n) if worker not in reached]
+    outside = sorted(set(range(n)) - set(reached))
     return refuted(
         "consensus",
         f"No path leads from worker 0 to worker {outside[0]}; add an edge between their components.",
-        {"closed": sorted(reached), "outside": outside[0]},
-        f"workers {some(sorted(reached), SHOWN)} never average with {some(outside, SHOWN)}",
+        {"closed": reached, "outside": outside[0]},
+        f"workers {some(reached, SHOWN)} never average with {some(outside, SHOWN)}",
     )
 
 
 PAIRWISE = (
-    Statement("deadlock-free", _prove_two_sides, essential=always),
+    of_protocol(  # every edge joins the two sides: Lian et al., ICML 2018, section 3
+        "deadlock-free",
+        "all {counts} workers. Only active workers wait for an answer and only passive ones give it, so no worker that "
+        "others wait for waits itself. Assumed: a passive worker whose data ended answers until all active ones have "
+        "ended.",
+        _of_pairs,
+        witness=lambda n: {"active": n["active"]},
+        essential=always,
+    ),
     Statement("consensus", _prove_connected, essential=always),
-    Statement("queues", _prove_questions),
+    of_protocol(
+        "queues",
+        "An active worker sends one request and waits for its answer, and a passive worker has at most {most} active "
+        "neighbors. So at most {most} requests wait there, each is answered, and a request waits for at most {others} "
+        "exchanges of others. No worker waits for another's rounds, so the distance between two workers has no bound.",
+        _of_pairs,
+        witness=lambda n: {"questions": n["most"], "worker": n["busiest"], "gap": None},
+    ),
 )
 
 
-def _prove_served(facts: ScheduleFacts) -> Claim:
-    """State the workers that a worker of a server waits for."""
-    strategy = facts.schedule.strategy
-    assert isinstance(strategy, Server), "the table of its kind"
-    if strategy.synchronous:
-        text = (
-            "Shards answer while their host trains, and round r is complete once all workers have pushed in it, which "
-            "each does after its round r − 1. So the smallest unfinished round always completes. Assumed: all workers "
-            "carry out the same number of rounds (join mode does that with unequal data)."
-        )
-    elif strategy.staleness is None:
-        text = "Shards answer while their host trains, and wait for no worker; so no worker waits for another."
-    else:
-        text = (
-            f"Shards answer while their host trains. Only a worker more than {strategy.staleness} rounds ahead of the "
-            "slowest waits, so the slowest never waits. Assumed: all workers carry out the same number of rounds; the "
-            "others wait for a worker that ends much earlier."
-        )
-    return follows("deadlock-free", text)
-
-
-def _prove_equal_replicas(facts: ScheduleFacts) -> Claim | None:
-    """Prove that a synchronous server without delay gives all workers the same answer, their next parameters."""
-    strategy = facts.schedule.strategy
-    assert isinstance(strategy, Server), "the table of its kind"
-    if not strategy.synchronous or strategy.mixes_late:
-        return None
-    unit = "step" if strategy.averages_gradients else "round"
-    text = f"The hosts send all workers the same bytes, so all hold the same parameters after every {unit}."
-    return follows("equal-replicas", text)
+def _server(schedule: Schedule) -> Server:
+    assert isinstance(schedule.strategy, Server), "the table of its kind"
+    return schedule.strategy
 
 
 SERVER = (
-    Statement(
+    of_protocol(
         "consensus",
-        lambda _: follows(
-            "consensus", "Every shard has one copy, on its host, and workers read it at the start of a round."
+        "Every shard has one copy, on its host, and workers read it at the start of a round.",
+        essential=always,
+    ),
+    of_protocol(
+        "deadlock-free",
+        If(
+            lambda s, _: _server(s).synchronous,
+            "Shards answer while their host trains, and round r is complete once all workers have pushed in it, which "
+            "each does after its round r − 1. So the smallest unfinished round always completes. Assumed: all workers "
+            "carry out the same number of rounds (join mode does that with unequal data).",
+            If(
+                lambda s, _: _server(s).staleness is None,
+                "Shards answer while their host trains, and wait for no worker; so no worker waits for another.",
+                "Shards answer while their host trains. Only a worker more than {schedule.strategy.staleness} rounds "
+                "ahead of the slowest waits, so the slowest never waits. Assumed: all workers carry out the same "
+                "number of rounds; the others wait for a worker that ends much earlier.",
+            ),
         ),
         essential=always,
     ),
-    Statement("deadlock-free", _prove_served, essential=always),
-    Statement(
+    of_protocol(
         "equal-replicas",
-        _prove_equal_replicas,
         (
-            If(
-                lambda s, _: s.strategy.transport.codec is not Codec.NONE,
-                " The worker on a host uses the rounded answer too.",
-            ),
+            "The hosts send all workers the same bytes, so all hold the same parameters after every {unit}.",
+            If(has_codec, " The worker on a host uses the rounded answer too."),
             SAME_START,
         ),
+        lambda s, _: {"unit": "step" if s.strategy.averages_gradients else "round"},
+        where=lambda s, _: _server(s).synchronous and not s.strategy.mixes_late,
     ),
     CODEC_ERROR_OF_SERVER,
 )

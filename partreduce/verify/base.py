@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from enum import StrEnum
@@ -78,18 +78,14 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that `partreduce verify --json` prints."""
-        document: dict[str, Any] = {"claim": self.claim, "status": self.status.value}
-        if self.is_property:
-            document["property"] = True
-        if self.before_failure:
-            document["before_failure"] = True
-        if self.assumes:
-            document["assumes"] = self.assumes
-        if self.numbers:
-            document["numbers"] = dict(self.numbers)
-        if self.witness is not None:
-            document["witness"] = dict(self.witness)
-        return document
+        details = {
+            "property": self.is_property,
+            "before_failure": self.before_failure,
+            "assumes": self.assumes,
+            "numbers": dict(self.numbers or {}),
+            "witness": dict(self.witness or {}),
+        }
+        return {"claim": self.claim, "status": self.status.value, **{key: one for key, one in details.items() if one}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +153,15 @@ class Proof:
     @property
     def absent(self) -> frozenset[str]:
         """Return the essential claims that were not examined."""
-        return self.essential - {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims}
+        return self._without(self.claims)
 
     @property
     def open(self) -> frozenset[str]:
         """Return the essential claims that are not known to hold."""
-        names = {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims if not claim.holds}
-        return self.absent | (self.essential & names)
+        return self._without(claim for claim in self.claims if claim.holds)
+
+    def _without(self, claims: Iterable[Claim]) -> frozenset[str]:
+        return self.essential - {STANDS_FOR.get(claim.claim, claim.claim) for claim in claims}
 
     def __getitem__(self, name: str) -> Claim:
         for claim in self.claims:

@@ -13,27 +13,24 @@ doubly stochastic and strongly connected and never converges, so a power with a 
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from fractions import Fraction
-from math import gcd
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.mixing import has_negative_entries
+from partreduce.topo.mixing import Operators, has_negative_entries, relaxations
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Round
 from partreduce.verify.base import SHOWN, Claim, not_proved, proved, refuted, some
-from partreduce.verify.contraction import explicit_view, prove_power, rule_view
+from partreduce.verify.contraction import prove_power, rule_view
 from partreduce.verify.facts import If, ScheduleFacts
 
 NAME = "consensus"
 DOUBLY, SUMS = "doubly-stochastic", "unit-sums"
 GROUND = -1
-"""The vertex for the value 0 in the graph of a character class."""
 MAX_POWER = 12
 MAX_SUPPORT = 2000
 """Most workers for which the support of a period's product is computed to refute consensus."""
@@ -77,7 +74,7 @@ def prove_consensus(schedule: Schedule) -> Claim:
     The trees use all groups with an effect, which contract if every factor is tame.
     """
     rule = rule_view(schedule)
-    found = _tree(explicit_view(schedule) or ()) if rule is None else _trees_of_classes(rule)
+    found = _trees_of_classes(rule) if rule is not None else _tree(schedule.phased.steps(schedule.cluster))
     if not found.holds or every_relaxation_tame(schedule):
         return found
     text = "a group has relaxation < 0 or >= 2, so witnesses of meeting do not suffice, and no norm below 1 was found."
@@ -91,10 +88,7 @@ def is_tame(relaxation: Fraction) -> bool:
 
 def every_relaxation_tame(schedule: Schedule) -> bool:
     """Return whether 0 ≤ relaxation < 2 in every group."""
-    rule = rule_view(schedule)
-    if rule is not None:
-        return all(is_tame(block.relaxation) for phase in rule.phases for block in phase if block.makes_groups)
-    return all(is_tame(factor) for phase in explicit_view(schedule) or () for factor in set(phase.relaxation or ()))
+    return all(map(is_tame, relaxations(schedule)))
 
 
 def _tree(phases: tuple[Phase, ...]) -> Claim:
@@ -114,28 +108,34 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
     return proved(NAME, text, method="trees", trees=[edges.tolist()])
 
 
-def class_groups(rule: RuleView, digits: set[int]) -> list[list[list[int]]]:
-    """Return the graph of one character class: local ranks, and the ground for blocks that vanish on the class."""
-    result = []
-    for phase in rule.phases:
-        grounded, groups = [GROUND], []
-        for block in (b for b in phase if b.makes_groups):
-            if block.relaxation != 0:
-                if digits & set(block.across):
-                    grounded.extend(block.local)
-                else:
-                    groups.append(sorted(block.local))
-        result.append([sorted(grounded), *sorted(groups)])
-    return result
+def _tree_of_class(rule: RuleView, digits: set[int]) -> tuple[list[list[int]], set[int]]:
+    """Return Kruskal's tree on one character class by a plain scan, and local ranks that it does not reach.
+
+    Its vertices are local ranks and, if there are digits, the ground, which stands for 0: blocks that vanish join it.
+    """
+    home = {vertex: {vertex} for vertex in range(GROUND if digits else 0, rule.workers_per_node)}
+    edges = []
+    for t, phase in enumerate(rule.phases):
+        moving = [block for block in phase if block.makes_groups and block.relaxation]
+        zero = {rank for block in moving if digits & set(block.across) for rank in block.local}
+        groups = (block.local for block in moving if not digits & set(block.across))
+        for first, *others in ([GROUND, *sorted(zero)], *groups):
+            for other in others:
+                one, two = home[first], home[other]
+                if one is not two:
+                    one |= two
+                    home.update(dict.fromkeys(two, one))
+                    edges.append([t, first, other])
+    last = max({id(part): part for part in home.values()}.values(), key=min)
+    return edges, last if len(last) < len(home) else set()
 
 
 def _trees_of_classes(rule: RuleView) -> Claim:
     trees = []
     for digits in (set(), *({digit} for digit in range(rule.num_digits))):
-        vertices = ([GROUND] if digits else []) + list(range(rule.workers_per_node))
-        edges, components = tree_of_groups(vertices, class_groups(rule, digits))
-        if len(components) > 1:
-            inside = next(sorted(c) for c in reversed(components) if GROUND not in c)
+        edges, apart = _tree_of_class(rule, digits)
+        if apart:
+            inside = sorted(apart)
             if digits:
                 text = (
                     f"the local ranks {some(inside)} never average across digit {min(digits)} of the node index, nor "
@@ -155,9 +155,6 @@ def _trees_of_classes(rule: RuleView) -> Claim:
         "strictly shortens every difference."
     )
     return proved(NAME, text, method="trees", trees=trees)
-
-
-Tree = list[list[int]]
 
 
 def tree_of_phases(phases: Sequence[Phase]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -204,21 +201,11 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     return heads[keep], phase.members[keep].astype(np.int64)
 
 
-def tree_of_groups(vertices: Sequence[int], phases: Sequence[Sequence[Sequence[int]]]) -> tuple[Tree, list[set[int]]]:
-    """Return the same tree by a plain scan, for the few vertices of a character class, and the components."""
-    home = {v: {v} for v in vertices}
-    edges: Tree = []
-    for t, groups in enumerate(phases):
-        for group in groups:
-            for member in group[1:]:
-                one, two = home[group[0]], home[member]
-                if one is not two:
-                    one |= two
-                    for v in two:
-                        home[v] = one
-                    edges.append([t, group[0], member])
-    distinct = {id(component): component for component in home.values()}
-    return edges, sorted(distinct.values(), key=min)
+def why_no_average(rounds: tuple[Round, ...]) -> str:
+    """Return why a worker's new value is no average of values that include its old one; empty if it is."""
+    if any(map(has_negative_entries, rounds)):
+        return "a weight is negative."
+    return "" if all(listed.keeps_something for listed in rounds) else "a worker keeps no weight on itself."
 
 
 def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
@@ -227,10 +214,8 @@ def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
     The caller states the consequence of the tree.
     """
     rounds = schedule.strategy.graphs
-    if counts_weights and any(map(has_negative_entries, rounds)):
-        return not_proved(NAME, "a weight is negative.")
-    if counts_weights and not all(listed.keeps_something for listed in rounds):
-        return not_proved(NAME, "a worker keeps no weight on itself.")
+    if counts_weights and (why := why_no_average(rounds)):
+        return not_proved(NAME, why)
     tree = _out_tree(schedule.num_workers, rounds, counts_weights=counts_weights)
     if tree is None:
         return not_proved(NAME, "no worker reaches all others.")
@@ -253,63 +238,37 @@ def by_tree_or_apart(schedule: Schedule) -> Claim | None:
     if found.holds:
         return found
     is_followed = schedule.num_workers <= MAX_SUPPORT and not any(map(has_negative_entries, rounds))
-    return _refutation(schedule.num_workers, rounds) if is_followed else None
+    return _refutation(rounds) if is_followed else None
 
 
 def _out_tree(
     num_workers: int, rounds: tuple[Round, ...], *, counts_weights: bool
 ) -> tuple[int, list[list[int]]] | None:
     """Return a root that reaches all workers over positive edges, with the first edges of a breadth-first search."""
-    onward: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    known: set[tuple[int, int]] = set()
+    import networkx as nx
+
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(num_workers))
     for t, listed in enumerate(rounds):
         for source, target, weight in listed.edges():
-            if (weight > 0 or not counts_weights) and (source, target) not in known:
-                known.add((source, target))
-                onward[source].append((t, target))
-
-    def search(root: int) -> list[list[int]]:
-        seen, queue, edges = {root}, deque([root]), []
-        while queue:
-            source = queue.popleft()
-            for t, target in onward[source]:
-                if target not in seen:
-                    seen.add(target)
-                    queue.append(target)
-                    edges.append([t, source, target])
-        return edges
-
+            if (weight > 0 or not counts_weights) and not graph.has_edge(source, target):
+                graph.add_edge(source, target, round=t)
     # The last start of a sweep of searches reaches all workers, if any worker does.
     seen: set[int] = set()
     root = 0
     for worker in range(num_workers):
         if worker not in seen:
             root = worker
-            seen |= {worker, *(edge[2] for edge in search(worker))}
-    edges = search(root)
+            seen |= {worker, *nx.descendants(graph, worker)}
+    edges = [[graph.edges[edge]["round"], *edge] for edge in nx.bfs_edges(graph, root)]
     return (root, edges) if len(edges) == num_workers - 1 else None
 
 
-def support_of_period(num_workers: int, rounds: tuple[Round, ...]) -> npt.NDArray[np.bool_]:
-    """Return entry [i, j]: whether i holds a share of j's start after one period. Non-negative weights only."""
-    result = np.eye(num_workers, dtype=bool)
-    for listed in rounds:
-        taken: dict[int, Fraction] = defaultdict(Fraction)
-        step = np.eye(num_workers, dtype=bool)
-        for source, target, weight in listed.edges():
-            taken[target] += weight
-            step[target, source] = weight > 0
-        for worker, total in taken.items():
-            step[worker, worker] = total < 1
-        result = (step.astype(np.float32) @ result.astype(np.float32)) > 0
-    return result
-
-
-def _refutation(num_workers: int, rounds: tuple[Round, ...]) -> Claim | None:
+def _refutation(rounds: tuple[Round, ...]) -> Claim | None:
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    support = support_of_period(num_workers, rounds)
+    support = Operators(rounds).support()
     count, home = connected_components(csr_array(support.astype(np.int8)), directed=True, connection="strong")
     closed = [c for c in range(count) if not support[np.ix_(home == c, home != c)].any()]
     if len(closed) > 1:
@@ -335,13 +294,10 @@ def _refutation(num_workers: int, rounds: tuple[Round, ...]) -> Claim | None:
 
 def _cyclic_parts(support: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
     """Return the cyclic classes of a strongly connected support, in the order in which values propagate."""
-    distance = np.full(len(support), -1)
-    distance[0], queue, period = 0, deque([0]), 0
-    while queue:
-        source = queue.popleft()
-        for target in np.flatnonzero(support[:, source]).tolist():
-            if distance[target] < 0:
-                distance[target] = distance[source] + 1
-                queue.append(target)
-            period = gcd(period, int(distance[source] + 1 - distance[target]))
-    return [np.flatnonzero(distance % period == part) for part in range(period)] if period > 1 else []
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import shortest_path
+
+    distance = shortest_path(csr_array(support.T.astype(np.int8)), unweighted=True, indices=0).astype(np.int64)
+    targets, sources = np.nonzero(support)
+    period = int(np.gcd.reduce(distance[sources] + 1 - distance[targets]))
+    return [np.flatnonzero(distance % period == part) for part in range(period)]

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, lcm, log2, prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,16 +64,15 @@ def rule_view(schedule: Schedule) -> RuleView | None:
     return None if rule is None else rule.canonical
 
 
-def explicit_view(schedule: Schedule) -> tuple[Phase, ...] | None:
-    """Return the explicit phases, None for rules and graphs."""
-    if not schedule.is_phased or schedule.rule() is not None:
-        return None
-    return schedule.phased.steps(schedule.cluster)
+def off_mean(schedule: Schedule, periods: int = 1) -> list[ExactMatrix] | None:
+    """Return P^periods − J on every distinct class of a rule, else on all workers; None if too many or too large."""
+    rule = rule_view(schedule)
+    return [product_minus_mean(schedule, periods)] if rule is None else _off_mean_of_classes(rule, periods)
 
 
 @lru_cache(maxsize=1)
-def off_mean_of_classes(rule: RuleView, periods: int = 1) -> list[ExactMatrix] | None:
-    """Return P^periods − J on every distinct class, for the rate and exact consensus; None if too many or too large."""
+def _off_mean_of_classes(rule: RuleView, periods: int) -> list[ExactMatrix] | None:
+    """Return the matrices of a rule; cached, for its rate and exact consensus."""
     if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
     classes = distinct_classes(rule)
@@ -81,20 +81,20 @@ def off_mean_of_classes(rule: RuleView, periods: int = 1) -> list[ExactMatrix] |
     return [product if digits else product.plus(share) for digits, product in zip(classes, products, strict=True)]
 
 
+def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
+    """Return P^periods − J, shape (n, n)."""
+    return exact_product(schedule.steps() * periods).plus(-Fraction(1, schedule.num_workers))
+
+
 def prove_contraction(schedule: Schedule) -> Claim:
     """Prove the best c² given by a simple fraction above the true value.
 
     steps_per_round and delay have no effect: they determine when noise is added, not how the period acts on a
     difference.
     """
-    rule = rule_view(schedule)
-    if rule is not None:
-        return _by_classes(rule)
-    num_workers = schedule.num_workers
-    if num_workers <= MAX_EXACT:
-        squared = least_square([product_minus_mean(schedule)])
-        text = f"{_bound(squared)}: the {num_workers} pivots of c²·I − (P − J)ᵀ(P − J) are exact and none is negative."
-        return proved(NAME, text, method="pivots", squared=str(squared))
+    rule, num_workers = rule_view(schedule), schedule.num_workers
+    if rule is not None or num_workers <= MAX_EXACT:
+        return _by_pivots(schedule, rule)
     if num_workers > MAX_FACTOR:
         text = f"bounds for explicit schedules are certified up to {MAX_FACTOR} workers; write a rule."
         return not_proved(NAME, text)
@@ -104,19 +104,20 @@ def prove_contraction(schedule: Schedule) -> Claim:
     norm = float(np.linalg.norm(period_product(schedule) - 1 / num_workers, 2)) if bits < MOST_BITS else 0.0
     if norm <= ZERO or bits > max(0.0, FOLLOWED_BITS + log2(norm)):
         return _by_norms(schedule)
-    return _by_factor(num_workers, norm)
+    squared = fraction_above(norm**2 * (1 + num_workers * MARGIN))
+    text = f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that is bounded."
+    return proved(NAME, text, squared=str(squared), method="factor")
 
 
 def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None:
     """Prove consensus by a power of the period with a norm below 1; None if none was found up to max_periods."""
-    rule = rule_view(schedule)
-    if rule is None and schedule.num_workers > MAX_EXACT:
+    if rule_view(schedule) is None and schedule.num_workers > MAX_EXACT:
         return None
     for periods in range(1, max_periods + 1):
-        of_rule = None if rule is None else off_mean_of_classes(rule, periods)
-        if rule is not None and of_rule is None:
+        products = off_mean(schedule, periods)
+        if products is None:
             return None
-        squared = least_square(of_rule or [product_minus_mean(schedule, periods)])
+        squared = least_square(products)
         if squared < 1:
             factor = upper(squared, power=2)
             text = f"Over {periods} periods every difference shrinks by a factor of at most {factor} < 1."
@@ -124,26 +125,23 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
     return None
 
 
-def _by_classes(rule: RuleView) -> Claim:
-    products = off_mean_of_classes(rule)
+def _by_pivots(schedule: Schedule, rule: RuleView | None) -> Claim:
+    products = off_mean(schedule)
     if products is None:
+        assert rule is not None, "explicit schedules of this size have a product"
         return not_proved(
             NAME,
             f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node; this rule "
             f"has {rule.num_digits} and {rule.workers_per_node}.",
         )
     squared = least_square(products)
-    text = (
-        f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the {len(products)} "
-        f"different character classes the {rule.workers_per_node} pivots of c²·I − MᵀM are exact and none is negative."
-    )
-    return proved(NAME, text, method="pivots", squared=str(squared))
-
-
-def _by_factor(num_workers: int, norm: float) -> Claim:
-    squared = fraction_above(norm**2 * (1 + num_workers * MARGIN))
-    text = f"{_bound(squared)}: c²·I − (P − J)ᵀ(P − J) is L·Lᵀ with integers in L, up to a rest that is bounded."
-    return proved(NAME, text, squared=str(squared), method="factor")
+    text = f"{_bound(squared)}: the {schedule.num_workers} pivots of c²·I − (P − J)ᵀ(P − J)"
+    if rule is not None:
+        text = (
+            f"{_bound(squared)} for every number of nodes with {rule.num_digits} digits: on each of the "
+            f"{len(products)} different character classes the {rule.workers_per_node} pivots of c²·I − MᵀM"
+        )
+    return proved(NAME, f"{text} are exact and none is negative.", method="pivots", squared=str(squared))
 
 
 def _is_too_long(schedule: Schedule) -> bool:
@@ -185,11 +183,6 @@ def _short(number: Fraction) -> str:
     return upper(number) if bits < 1000 else f"2^{bits + 1}"
 
 
-def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
-    """Return P^periods − J, shape (n, n)."""
-    return exact_product(schedule.steps() * periods).plus(-Fraction(1, schedule.num_workers))
-
-
 def candidates(value: float) -> Iterable[Fraction]:
     """Yield simple fractions next to a float that may be its exact value, then dyadic ones safely above it."""
     seen = set()
@@ -207,34 +200,38 @@ def candidates(value: float) -> Iterable[Fraction]:
 def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
     """Return the least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, by exact pivots."""
     grams = [gram(matrix) for matrix in matrices]
-    for squared in _guesses(matrices, grams):
+    try:
+        norms = [float(np.linalg.norm(matrix.floats(), 2)) for matrix in matrices if matrix.size]
+        guesses = list(candidates(max(norms, default=0.0) ** 2))
+    except (OverflowError, np.linalg.LinAlgError):
+        guesses = []  # entries beyond the range of floats, as with a relaxation of 60 digits
+    guesses.append(max((square.trace() for square in grams if square.size), default=Fraction(0)))  # always a bound
+    for squared in guesses:
         scaled = (ExactMatrix.identity(square.size).scaled(squared) - square for square in grams)
         if all(semidefinite_pivots(rest) is not None for rest in scaled):
             return squared
     raise AssertionError("no eigenvalue of a Gram matrix is above its trace")
 
 
-def _guesses(matrices: Sequence[ExactMatrix], grams: Sequence[ExactMatrix]) -> Iterable[Fraction]:
-    """Yield the values from floats, within their range, and finally the trace, which is exact and always a bound."""
-    try:
-        norms = [float(np.linalg.norm(matrix.floats(), 2)) for matrix in matrices if matrix.size]
-        yield from candidates(max(norms, default=0.0) ** 2)
-    except (OverflowError, np.linalg.LinAlgError):
-        pass  # entries beyond the range of floats, as with a relaxation of 60 digits
-    yield max((square.trace() for square in grams if square.size), default=Fraction(0))
-
-
 def prove_exact(schedule: Schedule) -> Claim | None:
     """Prove that one period is exactly the mean; None if it is not (which is no fault) or not shown."""
-    rule = rule_view(schedule)
-    if rule is not None:
-        return _exact_by_classes(rule)
-    if schedule.strategy.graphs:
-        return _by_product(schedule)
-    phases = explicit_view(schedule) or ()
-    if not _may_be_exact(phases):
+    rule, n = rule_view(schedule), schedule.num_workers
+    if rule is None and schedule.is_phased:
+        phases = schedule.phased.steps(schedule.cluster)
+        if not _may_be_exact(phases):
+            return None
+        if (by_labels := _by_labels(phases)) is not None:
+            return by_labels
+    products = off_mean(schedule) if rule is not None or n <= MAX_PRODUCT else None
+    if products is None or not all(product.is_zero() for product in products):
         return None
-    return _by_labels(phases) or _by_product(schedule)
+    text = f"The exact product of the period is 1/{n} in all entries."
+    if rule is not None:
+        text = (
+            f"On each of the {len(products)} different character classes the period's matrix less J is exactly zero, "
+            f"for every number of nodes with {rule.num_digits} digits."
+        )
+    return proved(EXACT, text, method="product")
 
 
 def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
@@ -245,26 +242,6 @@ def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
         for phase in phases:
             values = phase.apply(values)
     return bool(np.abs(values - mean).max() < 1e-6)
-
-
-def _exact_by_classes(rule: RuleView) -> Claim | None:
-    products = off_mean_of_classes(rule)
-    if products is None or not all(product.is_zero() for product in products):
-        return None
-    text = (
-        f"On each of the {len(products)} different character classes the period's matrix less J is exactly zero, for "
-        f"every number of nodes with {rule.num_digits} digits."
-    )
-    return proved(EXACT, text, method="product")
-
-
-def _by_product(schedule: Schedule) -> Claim | None:
-    n = schedule.num_workers
-    if n > MAX_PRODUCT:
-        return None
-    if not exact_product(schedule.steps()).is_everywhere(Fraction(1, n)):
-        return None
-    return proved(EXACT, f"The exact product of the period is 1/{n} in all entries.", method="product")
 
 
 def _by_labels(phases: tuple[Phase, ...]) -> Claim | None:
@@ -300,11 +277,10 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
     Digit l must be constant within every group of the other phases, so it is the component of their union.
     """
     n, count = phases[0].num_workers, len(phases)
-    before = [np.arange(n)]
-    after = [np.arange(n)]
-    for d in range(count - 1):
-        before.append(_join(before[-1], phases[d]))
-        after.append(_join(after[-1], phases[count - 1 - d]))
+    before, after = [np.arange(n)], [np.arange(n)]
+    for first, last in zip(phases[:-1], phases[:0:-1], strict=True):
+        before.append(_merge(before[-1], first.labels()))
+        after.append(_merge(after[-1], last.labels()))
     labels = np.zeros(n, dtype=np.int64)
     for d, radix in enumerate(radices):
         digit = _merge(before[d], after[count - 1 - d])
@@ -314,19 +290,12 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
     return labels if len(np.unique(labels)) == n else None
 
 
-def _join(component: npt.NDArray[np.int64], phase: Phase) -> npt.NDArray[np.int64]:
-    return _merge(component, phase.labels().astype(np.int64))
-
-
-def _merge(one: npt.NDArray[np.int64], two: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the components of workers that share a value of either array, numbered by their first worker."""
+def _merge(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the components of workers that share a value of either array, numbered by their first worker, as `one`."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     width = int(one.max()) + 1
     size = width + int(two.max()) + 1
     links = coo_array((np.ones(len(one), dtype=np.int8), (one, two + width)), shape=(size, size))
-    _, labels = connected_components(links, directed=False)
-    _, first, inverse = np.unique(labels[one], return_index=True, return_inverse=True)
-    rank: npt.NDArray[np.int64] = np.argsort(np.argsort(first))
-    return rank[inverse]
+    return np.asarray(connected_components(links, directed=False)[1][one])

@@ -8,7 +8,7 @@ Only the checker computes the numbers of facts; the prover adds words, and the w
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,12 +18,9 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.verify import checker
-from partreduce.verify.base import Claim, Status, not_proved
+from partreduce.verify.base import Claim, Status, follows, not_proved
 from partreduce.verify.checker.claims import AFTER_FAILURE_TOO, ASSUMED, GAP, MAX_WORK, Fact
 from partreduce.verify.checker.claims import fact as checker_fact
-from partreduce.verify.checker.gaps import two_closed_sets
-from partreduce.verify.checker.groups import conflict
-from partreduce.verify.checker.refusal import Work
 
 Numbers = dict[str, Any]
 Condition = Callable[[Schedule, Numbers], Any]
@@ -107,6 +104,26 @@ def fact(
     return Statement(name, prove, essential=essential)
 
 
+def of_protocol(
+    name: str,
+    sentence: Sentence,
+    values: Callable[[Schedule, Numbers], Numbers] | None = None,
+    *,
+    essential: Condition = never,
+    where: Condition = always,
+    witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
+) -> Statement:
+    """Return a statement, `where` the rules of a protocol have it, of a kind that the checker does not read."""
+
+    def prove(facts: ScheduleFacts) -> Claim | None:
+        if not where(facts.schedule, {}):
+            return None
+        numbers = values(facts.schedule, {}) if values else {}
+        return follows(name, format_sentence(sentence, facts.schedule, numbers), witness(numbers) if witness else None)
+
+    return Statement(name, prove, essential=essential)
+
+
 class ScheduleFacts:
     """The facts of one schedule, each computed by the checker on first use."""
 
@@ -158,14 +175,3 @@ class ScheduleFacts:
         words = format_sentence(sentence, self.schedule, found.numbers, values)
         seen = None if witness is None else witness(found.numbers)
         return Claim(name, Status.FOLLOWS if found.follows else Status.FACT, words, seen, numbers=found.numbers)
-
-    def conflict(self) -> tuple[int, int, list[Any]] | None:
-        """Return the first worker (or local rank) in two groups of a phase: the phase, the worker, the two groups."""
-        return conflict(self.read)
-
-
-def sets_that_close_themselves(
-    sources: Sequence[Sequence[int]], spare: Sequence[int]
-) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets of workers that need no other worker, as the checker's search finds them."""
-    return two_closed_sets(sources, spare, Work("consensus", MAX_WORK))

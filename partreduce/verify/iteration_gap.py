@@ -14,17 +14,11 @@ from dataclasses import replace
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 from partreduce.verify.base import SHOWN, Claim, not_proved, refuted, some
-from partreduce.verify.consensus import out_tree_of
-from partreduce.verify.facts import (
-    NONE,
-    If,
-    Numbers,
-    ScheduleFacts,
-    Statement,
-    always,
-    fact,
-    sets_that_close_themselves,
-)
+from partreduce.verify.checker.claims import MAX_WORK
+from partreduce.verify.checker.gaps import two_closed_sets
+from partreduce.verify.checker.refusal import Work
+from partreduce.verify.consensus import out_tree_of, why_no_average
+from partreduce.verify.facts import NONE, If, Numbers, ScheduleFacts, Statement, always, fact
 
 EXPLORED = (
     " That the program obeys these rules is assumed; the machine that it runs was explored for small graphs "
@@ -152,45 +146,34 @@ def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
     return replace(claim, is_property=True)
 
 
-def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
-    """Prove that all workers reach one value, by a tree of edges, or because no two sets can do without each other."""
-    schedule, gap = facts.schedule, gap_of(facts.schedule)
-    if gap.has_backup:
-        return _prove_without_backup(facts, gap)
-    return out_tree_of(schedule, counts_weights=gap.weights == "graph")
-
-
 ALL_LISTEN = (
     "Of any two disjoint sets of workers one has a member with more in-neighbors outside than it has backup workers: "
     "all workers reach one common value whichever updates are late, and however late. It need not be the mean."
 )
 
 
-def _prove_without_backup(facts: ScheduleFacts, gap: IterationGap) -> Claim:
-    """Decide as the checker does; two self-sufficient sets are the witness against consensus.
+def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
+    """Prove that all workers reach one value, by a tree of edges, or because no two sets can do without each other.
 
-    It is a property of the worst case: the machines determine which updates are late, and a fair run agrees even if two
-    such sets exist.
+    With backup workers decide as the checker does; two self-sufficient sets are the witness against consensus. It is a
+    property of the worst case: the machines determine which updates are late, and a fair run agrees even if two such
+    sets exist.
     """
-    schedule = facts.schedule
+    schedule, gap = facts.schedule, gap_of(facts.schedule)
+    is_weighted = gap.weights is EdgeWeighting.GRAPH
+    if not gap.has_backup:
+        return out_tree_of(schedule, counts_weights=is_weighted)
+    if is_weighted and (why := why_no_average(schedule.strategy.graphs)):
+        return not_proved("consensus", why)
     n, spare = schedule.num_workers, gap.backups(schedule.num_workers)
     sources: list[list[int]] = [[] for _ in range(n)]
-    kept = [1.0] * n
-    is_weighted = gap.weights is EdgeWeighting.GRAPH
     for source, target, weight in schedule.strategy.graphs[0].edges():
-        if weight < 0 and is_weighted:
-            return not_proved("consensus", f"the weight of edge {source}→{target} is negative.")
-        kept[target] -= float(weight) if is_weighted else 0.0
         if weight > 0 or not is_weighted:
             sources[target].append(source)
-    if min(kept) <= 1e-12:
-        return not_proved(
-            "consensus", f"worker {kept.index(min(kept))} keeps no weight on itself when all updates have arrived."
-        )
     pair = halves(sources, spare)
     if pair is None and (claim := facts.claim("consensus", ALL_LISTEN)) is not None:
         return claim
-    pair = pair or sets_that_close_themselves(sources, spare)
+    pair = pair or two_closed_sets(sources, spare, Work("consensus", MAX_WORK))
     assert pair is not None, "the checker found them, too"
     one, other = (sorted(half) for half in pair)
     text = (

@@ -25,6 +25,7 @@ from partreduce.topo.phase import ONE, Group, Phase
 from partreduce.topo.rule import Block, RulePhase, RuleView, nodes_of_group
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from partreduce.verify.checker.groups import conflict
 from partreduce.verify.contraction import rule_view
 from partreduce.verify.facts import ScheduleFacts
 
@@ -52,7 +53,7 @@ OF_GROUPS = (
 def prove_conflict_free(facts: ScheduleFacts) -> Claim:
     """Prove or refute that groups of one phase never share a worker. O(size of the file)."""
     schedule = facts.schedule.meetings
-    rule, found = rule_view(schedule), facts.conflict()
+    rule, found = rule_view(schedule), conflict(facts.read)
     if found is None:
         text = OF_GROUPS.format(period=schedule.period) if rule is None else OF_RULES.format(digits=rule.num_digits)
         return Claim("conflict-free", Status.FACT, text, numbers={})
@@ -91,7 +92,7 @@ def prove_membership(schedule: Schedule) -> Claim | None:
             break
         asked += 1
         answer = _answer(schedule, worker, round_)
-        wrong = None if answer == right else _wrong(round_, worker, answer, right)
+        wrong = None if answer == right else _wrong(round_, worker, answered=answer, block=right)
     if wrong is not None:
         text = f"in round {wrong['round']} worker {wrong['worker']} computes another group than its block's."
         return refuted(NAME, text, wrong)
@@ -162,7 +163,7 @@ def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | 
                 due.update(dict.fromkeys(right[0] if right is not None else (worker,), right))
             answer = _answer(schedule, worker, schedule.prologue + t)
             if answer != due[worker]:
-                return _wrong(schedule.prologue + t, worker, answer, due[worker]), ""
+                return _wrong(schedule.prologue + t, worker, answered=answer, block=due[worker]), ""
             text.update(b"-\n" if answer is None else b"%d %b\n" % (answer[0][0], str(answer[1]).encode()))
     return None, text.hexdigest()
 
@@ -188,13 +189,12 @@ def _draw(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expect
             yield draw.randrange(schedule.num_workers), round_, everyone
 
 
-def _wrong(round_: int, worker: int, answer: Expected, right: Expected) -> dict[str, Any]:
-    def as_json(group: Expected) -> Any:  # noqa: ANN401 - JSON
-        return (
-            None if group is None else {"members": some(group[0]), "size": len(group[0]), "relaxation": str(group[1])}
-        )
-
-    return {"round": round_, "worker": worker, "answered": as_json(answer), "block": as_json(right)}
+def _wrong(round_: int, worker: int, **groups: Expected) -> dict[str, Any]:
+    shown = {
+        name: group and {"members": some(group[0]), "size": len(group[0]), "relaxation": str(group[1])}
+        for name, group in groups.items()
+    }
+    return {"round": round_, "worker": worker, **shown}
 
 
 PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]

@@ -80,14 +80,8 @@ ARRAYS = {
         ", and one for the parameters with which a round began",
     ): 1,
     If(
-        lambda s, _: not s.strategy.averages_gradients and has_codec(s, {}),
-        ", and one for the reference from which coded differences are taken",
-    ): 1,
-    If(
-        lambda s, _: (
-            not s.strategy.averages_gradients and not has_codec(s, {}) and not s.strategy.payload.outer.is_plain
-        ),
-        ", and one for the reference from which differences are taken",
+        lambda s, n: not s.strategy.averages_gradients and (has_codec(s, n) or not s.strategy.payload.outer.is_plain),
+        (", and one for the reference from which ", If(has_codec, "coded "), "differences are taken"),
     ): 1,
     If(lambda s, _: s.strategy.payload.outer.momentum > 0, ", and one for the momentum of outer steps"): 1,
     If(lambda s, _: s.strategy.transport.error_feedback, ", and at most two for what error feedback keeps"): 2,

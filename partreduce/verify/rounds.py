@@ -6,8 +6,6 @@ decided at run time: its claims are theorems about the protocol, whose object is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, GradientBuckets
 from partreduce.topo.strategies.partial import PartialAllReduce
@@ -151,43 +149,32 @@ QUEUES = fact(
 )
 
 
-def _of_fragments(schedule: Schedule, numbers: Numbers) -> Mapping[str, object]:
-    count, every, late, flying = (numbers.get(name, 0) for name in ("fragments", "every", "late", "flying"))
-    is_one = schedule.has_one_steps_per_round
-    return {
-        "every": every if is_one else f"{every} or, of a smaller steps_per_round, fewer",
-        "which": f"Each of {count} fragments" if count > 1 else "The model",
-        "merged": f"merged {late} steps after it is sent" if late else "merged where it is sent",
-        "are": "is" if flying == 1 else "are",
-        "kept": schedule.strategy.sync.kept,
-    }
-
-
 FRAGMENTS = fact(
     "fragments",
     (
+        If(lambda _, n: n["fragments"] > 1 or "period" in n, "Each of {fragments} fragments", "The model"),
+        " has exactly one turn in every {every}",
+        If(lambda s, _: not s.has_one_steps_per_round, " or, of a smaller steps_per_round, fewer"),
+        " steps, ",
         If(
             lambda _, n: "period" in n,
-            "Each of {fragments} fragments has exactly one turn in every {every} steps, with the groups of its round, "
-            "so with all of the period in every {period}; between turns lie at least {apart} steps. A group averages "
-            "one fragment after another, in an order that follows from the step.",
+            "with the groups of its round, so with all of the period in every {period}; between turns lie at least "
+            "{apart} steps. A group averages one fragment after another, in an order that follows from the step.",
             (
-                (
-                    "{which} has exactly one turn in every {every} steps, {merged}; between turns lie at least {apart} "
-                    "steps. At most {flying} {are} in flight, and all workers send and merge them in one order, which "
-                    "follows from the step. "
-                ),
+                If(lambda _, n: n["late"], "merged {late} steps after it is sent", "merged where it is sent"),
+                "; between turns lie at least {apart} steps. At most {flying} ",
+                If(lambda _, n: n["flying"] == 1, "is", "are"),
+                " in flight, and all workers send and merge them in one order, which follows from the step. ",
                 If(
                     lambda _, n: n["equal"],
                     "It is equal on all workers then",
-                    "Workers keep {kept} of their own then",
+                    "Workers keep {schedule.strategy.sync.kept} of their own then",
                 ),
                 ", and what a worker holds of the others is at most {age} steps old.",
             ),
         ),
         " The runtime refuses a model with a parameter in no fragment or in two.",
     ),
-    _of_fragments,
 )
 
 _BYTES = If(
@@ -199,26 +186,31 @@ EQUAL_REPLICAS = fact(
     If(
         lambda _, n: n["of"] == "gradients",
         (
-            ("All workers hold the same parameters and optimizer state after every step: they start equal, and each "
-            "step applies the same average of gradients on all, or on none."),
+            (
+                "All workers hold the same parameters and optimizer state after every step: they start equal, and each "
+                "step applies the same average of gradients on all, or on none."
+            ),
             _BYTES,
             SAME_START,
         ),
         (
-            "After {which} of the period, which average over all workers, all hold the same parameters: {result}.",
+            "After ",
+            If(lambda s, n: len(n["rounds"]) == s.period, "every round", "{count} of {schedule.period} rounds"),
+            " of the period, which average over all workers, all hold the same parameters: ",
+            If(
+                lambda s, _: s.strategy.payload.outer.in_words,
+                "what {schedule.strategy.payload.outer.in_words} makes of the average",
+                "the average",
+            ),
+            ".",
             _BYTES,
             " Between these rounds parameters differ; optimizer state may always differ.",
             SAME_START,
         ),
     ),
-    lambda s, n: {
-        "which": "every round" if len(n.get("rounds", ())) == s.period else f"{len(n.get('rounds', ()))} of {s.period} "
-        "rounds",
-        "result": f"what {outer} makes of the average" if (outer := s.strategy.payload.outer.in_words) else
-        "the average",
-    },
+    lambda _, n: {"count": len(n.get("rounds", ()))},
     essential=delays_gradients,
-)  # fmt: skip
+)
 
 QUORUM = (
     fact(

@@ -25,9 +25,7 @@ from partreduce.topo.metrics.decomposition import batch_of_classes, dense_sector
 from partreduce.topo.metrics.sectors import NEVER, Sectors
 from partreduce.topo.metrics.stability import EDGE, outer_operators, radius_of
 from partreduce.topo.metrics.steady_state import after_period, noise_traces
-from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
-from partreduce.topo.phase import Phase
-from partreduce.topo.round import MixingStep
+from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic, may_lengthen
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, upper
@@ -138,8 +136,8 @@ def _by_workers(schedule: Schedule) -> Sectors | str:
         return f"explicit groups, or different steps per round, are not checked beyond {MAX_WORKERS} workers."
     if schedule.period * schedule.largest_steps_per_round * schedule.num_workers**2 > MAX_STEPS:
         return "the schedule is too large for a check that multiplies it out; write a rule."
-    steps = schedule.steps()
-    if not all(map(_lengthens_nothing, set(steps))):
+    steps, graphs = schedule.steps(), set(schedule.strategy.graphs)
+    if may_lengthen(schedule) or any(map(has_negative_entries, graphs)) or not all(map(is_doubly_stochastic, graphs)):
         return "a phase may lengthen differences."
     if max(common_factor(step).bit_length() for step in steps) > MAX_FACTOR_BITS:
         return "the factors of a phase have too long denominators for this check."
@@ -150,7 +148,7 @@ def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: tuple[int, ...
     size, instants = len(worker_steps), schedule.period * max(worker_steps)
     if rule.num_digits > MAX_DIGITS or size > MAX_SIZE:
         return f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node."
-    if any(not 0 <= block.relaxation <= 2 for phase in rule.phases for block in phase if block.makes_groups):
+    if may_lengthen(schedule):
         return "a phase may lengthen differences."
     listed = distinct_classes(rule)
     entries = len(listed) * size**2
@@ -162,12 +160,6 @@ def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: tuple[int, ...
     classes = [merged[frozenset(one for one in sets if set(one) & set(digits)), not digits] for digits in listed]
     batch = batch_of_classes(schedule, rule, worker_steps, classes, [(rank,) for rank in range(size)])
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, "")
-
-
-def _lengthens_nothing(step: MixingStep) -> bool:
-    if isinstance(step, Phase):
-        return all(0 <= relaxation <= 2 for relaxation in set(step.relaxation or ()))
-    return is_doubly_stochastic(step) and not has_negative_entries(step)
 
 
 def prove_outer_consensus(schedule: Schedule) -> Claim:

@@ -25,7 +25,7 @@ from partreduce.verify import Status, checker, prove
 from partreduce.verify.base import fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.consensus import every_relaxation_tame, is_tame
-from partreduce.verify.contraction import explicit_view, rule_view
+from partreduce.verify.contraction import rule_view
 from partreduce.verify.facts import If, ScheduleFacts, Statement, format_sentence
 from partreduce.verify.payload import TABLES
 from partreduce.verify.prove import OF_FAILURE_PLAN, OF_PROTOCOL, OWN_OUTER_PARAMS, STATEMENTS
@@ -239,18 +239,12 @@ def test_factors_that_lengthen_nothing():
     assert every_relaxation_tame(explicit(4, [[0, 1]]))
 
 
-def test_a_schedule_is_seen_as_a_rule_in_one_order_or_as_phases():
+def test_a_schedule_is_seen_as_a_rule_in_one_order():
     blocks = (Block((2, 1), (1, 0)), Block((0,), (0,)))
     seen = rule_view(rule((2, 2), 3, blocks))
     assert seen.phases == ((Block((0,), (0,)), Block((1, 2), (0, 1))),)
-    assert explicit_view(rule((2, 2), 3, blocks)) is None
-    schedule = explicit(3, [[0, 1]], [[1, 2]])
-    assert rule_view(schedule) is None
-    assert [list(phase[0].members) for phase in explicit_view(schedule)] == [[0, 1], [1, 2]]
+    assert rule_view(explicit(3, [[0, 1]], [[1, 2]])) is None
     assert rule_view(SCHEDULES["graph"]) is None
-    assert explicit_view(SCHEDULES["graph"]) is None
-    uneven = Schedule("a", Cluster.irregular([[0, 1, 2], [3]]), AllReduce())
-    assert (rule_view(uneven) is None) != (explicit_view(uneven) is None)
 
 
 # Every registry knows every kind of strategy: a new kind that is left out somewhere is named here, not by a user

@@ -13,7 +13,6 @@ from partreduce.topo.metrics.evaluate import drift as drift
 from partreduce.topo.metrics.evaluate import late_distance as late_distance
 from partreduce.topo.metrics.evaluate import metrics as metrics
 from partreduce.topo.metrics.evaluate import radius as radius
-from partreduce.topo.metrics.stability import decay as decay
 from partreduce.topo.metrics.stability import noise_factor as noise_factor
 from partreduce.topo.metrics.stability import pipeline_metrics as pipeline_metrics
 from partreduce.topo.metrics.stability import stability_limit as stability_limit

@@ -53,14 +53,10 @@ DEFAULT = MetricLimits()
 
 def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | None:
     """Return the cheapest direct decomposition (classes, Fourier, dense); None if the schedule is too large."""
-    period = schedule.period
-    structured = uniform_sectors(schedule) or rule_sectors(schedule) or circulant_sectors(schedule)
-    if structured is not None:
-        return structured
     n = schedule.num_workers
-    if n <= limit.dense_workers and period * n * n <= limit.dense_entries:
-        return dense_sectors(schedule)
-    return None
+    is_small = n <= limit.dense_workers and schedule.period * n * n <= limit.dense_entries
+    structured = uniform_sectors(schedule) or rule_sectors(schedule) or circulant_sectors(schedule)
+    return structured or (dense_sectors(schedule) if is_small else None)
 
 
 def dense_sectors(schedule: Schedule) -> Sectors:

@@ -1,4 +1,4 @@
-"""Compute which rates are stable: of late gradients (and their noise and decay), outer steps, and momentum on graphs.
+"""Compute which rates are stable: of late gradients (and their noise), outer steps, and momentum on graphs.
 
 A pipeline of width K applies each gradient K − 1 steps late, the same for all workers, so replicas stay equal and it
 suffices to study one model. Along one eigenvector of a quadratic loss of curvature λ, with rate γ and h = γλ, the
@@ -82,7 +82,10 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
     The largest curvature decides, so a rate that was just stable in synchronous steps has to shrink by the factor
     `stability_limit(K) / stability_limit(1)`.
     """
-    _check(width, momentum)
+    if width < 1:
+        raise InputError(f"pipeline width {width}: it is a number of steps >= 1")
+    if not 0 <= momentum < 1:
+        raise InputError(f"momentum: is {momentum}; it lies in 0 <= momentum < 1")
     if momentum == 0:
         return 2 * sin(pi / (2 * (2 * width - 1)))
     if width == 1:
@@ -95,65 +98,18 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
     return 2 * sin(low / 2) * hypot(cos(low) - momentum, sin(low))
 
 
-def noise_factor(h: float, width: int, *, momentum: float = 0.0) -> float:
+def noise_factor(h: float, width: int) -> float:
     """Return the stationary variance under gradient noise, divided by that of synchronous steps with the same h. O(1).
 
-    Infinite from the stability limit on. With momentum from the linear equations of the covariances, O(width³).
+    Infinite from the stability limit on.
     """
-    bound = stability_limit(1, momentum=momentum)
-    if not 0 <= h < bound:
-        raise InputError(
-            f"h: is {h}; rate times curvature lies in 0 <= h < {bound:g}, where synchronous steps are stable"
-        )
-    if h >= stability_limit(width, momentum=momentum):
+    if not 0 <= h < 2:
+        raise InputError(f"h: is {h}; rate times curvature lies in 0 <= h < 2, where synchronous steps are stable")
+    if h >= stability_limit(width):
         return inf
-    if momentum == 0 or h == 0:
-        angle = asin(h / 2)
-        delayed = (2 * width - 1) * angle
-        return (2 - h) * (1 + sin(delayed)) / (2 * cos(angle) * cos(delayed))
-    return _variance(h, width, momentum) / _variance(h, 1, momentum)
-
-
-def decay(h: float, width: int, *, momentum: float = 0.0) -> float:
-    """Return the asymptotic factor of a step on the distance to the minimum: the largest root. O(width³).
-
-    Synchronous steps have |1 − h|. A pipeline of width 2 has √h from h = 1/4 on, and less than synchronous steps up to
-    h = (3 − √5)/2, as a late gradient of a shrinking distance is a larger one.
-    """
-    _check(width, momentum)
-    if not h >= 0:
-        raise InputError(f"h: is {h}; rate times curvature is >= 0")
-    return float(np.abs(np.linalg.eigvals(companion(h, width, momentum=momentum))).max())
-
-
-def companion(h: float, width: int, *, momentum: float = 0.0) -> npt.NDArray[np.float64]:
-    """Return the matrix from (e[t−1], e[t−2], …) to (e[t], e[t−1], …), of max(width, 2) rows (1 if synchronous)."""
-    size = max(width, 2 if momentum else 1)
-    matrix = np.eye(size, k=-1)
-    matrix[0, 0] += 1 + momentum
-    if momentum:
-        matrix[0, 1] -= momentum
-    matrix[0, width - 1] -= h
-    return matrix
-
-
-def _variance(h: float, width: int, momentum: float) -> float:
-    """Return r_0 for noise of variance 1: r_k = Σ_j a_j r_|k−j| for k = 1 … size, and the same plus 1 for k = 0."""
-    coefficients = companion(h, width, momentum=momentum)[0]
-    size = len(coefficients)
-    equations = np.eye(size + 1)
-    for k in range(size + 1):
-        for j, coefficient in enumerate(coefficients, 1):
-            equations[k, abs(k - j)] -= coefficient
-    noise = np.eye(size + 1)[0]
-    return float(np.linalg.solve(equations, noise)[0])
-
-
-def _check(width: int, momentum: float) -> None:
-    if width < 1:
-        raise InputError(f"pipeline width {width}: it is a number of steps >= 1")
-    if not 0 <= momentum < 1:
-        raise InputError(f"momentum: is {momentum}; it lies in 0 <= momentum < 1")
+    angle = asin(h / 2)
+    delayed = (2 * width - 1) * angle
+    return (2 - h) * (1 + sin(delayed)) / (2 * cos(angle) * cos(delayed))
 
 
 USUAL = 0.1
@@ -264,13 +220,10 @@ def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:
     afterwards (x ← W(x + u)).
     """
     matrix = mixing_matrix(graph)
-    eigenvalues = np.linalg.eigvalsh((matrix + matrix.T) / 2)
-    limits = [2 * (1 + momentum)]
-    for value in eigenvalues.tolist():
-        if parallel:
-            limits.append((1 + momentum) * (1 + value))
-        elif value > 0:
-            limits.append((1 + momentum) * (1 + value) / value)
-        elif value < 0:
-            limits.append((1 - momentum) * (1 - value) / -value)
-    return float(min(limits))
+    values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+    limits = (1 + momentum) * (1 + values)
+    if not parallel:
+        sign = np.sign(values)
+        with np.errstate(divide="ignore"):
+            limits = (1 + sign * momentum) * (1 + sign * values) / np.abs(values)
+    return float(min(2 * (1 + momentum), limits.min()))

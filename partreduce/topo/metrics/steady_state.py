@@ -19,7 +19,7 @@ from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.errors import InputError
 from partreduce.topo.metrics.decomposition import merged_classes, rule_and_worker_steps, rule_sectors
 from partreduce.topo.metrics.sectors import NEVER, Batch, Sectors, adjoint, group_worker_steps, traces
-from partreduce.topo.mixing import Operators
+from partreduce.topo.mixing import Operators, may_lengthen
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 
@@ -149,7 +149,7 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
             f"exact consensus distance: {rule.workers_per_node} workers per node; at most {MAX_LOCAL} are solved in "
             "fractions; use consensus distance"
         )
-    if any(not 0 <= block.relaxation <= 2 for phase in rule.phases for block in phase):
+    if may_lengthen(schedule):
         # Only such factors can make a norm exceed 1; then the linear system alone would not detect divergence.
         sectors = rule_sectors(schedule)
         if sectors is None or sectors.radius >= NEVER:
