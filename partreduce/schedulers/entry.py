@@ -34,7 +34,6 @@ class Parameter:
     choices: tuple[str, ...] = ()
 
     def parse(self, value: object) -> Value:
-        """The typed value."""
         if value is None or (isinstance(value, str) and value.strip().lower() == "auto" and self.default is None):
             if self.default is None:
                 return None
@@ -120,7 +119,6 @@ class Entry:
         return self.unsupported_reason(cluster, **values)
 
     def build(self, cluster: Cluster, **parameters: object) -> Schedule:
-        """The schedule for a cluster."""
         values = self.resolve(parameters)
         if reason := self.why_not(cluster, **parameters):
             raise ScheduleError(f"{self.name} on {cluster}: {reason}")

@@ -263,7 +263,6 @@ def spacing(rounds: Collection[int], period: int) -> int:
 
 
 def _together(schedule: Schedule, levels: Sequence[Level]) -> str:
-    """All sorts of groups as one, where they are many."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
     if not levels:
         return "no workers"

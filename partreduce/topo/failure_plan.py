@@ -52,7 +52,6 @@ class FailurePlan(JsonObject):
         JsonObject.__post_init__(self)
 
     def covers(self, cluster: Cluster, failed: Collection[int]) -> bool:
-        """Whether the plan is for the failure of these workers."""
         if not 0 < len(failed) <= cluster.num_workers - 2:
             return False
         if len(failed) <= self.failures:

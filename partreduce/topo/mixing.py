@@ -74,7 +74,6 @@ class Operators:
 
     @property
     def size(self) -> int:
-        """The number of places."""
         return self.rounds[0].num_workers
 
     def apply(self, index: int, values: Floats) -> Floats:

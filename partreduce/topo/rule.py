@@ -13,10 +13,10 @@ from itertools import combinations
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Whole
 from partreduce.topo.phase import ONE, Group, Phase
 
 
@@ -59,11 +59,9 @@ def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> 
     return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in across)
 
 
-def representatives(num_nodes: int, radices: Sequence[int], across: Sequence[int]) -> npt.NDArray[np.int64]:
-    """`representative` of every node, shape (num_nodes,). Vectorized."""
-    nodes = np.arange(num_nodes, dtype=np.int64)
-    strides = strides_of(radices)
-    result = nodes.copy()
+def representatives(nodes: Whole, radices: Sequence[int], across: Sequence[int]) -> Whole:
+    """`representative` of each of some nodes. Vectorized."""
+    strides, result = strides_of(radices), nodes.copy()
     for d in across:
         result -= (nodes // strides[d]) % radices[d] * strides[d]
     return result
@@ -149,7 +147,7 @@ class RuleView:
         labels = np.full((self.num_nodes, self.workers_per_node), -1, dtype=np.int64)
         relaxation: dict[int, Fraction] = {}
         for number, block in enumerate(phase):
-            keys = representatives(self.num_nodes, self.radices, block.across)
+            keys = representatives(np.arange(self.num_nodes), self.radices, block.across)
             for rank in block.local:
                 labels[:, rank] = keys * len(phase) + number
             if block.relaxation != 1:

@@ -17,7 +17,6 @@ from partreduce.topo.graphs import Graph
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.base import HasGroups, HasMixingMatrix, Strategy
 from partreduce.topo.strategies.payload import PLAIN, Payload, Placement, TablePlacement
 
@@ -186,11 +185,8 @@ class Schedule:
     def owner_of(self, parameter: str, row: int) -> int | None:
         """The worker on which a row of a sharded table lies; None where every worker has it."""
         route = self.route_of(parameter)
-        return (
-            None
-            if route is None or route.way is not Placement.SHARDED
-            else self.routes.owner(route, row, self.num_workers)
-        )
+        is_sharded = route is not None and route.way is Placement.SHARDED
+        return self.routes.owner(route, row, self.num_workers) if route is not None and is_sharded else None
 
     @property
     def meetings(self) -> Schedule:
@@ -199,13 +195,6 @@ class Schedule:
             return self
         payload = replace(self.strategy.payload, outer=PLAIN)
         return replace(self, strategy=replace(self.strategy, payload=payload), certificate=None)
-
-    def traveling(self, algorithm: AllReduceAlgorithm) -> Schedule:
-        """The same schedule with sums by this algorithm; unchanged where its kind or the run-time has no such one."""
-        if algorithm not in self.strategy.algorithms or algorithm is self.strategy.transport.algorithm:
-            return self
-        transport = replace(self.strategy.transport, algorithm=algorithm)
-        return replace(self, strategy=replace(self.strategy, transport=transport), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
         return replace(self, certificate=certificate)

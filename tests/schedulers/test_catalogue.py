@@ -1,26 +1,21 @@
-"""Constructions of the literature against their published lengths, exactness and rates, and the algebra of rules."""
+"""Constructions of the literature against their published lengths, exactness and rates, and the rule families."""
 
-from itertools import pairwise
 from math import lcm, log, prod
 
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from helpers.figures_by_definition import n_eff
 from helpers.golden import GOLDEN
-from helpers.refusals import refused
 from partreduce import Cluster, metrics
 from partreduce.errors import ScheduleError
 from partreduce.schedulers import registry
 from partreduce.schedulers.constructions import base_graph
 from partreduce.schedulers.constructions.per_round import random_phase
 from partreduce.schedulers.imports import from_networkx
-from partreduce.schedulers.rules.algebra import compose, interleave, refine, repeat
 from partreduce.schedulers.rules.nested import figure_10_rule
-from partreduce.strategies import Block, NeighborAveraging, RulePhases, StaticGroups
+from partreduce.strategies import Block, NeighborAveraging
 from partreduce.topo.arithmetic.whole_numbers import (
     ceil_log,
     divisors,
@@ -29,7 +24,6 @@ from partreduce.topo.arithmetic.whole_numbers import (
     smallest_prime_factor,
 )
 from partreduce.topo.metrics import contraction
-from partreduce.topo.rule import RuleView
 from partreduce.verify import prove
 
 
@@ -254,7 +248,7 @@ def test_clustered_graphs_have_the_links_that_were_asked_for(text, links):
                 assert a == b or between[a, b] == (min(links, sizes[a] * sizes[b]) if joined else 0)
 
 
-# Rule algebra and rule families: the published rules, generalizations, laws of the algebra
+# Rule families: the published rules, and their generalizations
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 10, 250_000])
@@ -330,58 +324,3 @@ def test_small_number_theory():
         assert prod(prime_factors(number)) == number
         assert number == 1 or smallest_prime_factor(number) == divisors(number)[1]
         assert 3 ** ceil_log(number, 3) >= number > 3 ** (ceil_log(number, 3) - 1)
-
-
-def _rule(radices, seed):
-    rng = np.random.default_rng(seed)
-    phases = []
-    for _ in range(int(rng.integers(1, 4))):
-        roles = rng.integers(0, 3, size=4)
-        digits = range(len(radices))
-        blocks = [
-            Block(tuple(np.flatnonzero(roles == role).tolist()), tuple(d for d in digits if rng.random() < 0.5))
-            for role in range(2)
-            if (roles == role).any()
-        ]
-        phases.append(tuple(blocks))
-    return RulePhases(tuple(radices), tuple(phases))
-
-
-FACTORINGS = st.sampled_from([(12,), (2, 6), (6, 2), (2, 2, 3), (3, 4), (4, 3), (2, 3, 2)])
-
-
-@given(FACTORINGS, FACTORINGS, st.integers(0, 1000))
-def test_compose_keeps_the_groups_of_both_rules(first, second, seed):
-    a, b = _rule(first, seed), _rule(second, seed + 1)
-    cluster = Cluster.regular(12, 4)
-    strides = sorted({prod(r[d:]) for r in (first, second) for d in range(len(r) + 1)})
-    if any(larger % smaller for smaller, larger in pairwise(strides)):
-        refused(ScheduleError, "no common refinement", compose, a, b)
-        return
-    joined = compose(a, b)
-    separate = [
-        RuleView(rule.node_radices, (phase,), cluster.workers_per_node).expand(0)
-        for rule in (a, b)
-        for phase in rule.phases
-    ]
-    assert [
-        RuleView(joined.node_radices, (phase,), cluster.workers_per_node).expand(0) for phase in joined.phases
-    ] == separate
-    StaticGroups(phases=joined).check(cluster)
-
-
-@given(FACTORINGS, st.integers(0, 1000), st.integers(1, 4))
-def test_repeat_and_interleave(radices, seed, times):
-    a, b = _rule(radices, seed), _rule(radices, seed + 1)
-    assert repeat(a, times).phases == a.phases * times
-    mixed = interleave(a, b)
-    assert mixed.phases[0::2] == a.phases * (len(mixed.phases) // 2 // len(a.phases))
-    assert mixed.phases[1::2] == b.phases * (len(mixed.phases) // 2 // len(b.phases))
-
-
-def test_algebra_refuses_what_does_not_fit():
-    a = RulePhases((2, 2), ((Block((0,), (0,)),),))
-    refused(ScheduleError, "different numbers of nodes", compose, a, RulePhases((3,), ()))
-    refused(ScheduleError, "at least once", repeat, a, 0)
-    refused(ScheduleError, "do not refine", refine, RulePhases((2, 3), ()), (3, 2))
-    refused(ScheduleError, "at least 1", compose)

@@ -11,9 +11,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.strategies.allreduce import AllReduce
 
 
-def _all_reduce(cluster: Cluster, every: int) -> AllReduce:
-    """One average over everybody in `every` steps."""
-    del cluster
+def _all_reduce(_: Cluster, every: int) -> AllReduce:
     return AllReduce(steps_per_round=every)
 
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.arithmetic.whole_numbers import fewest_factors, prime_factors
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, prime_factors
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
@@ -54,7 +54,7 @@ def simple_base(num_workers: int, k: int) -> list[Exchange]:
     """Simple Base-(k+1): p₁ + [a₁ > 1] rounds for n = a₁(k+1)^{p₁}, else p₁ more and one more. O(n) a round."""
     parts = _parts(num_workers, k)
     (first_size, first_count), *rest = parts
-    power = _log(first_size // first_count, k + 1)
+    power = ceil_log(first_size // first_count, k + 1)
     opening = power + (first_count > 1)
     rounds = [_averages(num_workers, parts, k, t) for t in range(opening)]
     if rest:
@@ -78,7 +78,7 @@ def base(num_workers: int, k: int) -> list[Exchange]:
     rounds = [_copies(round_, rough, smooth) for round_ in first]
     stride = rough
     for factor in factors:
-        rounds.append(_means(workers - workers // stride % factor * stride))
+        rounds.append(_means(_line(workers, stride, factor)))
         stride *= factor
     return rounds
 
@@ -126,19 +126,12 @@ def _parts(number: int, k: int) -> list[tuple[int, int]]:
     return parts[::-1]
 
 
-def _log(value: int, base_: int) -> int:
-    exponent = 0
-    while value > 1:
-        value, exponent = value // base_, exponent + 1
-    return exponent
-
-
 def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
     """Opening round t: every part walks its own hyper-cuboid, short ones again from the start (a no-op by then)."""
     labels = np.full(count, -1, dtype=np.int64)
     start = 0
     for size, digit in parts:
-        sides = [k + 1] * _log(size // digit, k + 1) + ([digit] if digit > 1 else [])
+        sides = [k + 1] * ceil_log(size // digit, k + 1) + ([digit] if digit > 1 else [])
         if sides:
             axis = t % len(sides)
             labels[start : start + size] = start + _line(np.arange(size), (k + 1) ** axis, sides[axis])
@@ -154,7 +147,7 @@ def _exchange(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Excha
     start = 0
     for index, (size, digit) in enumerate(parts):
         block = size // digit
-        if index < t and t - 1 - index < _log(block, k + 1):
+        if index < t and t - 1 - index < ceil_log(block, k + 1):
             stride = (k + 1) ** (t - 1 - index)
             labels[start : start + size] = start + _line(np.arange(size), stride, k + 1)
         elif index == t and t < len(parts) - 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from math import isqrt
 
 import numpy as np
 
@@ -43,16 +44,8 @@ def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
     """Worker i has the base-`side` digits of i as coordinates; phase l averages those that differ in digit l only."""
     count = cluster.num_workers
-    chosen = _default_side(count) if side is None else side
-    axes, cells = 1, chosen  # the least number of axes whose grid holds everybody
-    while cells < count:
-        axes, cells = axes + 1, cells * chosen
-    return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * axes)))
-
-
-def _default_side(num_workers: int) -> int:
-    """The least side whose square holds everybody, at least 2."""
-    return max(2, next(side for side in range(int(num_workers**0.5), num_workers + 1) if side * side >= num_workers))
+    chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the least whose square holds everybody
+    return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * ceil_log(count, chosen))))
 
 
 def moshpit_grid_unsupported_reason(cluster: Cluster, side: int | None) -> str | None:
@@ -67,10 +60,11 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
     count = cluster.num_workers
     size = _group_size(count, group)
     rng = np.random.default_rng(seed)
-    drawn = [random_phase(count, size, rng) for _ in range(phases)]
-    while not _is_connected(drawn):
-        drawn = [random_phase(count, size, rng) for _ in range(phases)]
-    return StaticGroups(phases=GroupPhases(tuple(drawn)))
+    while True:
+        drawn = tuple(random_phase(count, size, rng) for _ in range(phases))
+        heads = np.concatenate([np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in drawn])  # of each one's group
+        if Graph.undirected(count, heads, np.concatenate([p.members for p in drawn])).is_connected:
+            return StaticGroups(phases=GroupPhases(drawn))
 
 
 def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:
@@ -82,12 +76,6 @@ def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phas
 
 def _group_size(num_workers: int, group: int | None) -> int:
     return min(4, num_workers) if group is None else group
-
-
-def _is_connected(phases: list[Phase]) -> bool:
-    heads = [np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in phases]  # each member's group's first
-    members = [p.members for p in phases]
-    return Graph.undirected(phases[0].num_workers, np.concatenate(heads), np.concatenate(members)).is_connected
 
 
 def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:

@@ -6,7 +6,7 @@ Each is an `Entry.unsupported_reason` behind its own arguments: it returns one s
 from __future__ import annotations
 
 from partreduce.schedulers.rules.algebra import local_ranks
-from partreduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.topo.arithmetic.whole_numbers import ceil_log, divisors
 from partreduce.topo.cluster import Cluster
 
 MAX_BASE = 64
@@ -73,10 +73,8 @@ def power_of_base(cluster: Cluster, base: int | None) -> str | None:
 
 def exponent(number: int, base: int) -> int | None:
     """L with base^L = number, if there is one."""
-    length, rest = 0, number
-    while rest % base == 0:
-        length, rest = length + 1, rest // base
-    return length if rest == 1 else None
+    length = ceil_log(number, base)
+    return length if base**length == number else None
 
 
 def smallest_base(number: int) -> int:

@@ -306,36 +306,30 @@ class _Members:
         return self.given.get(name, self.defaults[name])
 
     def member_error(self, name: str, rule: str) -> DocumentError:
-        """The refusal of a member."""
         return DocumentError(name, f"is {format_value(self[name])}; {rule}", self.source)
 
     def check_unknown(self) -> None:
-        """Refuse members without a meaning here."""
         for name in self.given:
             if name not in self.defaults:
                 raise DocumentError("document", unknown(name, self.defaults), self.source)
 
     def flag(self, name: str) -> bool:
-        """True or false."""
         if not isinstance(value := self[name], bool):
             raise self.member_error(name, "it must be true or false")
         return value
 
     def whole(self, name: str, least: int) -> int:
-        """A whole number."""
         if type(value := self[name]) is not int or value < least:
             raise self.member_error(name, f"it must be a whole number, at least {least}")
         return value
 
     def share(self, name: str) -> Fraction:
-        """A number from 0 to 1."""
         value = self[name]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise self.member_error(name, "it must be a number from 0 to 1")
         return Fraction(str(value))
 
     def sizes(self, name: str) -> list[list[int]]:
-        """Lists of numbers of elements."""
         fragments: list[list[int]] = self[name]
         for number, sizes in enumerate(fragments):
             if not isinstance(sizes, list) or not sizes or any(type(size) is not int or size < 1 for size in sizes):
@@ -346,7 +340,6 @@ class _Members:
         return fragments
 
     def outer(self, **numbers: Any) -> OuterStep:  # noqa: ANN401 - whatever the file says
-        """The outer optimizer."""
         try:
             outer = OuterStep(**numbers)
             outer.check()

@@ -135,38 +135,24 @@ def balance_weights(
 
     Done only if every worker's imbalance is below 1e-7: larger ones are real, and are left for `verify` to refute.
     """
+    import networkx as nx
+
     excess = [Fraction(0)] * num_workers  # sent minus heard
-    arcs: list[list[tuple[int, int]]] = [[] for _ in range(num_workers)]
+    edge_of: dict[tuple[int, int], int] = {}  # the first between two workers
     for e, (a, b) in enumerate(zip(sources, targets, strict=True)):
         excess[a] += weights[e]
         excess[b] -= weights[e]
-        arcs[a].append((e, b))
-        arcs[b].append((e, a))
+        edge_of.setdefault((min(a, b), max(a, b)), e)
     result = list(weights)
     if not any(excess) or max(map(abs, excess)) > TOLERANCE:
         return result
-    parent: dict[int, tuple[int, int]] = {}
-    order: list[int] = []
-    seen: set[int] = set()
-    for root in range(num_workers):  # a round of a stack of matrices need not connect all
-        if root in seen:
-            continue
-        seen.add(root)
-        reached = [root]
-        for worker in reached:
-            for e, other in arcs[worker]:
-                if other not in seen:
-                    seen.add(other)
-                    reached.append(other)
-                    parent[other] = (e, worker)
-        order += reached
-    for worker in reversed(order):  # leaves first: each hands its excess to its parent's edge
-        if worker not in parent:
-            continue  # a root, whose excess is 0 by now
-        e, above = parent[worker]
-        result[e] += -excess[worker] if sources[e] == worker else excess[worker]
-        excess[above] += excess[worker]
-        excess[worker] = Fraction(0)
+    graph = nx.Graph(list(edge_of))
+    for part in nx.connected_components(graph):  # a round of a stack of matrices need not connect all
+        for above, worker in reversed(list(nx.bfs_edges(graph, min(part)))):
+            # Leaves first: each hands its excess to the edge toward the root, whose own is 0 in the end.
+            e = edge_of[min(above, worker), max(above, worker)]
+            result[e] += -excess[worker] if sources[e] == worker else excess[worker]
+            excess[above] += excess[worker]
     gathered = current_notes()
     changes = [abs(after - before) for before, after in zip(weights, result, strict=True) if after != before]
     gathered.balanced += len(changes)

@@ -7,7 +7,7 @@ In an edge list `#` starts a comment, and what networkx writes by itself is read
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -49,16 +49,19 @@ def from_table(
     nodes: Collection[Hashable],
     edges: Sequence[tuple[Hashable, Hashable]],
     weights: Sequence[object],
-    place: Callable[[int], str],
+    lines: Sequence[str] | None = None,
     *,
     directed: bool,
-    placeholder: int | None = None,
 ) -> ImportedGraph:
-    """A graph file as read: all nodes, edges from sender to receiver, weights as written or None, and where edge e is.
+    """A graph file as read: all nodes, edges from sender to receiver, weights as written or None, and each one's line.
 
-    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in their own order. A weight that all edges
-    have may be a placeholder that stands for none: some tools always write a weight.
+    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in their own order. Without lines a weight
+    that all edges have may be a placeholder that stands for none: some tools always write a weight.
     """
+
+    def place(e: int) -> str:
+        return lines[e] if lines else f"edge {format_value(edges[e][0])}→{format_value(edges[e][1])}"
+
     rank = {name: i for i, name in enumerate(nodes)}
     if {str(name) for name in nodes} == {str(i) for i in rank.values()}:
         rank = {name: int(str(name)) for name in nodes}
@@ -70,7 +73,7 @@ def from_table(
             lacks = "has no weight, others have one; " if absent[odd] else ""
             raise ScheduleError(f"{place(odd)}: {lacks}give all edges a weight, or none")
         shares = [exact(weight, place(e)) for e, weight in enumerate(weights)]
-    if shares is not None and all(share == placeholder for share in shares):
+    if shares is not None and not lines and all(share == PLACEHOLDER for share in shares):
         shares = None
     return from_edges(len(nodes), pairs, shares, directed=directed)
 
@@ -152,7 +155,7 @@ def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> Impor
     if not edges:
         raise DocumentError("document", "has no edges", source)
     nodes = range(max(max(edge) for edge in edges) + 1)
-    return from_table(nodes, edges, weights, places.__getitem__, directed=directed)
+    return from_table(nodes, edges, weights, places, directed=directed)
 
 
 def _rank(word: str, place: str, source: str) -> int:
@@ -182,16 +185,7 @@ def _of_graph(graph: nx.Graph[Any] | nx.DiGraph[Any]) -> ImportedGraph:
     if graph.is_multigraph():
         raise ScheduleError("graph: is a multigraph; a topology has one edge between two workers")
     weights = [attributes.get("weight") for _, _, attributes in graph.edges(data=True)]
-    return _of_names(list(graph.nodes), list(graph.edges), weights, directed=graph.is_directed())
-
-
-def _of_names(
-    nodes: Collection[Hashable], edges: Sequence[tuple[Any, Any]], weights: Sequence[object], *, directed: bool
-) -> ImportedGraph:
-    def place(e: int) -> str:
-        return _arrow(*edges[e])
-
-    return from_table(nodes, edges, weights, place, directed=directed, placeholder=PLACEHOLDER)
+    return from_table(list(graph.nodes), list(graph.edges), weights, directed=graph.is_directed())
 
 
 def read_node_link(data: bytes, source: str) -> ImportedGraph:
@@ -225,15 +219,11 @@ def read_node_link(data: bytes, source: str) -> ImportedGraph:
             raise DocumentError(f"{key}[{i}]", "needs `source` and `target`, ids of listed nodes", source)
         once = (a, b) if directed else frozenset((a, b))
         if once in seen:
-            raise DocumentError(f"{key}[{i}]", f"{_arrow(a, b)} is listed twice", source)
+            raise DocumentError(f"{key}[{i}]", f"edge {format_value(a)}→{format_value(b)} is listed twice", source)
         seen.add(once)
         edges.append((a, b))
         weights.append(link.get("weight"))
-    return _of_names(nodes, edges, weights, directed=directed)
-
-
-def _arrow(source: object, target: object) -> str:
-    return f"edge {format_value(source)}→{format_value(target)}"
+    return from_table(nodes, edges, weights, directed=directed)
 
 
 def _is_name(value: object) -> TypeGuard[int | str]:

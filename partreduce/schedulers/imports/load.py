@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import Any
 
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.imports import diloco, graphs, matrices
@@ -98,13 +96,10 @@ def _import(
         return parse_schedule(data)
     if chosen not in formats():
         raise ScheduleError(f"format {chosen!r}: is not one of {', '.join(formats())}{hint(chosen, formats())}")
-    reader: Callable[..., Any] = _GRAPHS[chosen] if chosen in _GRAPHS else _SCHEDULES[chosen]
-    keywords = [key for key, p in inspect.signature(reader).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    known = set(keywords) - {"cluster", "name"}
+    known = ("directed",) if chosen == "edge-list" else ()
     for key in options:
         if key not in known:
-            choice = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-            raise ScheduleError(f"format {chosen}: no option {key!r}; {choice}")
+            raise ScheduleError(f"format {chosen}: no option {key!r}; it takes {', '.join(known) or 'none'}")
     if chosen in _SCHEDULES:
         return _SCHEDULES[chosen](data, name, cluster=cluster, **options)
     try:

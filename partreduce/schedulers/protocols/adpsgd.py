@@ -71,7 +71,6 @@ class Pairing:
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Questions and answers go both ways along every edge."""
         return self.graph.edges
 
     def start(self, process: int) -> Outcome[PairState]:  # noqa: ARG002 - all start in the same state

@@ -56,5 +56,4 @@ class Digraph:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether every edge stands in both directions."""
         return all(self.sources[v] == self.targets[v] for v in range(self.num_workers))

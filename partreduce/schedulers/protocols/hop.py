@@ -122,7 +122,6 @@ class Hop:
         return sorted(pairs)
 
     def start(self, process: int) -> Outcome[HopState]:
-        """Step 0, entered; the token queues are full, nothing is unacknowledged."""
         targets = self.graph.targets[process]
         state = HopState(
             step=0,
@@ -135,7 +134,6 @@ class Hop:
         return state, () if self._split else self._updates_to(process, state)
 
     def ready(self, process: int, state: HopState) -> Sequence[HopEvent]:
-        """What the worker may do next by itself."""
         if state.stage == SENDING:
             return SEND if all(state.acked) else ()
         if self._split and state.stage == REDUCING:
@@ -241,7 +239,6 @@ class Hop:
         return HopState(state.step, state.stage, updates, state.tokens, state.acked, fresh)
 
     def _updates_to(self, process: int, state: HopState) -> tuple[Action, ...]:
-        """The update of this step for all out-neighbors."""
         update = Update(state.step)
         return tuple([Send(v, update) for v in self.graph.targets[process]])
 

@@ -394,7 +394,6 @@ class Partial:
 
 
 def _activating(state: PartialState, rounds: int) -> PartialState:
-    """So many rounds from the first may start."""
     return replace(state, activated=rounds) if rounds > state.activated else state
 
 

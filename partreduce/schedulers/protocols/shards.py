@@ -136,12 +136,10 @@ class Shards:
 
     @property
     def shards(self) -> range:
-        """The processes that are shards."""
         return range(self.num_workers, self.num_processes)
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Between every worker and every shard."""
         pairs = [(worker, shard) for worker in range(self.num_workers) for shard in self.shards]
         return (*pairs, *((shard, worker) for worker, shard in pairs))
 
@@ -239,7 +237,6 @@ class Shards:
         return after, (Note(("added", source, request.number)), *answers)
 
     def _answered(self, state: ShardState) -> tuple[ShardState, tuple[Send, ...]]:
-        """Answer everybody who is not too far ahead of the slowest."""
         furthest = None if self.staleness is None else min(state.rounds) + self.staleness
         ready = [
             worker

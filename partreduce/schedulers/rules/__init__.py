@@ -1,1 +1,1 @@
-"""Rule families grouped by topic, written with `algebra`; `schedulers.catalogue.rules` lists them."""
+"""Rule families grouped by topic; `algebra` fits them to a cluster, and `schedulers.catalogue.rules` lists them."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from math import prod
 
-from partreduce.schedulers.rules.algebra import all_digits, compose, interleave, local_ranks, repeat, static
+from partreduce.schedulers.rules.algebra import all_digits, local_ranks, static
 from partreduce.topo.arithmetic.whole_numbers import divisors, smallest_prime_factor
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import regular_levels
-from partreduce.topo.rule import Block
+from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.strategies.static import RulePhases, StaticGroups
 
 MAX_PERIOD = 100_000
@@ -23,11 +23,9 @@ MAX_ROTATING = 256
 
 def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
     """`node_rounds` averages inside each node, then one over all workers."""
-    ranks = local_ranks(cluster)
-    radices = all_digits(cluster.num_nodes)
-    inside = RulePhases(radices, ((Block(ranks),),))
-    everyone = RulePhases(radices, ((Block(ranks, tuple(range(len(radices)))),),))
-    return static(cluster, compose(repeat(inside, node_rounds), everyone))
+    ranks, radices = local_ranks(cluster), all_digits(cluster.num_nodes)
+    everyone = Block(ranks, tuple(range(len(radices))))
+    return static(cluster, RulePhases(radices, ((Block(ranks),),) * node_rounds + ((everyone,),)))
 
 
 def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
@@ -60,15 +58,11 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
     Level 0 is the node, level 1 the nodes that share all digits but the last, and so on up to all nodes.
     """
     radices = default_levels(cluster) if levels is None else levels
-    ranks = local_ranks(cluster)
-    levels_up = [
-        RulePhases(radices, ((Block(ranks, tuple(range(first, len(radices)))),),))
-        for first in _firsts(cluster, radices)
-    ]
-    cycle = levels_up[0]
-    for level in levels_up[1:]:
-        cycle = compose(repeat(cycle, rounds), level)
-    return static(cluster, cycle)
+    cycle: tuple[RulePhase, ...] = ()
+    for first in _firsts(cluster, radices):
+        level = (Block(local_ranks(cluster), tuple(range(first, len(radices)))),)
+        cycle = (*cycle * rounds, level)
+    return static(cluster, RulePhases(radices, cycle))
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
@@ -154,11 +148,10 @@ def rotating_heads(cluster: Cluster) -> StaticGroups:
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     digits = tuple(range(len(radices)))
-    heads = tuple(
-        (Block((head,), digits), *((Block(rest),) if (rest := ranks[:head] + ranks[head + 1 :]) else ()))
-        for head in ranks
-    )
-    return static(cluster, interleave(RulePhases(radices, heads), RulePhases(radices, ((Block(ranks),),))))
+    phases: list[RulePhase] = []
+    for head in ranks:
+        phases += [(Block((head,), digits), Block(ranks[:head] + ranks[head + 1 :])), (Block(ranks),)]
+    return static(cluster, RulePhases(radices, tuple(phases)))
 
 
 def rotating_heads_unsupported_reason(cluster: Cluster) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
-from partreduce.schedulers.rules.algebra import compose, local_ranks, repeat, static
+from partreduce.schedulers.rules.algebra import local_ranks, static
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.hardware import regular_levels
@@ -42,9 +42,8 @@ def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | No
 def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
     """All of a region average in each step, and in every `every`-th all workers take an outer step."""
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
-    own = RulePhases(radices, ((Block(ranks, tuple(range(1, len(radices)))),),))
-    everyone = RulePhases(radices, ((Block(ranks, tuple(range(len(radices)))),),))
-    found = static(cluster, compose(repeat(own, every - 1), everyone))
+    own, everyone = (Block(ranks, tuple(range(first, len(radices)))) for first in (1, 0))
+    found = static(cluster, RulePhases(radices, ((own,),) * (every - 1) + ((everyone,),)))
     return replace(found, payload=Payload(outer=_outer(lr, momentum)))
 
 

@@ -9,7 +9,6 @@ all others that are under way (`network`).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,9 +20,9 @@ from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, GroupSystem, NextRound
 from partreduce.schedulers.simulator.case import Case
-from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, Timing, VirtualMachine
+from partreduce.schedulers.simulator.machine import Meeting, Recorder, Step, VirtualMachine
 from partreduce.schedulers.simulator.network import Network
-from partreduce.schedulers.simulator.staleness import MAX_WORKERS, IndirectAge, Meets
+from partreduce.schedulers.simulator.staleness import IndirectAge
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
@@ -35,44 +34,28 @@ COST_UNIT = 1e-6
 """Seconds in which workers tell the generator what a round takes them to compute, as at run time."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRound:
-    """A round of one worker: it computed from `begun` to `computed`, and its group ran from `start` to `end`.
-
-    `members` is empty, and `start` equals `end`, in a round without a group; what lies between is waiting.
-    """
-
-    worker: int
-    round: int
-    begun: float
-    computed: float
-    start: float
-    end: float
-    seq: int
-    members: tuple[int, ...]
-
-
-class GroupTiming(Timing):
+class GroupTiming(Recorder):
     """How long the rounds and the groups of a `GroupSystem` take.
 
-    `compute` says the seconds that a worker computes in a round, once for each; `group` how long the operation of some
-    members takes, or what it puts on `network`. `on_round` is called with every round that a worker has ended, in order
-    of time. Groups that are still owed to a worker after its last round belong to no round.
+    `group` says how long the operation of some members takes, or what it puts on `network`. `on_round` is called, in
+    order of time, with every worker that has ended a round and with the number and the members of its group; there are
+    none in a round without a group. Groups that are still owed to a worker after its last round belong to no round.
     """
 
     def __init__(
         self,
-        compute: Callable[[int, int], float],
+        seconds: npt.NDArray[np.float64],
         group: Callable[[tuple[int, ...]], float | Loads],
-        on_round: Callable[[WorkerRound], None],
+        on_round: Callable[[int, int, tuple[int, ...]], None],
         network: Network | None = None,
     ) -> None:
-        self.compute, self.group, self.on_round, self.network = compute, group, on_round, network
+        super().__init__(seconds)
+        self.group, self.on_round, self.network = group, on_round, network
         self._late: dict[int, Step] = {}
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float:  # noqa: ANN401, ARG002
         """A round's computing; nothing where it was computed before the worker asked, or where no round is left."""
-        return 0.0 if state.ask.computed or state.ask.last else self.compute(process, state.rounds)
+        return 0.0 if state.ask.computed or state.ask.last else self.seconds[state.rounds][process]
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
         """Entering a group is one operation of all its members."""
@@ -86,11 +69,11 @@ class GroupTiming(Timing):
             self._late[step.process] = step
         if not isinstance(step.event, Enter | NextRound) or step.before.ask.last:
             return
-        own = step.before
-        computing = self._late.pop(step.process, step)
-        members = own.members if isinstance(step.event, Enter) else ()
-        times = computing.work_start, computing.work_end, step.start, step.end
-        self.on_round(WorkerRound(step.process, own.rounds, *times, own.seq, members))
+        own, computing = step.before, self._late.pop(step.process, step)
+        row = own.rounds, step.process
+        self.begun[row], self.computed[row] = computing.work_start, computing.work_end
+        self.start[row], self.end[row], self.finish[row] = step.start, step.end, step.end
+        self.on_round(step.process, own.seq, own.members if isinstance(step.event, Enter) else ())
 
 
 def group_machine(
@@ -106,9 +89,7 @@ def run_groups(case: Case) -> Timeline:
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, DynamicGroups), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
-    record, done_rounds = Recorder(seconds), np.zeros(count, dtype=np.int64)
-    heard = IndirectAge(case.worker_steps()) if count <= MAX_WORKERS else None
-    told: tuple[Meets, ...] = case.listeners if heard is None else (heard, *case.listeners)
+    heard, done_rounds = IndirectAge(case.worker_steps()), np.zeros(count, dtype=np.int64)
     left: dict[int, int] = {}
 
     @cache
@@ -116,26 +97,23 @@ def run_groups(case: Case) -> Timeline:
         phase = Phase.from_groups(count, [members])
         return loads.of_phase(phase, cluster, case.hardware, model_bytes=size, algorithm=case.algorithm.value)
 
-    def note(done: WorkerRound) -> None:
-        row = done.round, done.worker
-        record.begun[row], record.computed[row], record.start[row] = done.begun, done.computed, done.start
-        record.end[row] = record.finish[row] = done.end
-        done_rounds[done.worker] += 1
-        if not done.members:
+    def note(worker: int, seq: int, members: tuple[int, ...]) -> None:
+        done_rounds[worker] += 1
+        if not members:
             return
-        left[done.seq] = left.get(done.seq, len(done.members)) - 1
-        if not left[done.seq]:  # the last member leaves, at the instant of all
-            del left[done.seq]
-            for listener in told:
-                listener.meet(done.members, done_rounds)
+        left[seq] = left.get(seq, len(members)) - 1
+        if not left[seq]:  # the last member leaves, at the instant of all
+            del left[seq]
+            for listener in (heard, *case.listeners):
+                listener.meet(members, done_rounds)
 
     network = Network(cluster, case.hardware)
-    timing = GroupTiming(lambda worker, round_: float(seconds[round_, worker]), group, note, network)
+    timing = GroupTiming(seconds, group, note, network)
     # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
     setting = GeneratorSetting.of(strategy, cluster)
     group_machine(setting, timing, rounds=case.num_rounds, costs=costs, seed=case.seed).run()
-    return record.timeline(case, network.nic_bytes, None if heard is None else heard.ages)
+    return timing.timeline(case, network.nic_bytes, heard.ages)
 
 
 class PairTiming(Recorder):
@@ -198,30 +176,27 @@ def run_pairs(case: Case) -> Timeline:
     """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbors), and messages on the links."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
-    count, worker_steps, seconds = cluster.num_workers, case.worker_steps(), case.seconds()
+    count, seconds = cluster.num_workers, case.seconds()
     ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
-    heard = IndirectAge(worker_steps) if count <= MAX_WORKERS else None
-    told: tuple[Meets, ...] = case.listeners if heard is None else (heard, *case.listeners)
+    heard = IndirectAge(case.worker_steps())
 
     def end_exchange(asker: int, partner: int, now: float) -> None:
         done = np.array(timing.done)
         for worker in passive:
             done[worker] = np.searchsorted(ends[:, worker], now, side="right")
-        for listener in told:
+        for listener in (heard, *case.listeners):
             listener.meet((asker, partner), done)
 
     network = Network(cluster, case.hardware)
     timing = PairTiming(
         seconds, network, num_bytes=case.size(), is_delayed=strategy.is_delayed, on_exchange=end_exchange
     )
-    VirtualMachine(pairing_of(strategy, count), timing, seed=case.seed, keep_notes=False).run()
+    VirtualMachine(pairing_of(strategy, count), timing, seed=case.seed).run()
     alone = [worker for worker in range(count) if not timing.done[worker]]  # passive, or without neighbors
     timing.begun[:, alone] = (ends - seconds)[:, alone]
     timing.computed[:, alone] = timing.start[:, alone] = timing.end[:, alone] = ends[:, alone]
     if strategy.is_delayed:
         timing.start[0] = timing.end[0] = timing.begun[0]
     timing.finish = np.maximum(timing.computed, timing.end)
-    return timing.timeline(
-        case, network.nic_bytes, None if heard is None else heard.ages, is_delayed=strategy.is_delayed
-    )
+    return timing.timeline(case, network.nic_bytes, heard.ages, is_delayed=strategy.is_delayed)

@@ -40,7 +40,6 @@ class Case:
         return self.schedule.worker_steps()
 
     def size(self) -> int:
-        """The model's bytes; 1 when they are unknown and no link's bandwidth is known either."""
         return size_or_one(self.hardware, self.model_bytes)
 
     def seconds(self) -> npt.NDArray[np.float64]:
@@ -50,10 +49,6 @@ class Case:
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
         """As `seconds`, of each of k steps that all workers take in a round, shape (num_rounds, k, num_workers)."""
-        rng, count, steps = (
-            np.random.default_rng(self.seed),
-            self.schedule.num_workers,
-            int(self.worker_steps().max()),
-        )
+        rng, count, steps = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.worker_steps().max())
         listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps)]
         return np.array(listed).reshape(self.num_rounds, steps, count)

@@ -94,7 +94,6 @@ class GapTiming(Recorder):
         return self._links.latency(source, to)
 
     def happened(self, step: Step) -> None:
-        """A worker has sent, reduced, or left its step."""
         worker, now, row = step.process, step.end, step.before.step
         self.now = now
         match step.event:
@@ -130,7 +129,6 @@ class GapTiming(Recorder):
             listener.enters(worker, row + by)
 
     def record(self, graph: Round) -> GapRecord:
-        """What the run showed of gaps, over the edges of its graph."""
         edges = graph.sources.astype(np.int64), graph.targets.astype(np.int64)
         waits = (self.reduced - self.computed).sum(axis=0), (self.finish - self.reduced).sum(axis=0)
         return GapRecord(self.finish, self.order, *edges, self.skipped, self.fill, *waits)
@@ -161,7 +159,7 @@ def run_gaps(case: Case) -> Timeline:
     heard = ForwardedAge(worker_steps, hop.graph.targets, setting.staleness) if len(seconds.T) <= MAX_WORKERS else None
     listeners = case.listeners if heard is None else (heard, *case.listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
-    machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)
+    machine = VirtualMachine(hop, timing, seed=case.seed)
     machine.run()
     timing.check_ended(machine)
     begun, computed, finish = timing.begun, timing.computed, timing.finish

@@ -14,22 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
+from partreduce.schedulers.protocols.base import Action, Machine, Note, Received
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.network import Network
 from partreduce.schedulers.simulator.staleness import Ages
 from partreduce.schedulers.simulator.timeline import AsynchronousMetrics, GapRecord, QuorumRecord, Timeline
 from partreduce.topo.errors import InputError
 from partreduce.topo.timing.loads import Loads
-
-
-@dataclass(frozen=True, slots=True)
-class TimedNote:
-    """A note of a process and when it was made."""
-
-    seconds: float
-    process: int
-    what: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +124,12 @@ class VirtualMachine:
     of a meeting, when all members have come and the meeting's seconds have passed. Of several events that fall due
     together one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in which
     they were sent, unless the timing takes care of that. Deterministic for a seed, that of ties and of what the timing
-    draws. `keep_notes` says whether `notes` is kept; of millions of steps it would be what needs most memory.
+    draws.
     """
 
-    def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0, keep_notes: bool = True) -> None:
-        self.machine, self.timing, self._keeps_notes = machine, timing, keep_notes
-        self._network = timing.network
+    def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:
+        self.machine, self.timing, self._network = machine, timing, timing.network
         self.now = 0.0
-        self.notes: list[TimedNote] = []
         self._rng = np.random.default_rng(seed)
         self._queue: list[_Due] = []
         self._count = 0
@@ -156,15 +145,13 @@ class VirtualMachine:
     def states(self) -> list[Any]:
         return [process.state for process in self._processes]
 
-    def run(self, *, until: float = float("inf"), max_events: int | None = None) -> list[TimedNote]:
-        """Let up to `max_events` happen until `until`; returns what processes noted meanwhile. O(log queue) each."""
-        first = len(self.notes)
+    def run(self, *, until: float = float("inf"), max_events: int | None = None) -> None:
+        """Let up to `max_events` happen until `until`. O(log queue) each."""
         left = max_events
         while left != 0 and (at := self._next_at()) < float("inf") and at <= until:
             if self._network is None or self._is_due(at, self._network):
                 self._next()
                 left = None if left is None else left - 1
-        return self.notes[first:]
 
     def _next_at(self) -> float:
         """When something happens next; infinity if nothing does."""
@@ -244,10 +231,7 @@ class VirtualMachine:
     def _carry_out(self, process: int, actions: tuple[Action, ...]) -> None:
         for action in actions:
             if isinstance(action, Note):
-                if self._keeps_notes:
-                    self.notes.append(TimedNote(self.now, process, action.what))
-                continue
-            assert isinstance(action, Send)
+                continue  # `Timing.happened` sees it
             way = self.timing.way(process, action.to, action.message, self._rng)
             if way is None:
                 continue

@@ -67,7 +67,6 @@ class Ways:
         return Way(tuple(places), self._bus.latency + max(up, down))
 
     def nic_of(self, node: int) -> int:
-        """The NICs of a node, on the way out."""
         return self.place(("out", node), float(self._nic[1][node]), self._num_nics)
 
     def place(self, place: Place, inverse: float, lanes: int = 1) -> int:

@@ -118,7 +118,6 @@ class QuorumTiming(Recorder):
         return None
 
     def happened(self, step: Step) -> None:
-        """A call is there, a round is begun or over, or results are taken."""
         worker, state = step.process, step.before
         if isinstance(step.event, Call):
             self._called[worker] = step.work_start, step.work_end
@@ -156,7 +155,7 @@ def run_quorum(case: Case) -> Timeline:
     sum_seconds = float(load.seconds()[0])
     way, grace = InTurn(cluster, case.hardware).latency, setting.grace * 1e-6
     timing = QuorumTiming(case.seconds(), way, sum_seconds, grace=grace)
-    VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
+    VirtualMachine(machine, timing, seed=case.seed).run()
     nic_bytes = np.zeros(cluster.num_nodes)
     means = case.num_rounds // setting.synchronize_every if setting.synchronize_every else 0
     np.add.at(nic_bytes, load.node, load.bytes_ * (case.num_rounds + means))

@@ -83,7 +83,6 @@ class Replay(SentValues):
             self.enters(worker, 0)
 
     def enters(self, worker: int, step: int) -> None:
-        """A worker has entered a step and computes its update."""
         super().enters(worker, step)
         self._entered[worker][step] = self.now[worker].copy()
         self.update[worker, :COLUMNS] = self._rng.standard_normal(COLUMNS)

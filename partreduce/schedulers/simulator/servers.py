@@ -79,7 +79,6 @@ class ShardsTiming(Recorder):
         return None
 
     def happened(self, step: Step) -> None:
-        """A worker has ended a round, pushed, or heard of a shard; or a shard of a worker."""
         if step.process >= self.machine.num_workers:
             if self._ages is not None:
                 self._follow(step, step.process - self.machine.num_workers, self._ages)
@@ -130,7 +129,7 @@ def run_servers(case: Case) -> Timeline:
     machine = shards_of(strategy, count, Plan(case.num_rounds))
     pushes_first = strategy.synchronous and strategy.is_delayed
     timing = ShardsTiming(machine, seconds, network, num_bytes=shard, pushes_first=pushes_first, ages=ages)
-    VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
+    VirtualMachine(machine, timing, seed=case.seed).run()
     if timing.pushes_late:
         timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is under way yet
     alone = _seconds_without_waiting(strategy, worker_steps, Network(schedule.cluster, case.hardware), shard)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,26 +38,22 @@ class Ages:
         return self._total / self._count if self._count else None
 
 
-class Meets(Protocol):
-    """Told of workers that average with one another."""
-
-    def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
-        """They do so when everybody has done so many rounds, shape (num_workers,)."""
-
-
 class IndirectAge:
     """What every worker's parameters hold of every other one's rounds, passed on where workers average.
 
-    `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters.
+    `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters. Beyond
+    `MAX_WORKERS` nothing is followed.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
-        self.ages = Ages(worker_steps)
-        self.known = np.zeros((len(worker_steps), len(worker_steps)), dtype=np.int64)
+        self.ages, count = Ages(worker_steps), len(worker_steps)
+        self.known = np.zeros((count, count) if count <= MAX_WORKERS else (0, 0), dtype=np.int64)
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
         """Workers average when everybody has done so many rounds (num_workers,): each knows then what any one knew."""
         listed = list(members)
+        if not len(self.known):
+            return
         self.known[listed, listed] = done[listed]
         self.known[listed] = self.known[listed].max(axis=0)
         for worker in listed:
@@ -103,7 +99,6 @@ class ForwardedAge(SentValues):
         self.keep(worker, step, self._known[worker])
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """A worker averages updates (source, step) with its own parameters."""
         known = self._known[worker]
         if adds_own:
             known[worker] = step + 1

@@ -47,7 +47,6 @@ class GapRecord:
         return int((np.arange(1, len(first) + 1) - left_by_all).max(initial=0))
 
     def steps_at(self, seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """The step of every worker at some instants, shape (instants, num_workers)."""
         columns = [np.searchsorted(self.finish[:, w], seconds, side="right") for w in range(self.finish.shape[1])]
         return np.stack(columns, axis=1)
 
@@ -79,11 +78,9 @@ class QuorumRecord:
 
     @property
     def active(self) -> npt.NDArray[np.int64]:
-        """How many workers had a gradient in each round, shape (num_rounds,)."""
         return np.asarray((self.gradients > 0).sum(axis=1))
 
     def oldest(self) -> npt.NDArray[np.int64]:
-        """The largest age in each round, shape (num_rounds,)."""
         oldest = np.zeros(len(self.gradients), dtype=np.int64)
         np.maximum.at(oldest, self.rounds, self.ages)
         return oldest

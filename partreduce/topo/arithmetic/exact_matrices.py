@@ -50,11 +50,9 @@ class ExactMatrix:
         return len(self.numerators)
 
     def rows(self) -> list[list[Fraction]]:
-        """The entries as fractions in lowest terms."""
         return [[Fraction(entry, self.denominator) for entry in row] for row in self.numerators.tolist()]
 
     def floats(self) -> npt.NDArray[np.float64]:
-        """The nearest floats, shape (rows, columns)."""
         return np.asarray((self.numerators / self.denominator).astype(np.float64))
 
     def is_zero(self) -> bool:

@@ -283,7 +283,6 @@ def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Roun
 
 
 def _round(model: RoundModel, num_workers: int, place: str) -> Round:
-    """The value of one round. O(edges log edges), vectorized."""
     edges = np.array(model.edges, dtype=np.int64).reshape(-1, 2)
     sources, targets = edges[:, 0], edges[:, 1]
     weights = model.weights

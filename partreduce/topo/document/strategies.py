@@ -171,7 +171,7 @@ def sync_schema() -> dict[str, Any]:
 
 
 def _describe_schema(value: type[Wait]) -> dict[str, Any]:
-    schema = adapter(value).json_schema(ref_template="#/$defs/{model}")
+    schema = adapter(value).json_schema(ref_template="#/$defs/{model}")  # type: ignore[arg-type]  # classes are hashable
     schema.pop("title", None)
     return schema | {"description": first_paragraph(value)}
 

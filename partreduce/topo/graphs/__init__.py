@@ -57,19 +57,11 @@ class Graph(Arrays):
         """How many workers each worker hears from, shape (num_workers,)."""
         return np.bincount(self.targets, minlength=self.num_workers)
 
-    def out_degrees(self) -> npt.NDArray[np.int64]:
-        """How many workers each worker sends to, shape (num_workers,)."""
-        return np.bincount(self.sources, minlength=self.num_workers)
-
     def adjacency(self) -> npt.NDArray[np.float64]:
         """Dense 0/1 matrix, entry (target, source), shape (num_workers, num_workers)."""
         matrix = np.zeros((self.num_workers, self.num_workers))
         matrix[self.targets, self.sources] = 1.0
         return matrix
-
-    def laplacian(self) -> npt.NDArray[np.float64]:
-        """Dense D − A of an undirected graph, shape (num_workers, num_workers)."""
-        return np.diag(self.in_degrees().astype(np.float64)) - self.adjacency()
 
     def components(self) -> npt.NDArray[np.int32]:
         """The strongly connected component of every worker, shape (num_workers,). O(edges)."""

@@ -44,7 +44,8 @@ def metropolis(graph: Graph) -> Round:
     """
     degrees = graph.in_degrees()
     if not graph.is_undirected:
-        if len(set(degrees.tolist()) | set(graph.out_degrees().tolist())) > 1:
+        sent = np.bincount(graph.sources, minlength=graph.num_workers)
+        if len({*degrees.tolist(), *sent.tolist()}) > 1:
             graph.require_undirected("Metropolis weights")
         degrees = np.full(graph.num_workers, degrees[0])  # a regular directed graph: uniform weights are the same thing
     larger = np.maximum(degrees[graph.sources], degrees[graph.targets])  # (edges,)
@@ -84,7 +85,8 @@ def best_constant_weight(graph: Graph) -> float:
             f"weights: best-constant needs the spectrum and stops at {MAX_SPECTRUM_WORKERS} workers; there are "
             f"{graph.num_workers}; use metropolis"
         )
-    eigenvalues = np.linalg.eigvalsh(graph.laplacian())
+    laplacian = np.diag(graph.in_degrees().astype(np.float64)) - graph.adjacency()
+    eigenvalues = np.linalg.eigvalsh(laplacian)
     return float(2 / (eigenvalues[1] + eigenvalues[-1]))
 
 

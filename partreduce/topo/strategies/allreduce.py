@@ -33,6 +33,7 @@ class AllReduce(HasGroups):
     """
 
     kind: ClassVar[str] = "allreduce"
+    averages_everyone: ClassVar[bool] = True
     sync_types: ClassVar[tuple[type[Sync], ...]] = (
         Synchronous,
         DelayedAveraging,
@@ -43,18 +44,11 @@ class AllReduce(HasGroups):
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
-        """A quorum refuses codecs; else gradients may be rounded, or what parameters gained since all were equal."""
-        if isinstance(self.sync, PartialAllReduce):
-            return "a quorum's sums are sent as they are; leave it out"
-        return ""
+        return "a quorum's sums are sent as they are; leave it out" if isinstance(self.sync, PartialAllReduce) else ""
 
     def fragments_unsupported_reason(self) -> str:
-        """Why parts of the model may not take turns under this `sync`; empty where they may."""
-        return (
-            ""
-            if isinstance(self.sync, Synchronous | DelayedMerge)
-            else f"sync.{self.sync.word} is for whole models; leave it out"
-        )
+        has_turns = isinstance(self.sync, Synchronous | DelayedMerge)
+        return "" if has_turns else f"sync.{self.sync.word} is for whole models; leave it out"
 
     def check_kind(self, cluster: Cluster) -> None:
         if not isinstance(self.sync, PartialAllReduce):
@@ -74,10 +68,6 @@ class AllReduce(HasGroups):
     @property
     def sends_layers(self) -> bool:
         return self.averages_gradients
-
-    @property
-    def averages_everyone(self) -> bool:
-        return True
 
     @property
     def period(self) -> int:

@@ -22,10 +22,6 @@ class Synchronous(Waiting):
 
     word: ClassVar[str] = "synchronous"
 
-    @property
-    def in_words(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True, slots=True)
 class DelayedAveraging(Waiting):
@@ -34,10 +30,6 @@ class DelayedAveraging(Waiting):
     word: ClassVar[str] = "delay"
 
     rounds: int = 1
-
-    @property
-    def in_words(self) -> str:
-        return "late"
 
     @property
     def lag(self) -> int:
@@ -125,10 +117,6 @@ class Pipeline(JsonObject, Waiting):
     warm_up: Rounds = 0
     drain: DrainPolicy = DrainPolicy.APPLY
     total: GradientReduction = GradientReduction.MEAN
-
-    @property
-    def in_words(self) -> str:
-        return self.word if self.lag == 1 else f"{self.word} {self.lag} late"
 
     @property
     def lag(self) -> int:

@@ -30,6 +30,7 @@ from partreduce.topo.strategies.axes import (
     Synchronous,
     Transport,
 )
+from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.topo.strategies.payload import PLAIN_PAYLOAD, Payload
 
 StepsPerRound = Count | tuple[Count, ...]
@@ -56,6 +57,10 @@ class Strategy(JsonObject, ABC):
     """The forms of a sum that this kind goes with."""
     is_on_request: ClassVar[bool] = False
     """Whether its workers have no common rounds, but ask for each averaging, by a protocol of the kind's own."""
+    needs_generator: ClassVar[bool] = False
+    """Whether a run needs the group generator's service."""
+    averages_everyone: ClassVar[bool] = False
+    """Whether every round averages over all workers."""
 
     steps_per_round: StepsPerRound = 1
     sync: Sync = SYNCHRONOUS
@@ -255,24 +260,17 @@ class Strategy(JsonObject, ABC):
         """Whether what it sends becomes ready layer by layer."""
         return False
 
-    @property
-    def averages_everyone(self) -> bool:
-        """Whether every round averages over all workers."""
-        return False
-
     def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:  # noqa: ARG002 - some kinds look at their groups
         """Those of the rounds of the period that average over all workers; empty if there is none."""
         return {1 - self.sync.kept} if self.averages_everyone else set()
 
     @property
-    def needs_generator(self) -> bool:
-        """Whether a run needs the group generator's service."""
-        return False
-
-    @property
     def goes_on_without(self) -> bool:
-        """Whether workers continue without a failed one for some rounds, until they need what only that one sends."""
-        return False
+        """Whether workers continue without a failed one for some rounds, until they need what only that one sends.
+
+        Neighbors do for as long as backup, staleness and tokens let them, others for longer.
+        """
+        return isinstance(self.sync, IterationGap)
 
     @property
     def graphs(self) -> tuple[Round, ...]:

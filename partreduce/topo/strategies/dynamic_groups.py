@@ -1,4 +1,4 @@
-"""Strategy `generated`: groups handed out on request by the group generator (Prague's dynamic schedule)."""
+"""Strategy `dynamic_groups`: groups handed out on request by the group generator (Prague's dynamic schedule)."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ class DynamicGroups(Strategy):
 
     kind: ClassVar[str] = "dynamic_groups"
     is_on_request: ClassVar[bool] = True
+    needs_generator: ClassVar[bool] = True
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous,)
     """Groups of the generator are known too late to average a snapshot."""
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
@@ -83,7 +84,3 @@ class DynamicGroups(Strategy):
             f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "
             "rounded, and its groups may leave out any worker that is slow or failed; leave it out"
         )
-
-    @property
-    def needs_generator(self) -> bool:
-        return True

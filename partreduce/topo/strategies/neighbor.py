@@ -68,11 +68,6 @@ class NeighborAveraging(HasMixingMatrix):
             )
 
     @property
-    def goes_on_without(self) -> bool:
-        """Where a gap is kept: neighbors for as long as backup, staleness and tokens let them, others for longer."""
-        return isinstance(self.sync, IterationGap)
-
-    @property
     def period(self) -> int:
         return len(self.rounds)
 

@@ -128,7 +128,6 @@ class PartialAllReduce(JsonObject, Waiting):
             raise ScheduleError(f"sync.partial.{name}: is {getattr(self, name)}; {why}; leave it out")
 
     def check_workers(self, num_workers: int) -> None:
-        """Refuse a quorum of more workers than there are, or of all."""
         if isinstance(self.quorum, int) and self.quorum >= num_workers:
             rule = (
                 "a quorum of all is synchronous; leave sync out" if self.quorum == num_workers else "it is at most that"

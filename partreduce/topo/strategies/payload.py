@@ -135,8 +135,6 @@ def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ..
 def check_fragments(fragments: Fragments) -> None:
     """Refuse lists that name no part of a model."""
     if isinstance(fragments, int):
-        if fragments < 1:
-            raise ScheduleError(f"payload.fragments: is {fragments}; a model has at least 1")
         return
     if len(fragments) < 2:
         raise ScheduleError(f"payload.fragments: has {len(fragments)} entries; leave it out, or give at least 2")
@@ -259,7 +257,6 @@ class TablePlacement(JsonObject):
 
     @property
     def in_words(self) -> str:
-        """Its way, and its codec where it has one."""
         return f"{self.way} in {self.codec}" if self.codec.rounds else str(self.way)
 
 
@@ -279,7 +276,6 @@ class Payload(JsonObject):
     Tables are exchanged in the order in which they stand here.
     """
 
-    word: ClassVar[str] = "routes"
     place: ClassVar[str] = "payload."
 
     tables: tuple[TablePlacement, ...] = ()
@@ -295,7 +291,6 @@ class Payload(JsonObject):
 
     @property
     def in_words(self) -> str:
-        """How many tables go which way, but for those that go densely; in a few words."""
         ways = [(route.way, route.in_words) for route in self.apart]
         words = sorted(set(ways), key=lambda one: (one[0] is Placement.GATHER, ways.index(one)))
         return ", ".join(f"{ways.count(one)} {one[1]}" for one in words)

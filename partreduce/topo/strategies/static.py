@@ -36,11 +36,9 @@ class RulePhases(Bulk):
         return len(self.phases)
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse rules that do not fit the cluster; blocks that share a local rank are left to `verify`."""
         check_rule(self.phases, cluster, self.node_radices)
 
     def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:
-        """Of the rounds that have one group of all workers. O(blocks)."""
         everyone = tuple(range(cluster.workers_per_node or 0)), tuple(range(len(self.node_radices)))
         return {
             b.relaxation
@@ -50,7 +48,6 @@ class RulePhases(Bulk):
         }
 
     def view(self, cluster: Cluster) -> RuleView:
-        """The rule on a cluster of equal nodes."""
         assert cluster.workers_per_node is not None, "check() refuses rules on uneven clusters"
         return RuleView(self.node_radices, self.phases, cluster.workers_per_node)
 
@@ -60,19 +57,15 @@ class RulePhases(Bulk):
         return _expand(RuleView(view.radices, (view.phases[index],), view.workers_per_node))
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
-        """The group of one worker. O(size of the group), whatever the cluster."""
         return self.view(cluster).group_of(worker, index)
 
     def are_plain(self) -> bool:
-        """Whether no block has a relaxation. O(blocks)."""
         return self.relaxations() <= {1}
 
     def relaxations(self) -> set[Fraction]:
-        """Of all blocks. O(blocks)."""
         return {block.relaxation for phase in self.phases for block in phase}
 
     def num_distinct(self) -> int:
-        """Distinct partitions; phases without groups do not count."""
         return len({partition for phase in self.phases if (partition := partition_of(phase))})
 
 
@@ -101,7 +94,6 @@ class GroupPhases(Bulk):
         return len(self.phases)
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse phases of another size; groups that overlap are left to `verify`."""
         if cluster.num_workers > MAX_EXPLICIT_WORKERS:
             raise ScheduleError(
                 f"phases: list groups of {cluster.num_workers} workers; explicit groups are for at most "
@@ -114,7 +106,6 @@ class GroupPhases(Bulk):
                 )
 
     def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:
-        """Of the rounds that have one group of all workers. O(phases)."""
         n = cluster.num_workers
         of_all = (phase for phase in self.phases if len(phase) == 1 and len(phase.members) == n)
         return {relaxation for phase in of_all for relaxation in phase.relaxation or (Fraction(1),)}
@@ -126,21 +117,17 @@ class GroupPhases(Bulk):
         return self.phases[index]
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:  # noqa: ARG002 - as above
-        """The group of one worker. O(num_workers)."""
         phase = self.phases[index]
         label = int(phase.labels()[worker])
         return None if label < 0 else phase[label]
 
     def are_plain(self) -> bool:
-        """Whether no group has a relaxation. O(groups)."""
         return self.relaxations() <= {1}
 
     def relaxations(self) -> set[Fraction]:
-        """Of all groups. O(groups)."""
         return {relaxation for phase in self.phases if len(phase) for relaxation in phase.relaxation or (Fraction(1),)}
 
     def num_distinct(self) -> int:
-        """Distinct partitions; phases without groups do not count."""
         return len({phase.members.tobytes() + phase.offsets.tobytes() for phase in self.phases if len(phase)})
 
 

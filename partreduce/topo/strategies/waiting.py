@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from fractions import Fraction
 from typing import ClassVar
 
 
-class Waiting(ABC):
+class Waiting:
     """How long a round waits for its averaging, and how old what it gets may be; synchronous by default."""
 
     __slots__ = ()
@@ -22,9 +21,9 @@ class Waiting(ABC):
     """By which protocol workers agree as it comes; empty where rounds are fixed."""
 
     @property
-    @abstractmethod
     def in_words(self) -> str:
-        """What differs from synchronous, in a few words."""
+        """What differs from synchronous, in a few words, where a command says it."""
+        return ""
 
     @property
     def lag(self) -> int:
@@ -55,5 +54,5 @@ class Waiting(ABC):
         """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
         return True
 
-    def check(self) -> None:  # noqa: B027 - nothing can be wrong with synchronous
+    def check(self) -> None:
         """Refuse settings that do not go with one another."""

@@ -162,11 +162,6 @@ class Shape:
         """The most workers that a group has on one node, at least 1; shape (groups,)."""
         return np.maximum(self.most, 1.0)
 
-    def is_split(self, algorithm: str) -> Flags:
-        """Which groups have separate stages inside nodes and across them, shape (groups,)."""
-        split: Flags = self.crosses & (self.inside > 1) & (self.most == self.least) & (algorithm == "hierarchical")
-        return split
-
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -201,7 +196,9 @@ class Traffic:
 
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
     """The traffic of a sum over each group, in this algorithm and coding. O(groups)."""
-    k, m, few, split = shape.members, shape.num_nodes.astype(float), shape.inside, shape.is_split(algorithm)
+    k, m, few = shape.members, shape.num_nodes.astype(float), shape.inside
+    # Which groups have separate stages inside nodes and across them.
+    split: Flags = shape.crosses & (few > 1) & (shape.most == shape.least) & (algorithm == "hierarchical")
     none, hops = np.zeros(len(k)), 2 * (k - 1)
     whole = hops / k
     across = np.where(split, 2 * (m - 1) / m, whole)

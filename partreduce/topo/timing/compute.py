@@ -124,7 +124,6 @@ class ComputeTimes(CheckedFields):
         return self.jitter == 0 and self.disturbance is None and self.trace is None
 
     def check(self, num_workers: int) -> None:
-        """Refuse ranks and traces that do not fit the number of workers."""
         if isinstance(self.disturbance, RandomDelay) and self.disturbance.workers > num_workers:
             raise InputError(
                 f"disturb=delay: {self.disturbance.workers} workers are held up, and there are only {num_workers}"

@@ -67,19 +67,18 @@ def communication(
     """What one period costs, all segments, without the prologue. O(blocks) for rules, else O(n·period)."""
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps = schedule.largest_steps_per_round
-    seconds, sent, peaks = list[float](), list[float](), list[float]()
+    found = list[tuple[float, float, float]]()
     for index, first in enumerate(first_equal(schedule)):
         if first < index:
-            for listed in (seconds, sent, peaks):
-                listed.append(listed[first])
+            found.append(found[first])
             continue
         loaded = phase_loads(schedule, index, hardware, model_bytes=size, travel=travel)
-        seconds.append(float(segment_seconds(loaded).sum(axis=0).max(initial=0.0)))
         each = [one.busiest_node_bytes() for one in loaded]
-        sent.append(sum(each))
-        peaks.append(max(each) if travel.turns else sent[-1])
+        longest = float(segment_seconds(loaded).sum(axis=0).max(initial=0.0))
+        found.append((longest, sum(each), max(each) if travel.turns else sum(each)))
+    seconds, sent, peaks = zip(*found, strict=True)
     per_round = float(np.mean(seconds))
-    return Communication(tuple(seconds), per_round, per_round / steps, float(np.mean(sent)) / steps, float(max(peaks)))
+    return Communication(seconds, per_round, per_round / steps, float(np.mean(sent)) / steps, float(max(peaks)))
 
 
 def first_equal(schedule: Schedule) -> list[int]:

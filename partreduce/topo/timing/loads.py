@@ -16,7 +16,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.hardware import Hardware, Link, Switch, above
 from partreduce.topo.phase import Phase
-from partreduce.topo.rule import RulePhase, representative, representatives
+from partreduce.topo.rule import RulePhase, representatives
 from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_all, of_sum
 
 
@@ -334,13 +334,8 @@ def of_rule(
     """
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)
-    if hardware.shared_switches(cluster.num_nodes):
-        shape, pairs, links = *_everywhere(phase, radices, cluster), Links.of(cluster, hardware)
-        traffic = of_sum(shape, algorithm, coding)
-        return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
-    return _rule_loads(
-        phase, tuple(radices), cluster, hardware, model_bytes=model_bytes, algorithm=algorithm, coding=coding
-    )
+    find = _rule_loads.__wrapped__ if hardware.shared_switches(cluster.num_nodes) else _rule_loads
+    return find(phase, tuple(radices), cluster, hardware, model_bytes=model_bytes, algorithm=algorithm, coding=coding)
 
 
 @lru_cache(maxsize=KEPT)
@@ -354,73 +349,47 @@ def _rule_loads(
     algorithm: str,
     coding: Coding,
 ) -> Loads:
-    shape, pairs, links = _with_stand_ins(phase, radices, cluster, hardware)
+    shape, pairs, links = _show_nodes(phase, radices, cluster, hardware)
     traffic = of_sum(shape, algorithm, coding)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
 
 
-def _with_stand_ins(
+def _show_nodes(
     phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware
 ) -> tuple[Shape, Whole, Links]:
     """As `shape_of`, of the groups of a rule phase on the nodes that `of_rule` shows, with the links of these."""
-    special = sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
-    for node in special:
-        check_node(node, cluster.num_nodes)
-    index_of = {node: index for index, node in enumerate(special)}
-    sizes: list[int] = []
-    spans: list[int] = []
-    locals_: list[float] = []
-    pairs: list[tuple[int, int]] = []
-    mixed: list[list[int]] = []
+    num_nodes, own = cluster.num_nodes, sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
+    for node in own:
+        check_node(node, num_nodes)
+    has_switches = bool(hardware.shared_switches(num_nodes))
+    nodes = np.arange(num_nodes) if has_switches else np.array(own, dtype=np.int64)
+    sizes, spans, locals_ = list[int](), list[int](), list[float]()
+    pairs, mixed = [np.zeros((0, 2), dtype=np.int64)], list[Whole]()
     for block in phase:
         span = prod(radices[d] for d in block.across)
         if span * len(block.local) < 2:
             continue
-        shown: dict[int, list[int]] = {}
-        for node in special:
-            shown.setdefault(representative(node, radices, block.across), []).append(node)
-        listed = list(shown.values())
-        with_ordinary = [len(sizes) + i for i, nodes in enumerate(listed) if len(nodes) < span]
-        if len(listed) * span < cluster.num_nodes:
-            with_ordinary.append(len(sizes) + len(listed))
-            listed.append([])
-        pairs += [(len(sizes) + i, index_of[node]) for i, nodes in enumerate(listed) for node in nodes]
-        sizes += [span * len(block.local)] * len(listed)
-        spans += [span] * len(listed)
-        locals_ += [float(len(block.local))] * len(listed)
-        mixed.append(with_ordinary)
-    stand_ins = max((len(groups) for groups in mixed), default=0)
-    for groups in mixed:
-        pairs += [(groups[min(j, len(groups) - 1)], len(special) + j) for j in range(stand_ins)]
-    links = [(hardware.nic_of(node), hardware.inside_of(node)) for node in special]
-    incidence = np.array(pairs, dtype=np.int64).reshape(-1, 2)
-    members = np.array(locals_)
-    shape = Shape(
-        np.array(sizes, dtype=np.int64), np.array(spans, dtype=np.int64), members, members, members[incidence[:, 0]]
-    )
-    usual = [(hardware.nic, hardware.inside)] * stand_ins
-    return shape, incidence, Links.of_pairs([*links, *usual], hardware.bus)
-
-
-def _everywhere(phase: RulePhase, radices: Sequence[int], cluster: Cluster) -> tuple[Shape, Whole]:
-    """As `shape_of`, of the groups of a rule phase on all nodes."""
-    nodes = np.arange(cluster.num_nodes)
-    sizes, spans, locals_, pairs = [np.zeros(0, int)], [np.zeros(0, int)], [np.zeros(0)], [np.zeros((0, 2), int)]
-    shown = 0
-    for block in phase:
-        span = prod(radices[d] for d in block.across)
-        if span * len(block.local) < 2:
-            continue
-        _, group = np.unique(representatives(cluster.num_nodes, radices, block.across), return_inverse=True)
-        count = cluster.num_nodes // span
-        pairs.append(np.stack([shown + group, nodes], 1))
-        sizes.append(np.full(count, span * len(block.local)))
-        spans.append(np.full(count, span))
-        locals_.append(np.full(count, float(len(block.local))))
-        shown += count
-    incidence, members = np.concatenate(pairs), np.concatenate(locals_)
-    shape = Shape(np.concatenate(sizes), np.concatenate(spans), members, members, members[incidence[:, 0]])
-    return shape, incidence
+        _, group, counts = np.unique(
+            representatives(nodes, radices, block.across), return_inverse=True, return_counts=True
+        )
+        has_ordinary = np.append(counts < span, len(counts) * span < num_nodes)
+        pairs.append(np.stack([len(sizes) + group, np.arange(len(nodes))], axis=1))
+        mixed.append(len(sizes) + np.flatnonzero(has_ordinary))
+        count = len(counts) + int(has_ordinary[-1])
+        sizes += [span * len(block.local)] * count
+        spans += [span] * count
+        locals_ += [float(len(block.local))] * count
+    stand_ins = np.arange(max(map(len, mixed), default=0))
+    pairs += [
+        np.stack([groups[np.minimum(stand_ins, len(groups) - 1)], len(nodes) + stand_ins], axis=1) for groups in mixed
+    ]
+    incidence, members = np.concatenate(pairs), np.array(locals_)
+    shape = Shape(np.array(sizes, np.int64), np.array(spans, np.int64), members, members, members[incidence[:, 0]])
+    if has_switches:
+        return shape, incidence, Links.of(cluster, hardware)
+    links = [(hardware.nic_of(node), hardware.inside_of(node)) for node in nodes.tolist()]
+    links += [(hardware.nic, hardware.inside)] * len(stand_ins)
+    return shape, incidence, Links.of_pairs(links, hardware.bus)
 
 
 def _assemble(

@@ -70,7 +70,6 @@ def balance(seconds: Floats, setting: PartialAllReduce, *, word: float = 0.0, su
 
 
 def _num_gradients(seconds: Floats, period: float) -> float:
-    """Gradients of all workers in a round that takes so long."""
     return float((period / np.maximum(seconds, period).mean(axis=0)).sum())
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -234,13 +234,6 @@ def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Wh
     return held, np.bincount(node_of[hosts], minlength=cluster.num_nodes)
 
 
-class StepMoments(NamedTuple):
-    """A round's moments, and of every worker the seconds that it waited for others' lookups and gradients."""
-
-    moments: Moments
-    waited: Floats
-
-
 @dataclass(frozen=True, slots=True)
 class TableRounds:
     """Takes all workers from round to round, with the exchange of all tables in each step."""
@@ -248,15 +241,18 @@ class TableRounds:
     rounds: Rounds
     exchange: Exchange
 
-    def next(self, stage: Stage, steps: Floats) -> StepMoments:
-        """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers)."""
+    def next(self, stage: Stage, steps: Floats) -> tuple[Moments, Floats]:
+        """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers).
+
+        Returns its moments, and the seconds that each worker waited for others' lookups and gradients.
+        """
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())
         longest = steps.max(axis=1)
         spent = float(longest.sum()) + len(steps) * self.exchange.seconds
         moments = self.rounds.next(stage, np.full_like(before, spent))
         waited = before.max() - before + (longest[:, None] - steps).sum(axis=0)
-        return StepMoments(moments._replace(start=before), waited)
+        return moments._replace(start=before), waited
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:

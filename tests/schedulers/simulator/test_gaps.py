@@ -12,7 +12,7 @@ from helpers.second_hop import SecondHop
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import ScheduleError
 from partreduce.schedulers import registry
-from partreduce.schedulers.protocols.base import Received, Send
+from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, SendUpdate, Update
 from partreduce.schedulers.registry import build
@@ -123,6 +123,19 @@ SETTINGS = [
 ]
 
 
+class Noting(GapTiming):
+    """Keeps what reduces took: what it was for, by whom, in which step, and which updates."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.used = []
+
+    def happened(self, step):
+        super().happened(step)
+        notes = [one.what for one in step.actions if isinstance(one, Note)]
+        self.used += [(what[0], step.process, *what[1:]) for what in notes if what[0] != "entered"]
+
+
 @pytest.mark.parametrize("order", UpdateOrder)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_every_setting_does_what_the_papers_rules_say(setting, order):
@@ -133,16 +146,14 @@ def test_every_setting_does_what_the_papers_rules_say(setting, order):
         graph, wires = random_graph(rng, count), Wires(rng, count)
         seconds = rng.uniform(0.5, 1.5, (25, count)) * np.where(np.arange(count) == 1, 5.0, 1.0)
         expected = ByTheRules(graph, gap, seconds, wires).go()
-        timing = GapTiming(Hop(graph, gap, fine=True), seconds, wires, num_bytes=1)
-        machine = VirtualMachine(timing.hop, timing, seed=seed)
-        notes = machine.run()
+        timing = Noting(Hop(graph, gap, fine=True), seconds, wires, num_bytes=1)
+        VirtualMachine(timing.hop, timing, seed=seed).run()
         assert np.allclose(timing.finish, expected.finish, rtol=0, atol=1e-9)
         if "skip" not in setting:
             assert np.allclose(timing.reduced, expected.left, rtol=0, atol=1e-9)
             assert np.array_equal(timing.begun[1:], timing.finish[:-1])
             assert np.allclose(timing.computed, timing.begun + seconds, rtol=0, atol=1e-9)
-        used = [(n.what[0], n.process, *n.what[1:]) for n in notes if n.what[0] != "entered"]
-        assert sorted(used) == sorted(expected.used)
+        assert sorted(timing.used) == sorted(expected.used)
         skipped += int(timing.skipped.sum())
     assert (skipped > 0) == ("skip" in setting)
 

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -126,17 +127,25 @@ def test_workers_that_take_no_time_are_no_error():
 
 def test_a_group_that_starts_a_stragglers_round_is_not_counted_twice():
     """A worker that was told to ask later computes once, then asks; its round is one entry."""
-    rounds = []
+    ended = []
+    seconds = np.tile([1.0, 5.0, 1.0, 1.0], (10, 1))
     setting = GeneratorSetting(nodes=(0, 0, 1, 1), group_size=2, slow_worker_policy=SlowWorkerPolicy.DEFER)
-    timing = GroupTiming(lambda worker, _: 5.0 if worker == 1 else 1.0, lambda members: 0.25, rounds.append)
+    timing = GroupTiming(seconds, lambda members: 0.25, lambda worker, seq, members: ended.append(worker))
     machine = group_machine(setting, timing, rounds=10, costs=(1, 5, 1, 1))
     machine.run()
-    assert not machine.run()
-    assert sorted((done.worker, done.round) for done in rounds) == [(w, r) for w in range(4) for r in range(10)]
-    assert all(done.computed - done.begun == (5.0 if done.worker == 1 else 1.0) for done in rounds)
+    machine.run()
+    assert sorted(ended) == [w for w in range(4) for _ in range(10)]
+    assert np.array_equal(timing.computed - timing.begun, seconds)
+    assert not np.isnan(timing.finish).any()
 
 
 SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, slow_worker_policy=SlowWorkerPolicy.DEFER)
+
+
+class Done(NamedTuple):
+    worker: int
+    seq: int
+    members: tuple[int, ...]
 
 
 def steps_of_groups(setting, slow, *, rounds):
@@ -144,12 +153,12 @@ def steps_of_groups(setting, slow, *, rounds):
     a node and 0.97 across. Returns them, and the mean steps of those on a slow worker's node and of all others."""
     listed, steps, chance = [], [0] * 16, random.Random(setting.seed)
 
-    def record(done):
-        listed.append(done)
-        steps[done.worker] += 1
+    def record(worker, seq, members):
+        listed.append(Done(worker, seq, members))
+        steps[worker] += 1
 
     timing = GroupTiming(
-        lambda worker, _: slow.get(worker, 1.0) * chance.uniform(0.95, 1.05),
+        np.array([[slow.get(w, 1.0) * chance.uniform(0.95, 1.05) for w in range(16)] for _ in range(rounds + 1)]),
         lambda members: 0.97 if len({setting.nodes[w] for w in members}) > 1 else 0.07,
         record,
     )
@@ -194,10 +203,21 @@ def both_ways(pairs):
     return [edge for a, b in pairs for edge in ((a, b), (b, a))]
 
 
-class Taking(Timing):
+class Noting(Timing):
+    """Keeps what processes noted, and when."""
+
+    def __init__(self):
+        self.noted = []
+
+    def happened(self, step):
+        self.noted += [(step.end, step.process, one.what) for one in step.actions if isinstance(one, Note)]
+
+
+class Taking(Noting):
     """Work by a function of (process, event, rng), ways by one of (source, destination)."""
 
     def __init__(self, seconds, way=lambda source, to: 0.0):
+        super().__init__()
         self.seconds, self.wire = seconds, way
 
     def work(self, process, state, event, rng):
@@ -217,8 +237,8 @@ def test_a_slow_message_delays_only_who_waits_for_it():
     machine = VirtualMachine(
         Hop(pair, IterationGap()), compute([1.0, 1.0, 1.0], way=lambda source, to: 5.0 if source == 0 else 0.0)
     )
-    notes = machine.run(until=6.0)
-    entered = {(n.process, n.what[1]): n.seconds for n in notes if n.what[0] == "entered"}
+    machine.run(until=6.0)
+    entered = {(process, what[1]): at for at, process, what in machine.timing.noted if what[0] == "entered"}
     assert entered[0, 1] == 1.0
     assert entered[1, 1] == 5.0
     assert entered[2, 1] == 1.0
@@ -233,11 +253,11 @@ def test_adpsgd_lets_fast_workers_run_on():
         Taking(lambda process, event, rng: speed[process] if isinstance(event, Choose) else 0.0),
         seed=4,
     )
-    notes = machine.run(until=200.0)
-    steps = [sum(n.process == worker for n in notes) for worker in range(4)]
+    machine.run(until=200.0)
+    steps = [sum(process == worker for _, process, _ in machine.timing.noted) for worker in range(4)]
     assert steps[:3] == [200, 200, 200]
     assert steps[3] == 40
-    partners = [n.what[1] for n in notes if n.process == 0]
+    partners = [what[1] for _, process, what in machine.timing.noted if process == 0]
     assert set(partners) == {4, 5, 6, 7}, "ties between neighbors are drawn"
 
 
@@ -249,7 +269,8 @@ def test_a_circle_of_waiting_workers_is_seen_as_idle():
         Taking(lambda process, event, rng: 0.0 if event.partner == preferred[process] else 1.0, lambda *_: 1.0),
     )
     machine.run(max_events=100)
-    assert not machine.run(), "everybody has asked and nobody answers"
+    machine.run()
+    assert not machine.timing.noted, "everybody has asked and nobody answers"
     assert machine.now == 1.0
 
 
@@ -263,8 +284,8 @@ def test_a_thousand_workers():
     count = 1000
     ring = Digraph.of(count, both_ways([(i, (i + 1) % count) for i in range(count)]))
     machine = VirtualMachine(Hop(ring, IterationGap(max_ig=2)), compute([1.0] * count))
-    notes = machine.run(until=5.0)
-    assert sum(n.what == ("entered", 5) for n in notes) == count
+    machine.run(until=5.0)
+    assert sum(what == ("entered", 5) for _, _, what in machine.timing.noted) == count
 
 
 class Pair:
@@ -285,10 +306,11 @@ class Pair:
         return False, () if isinstance(event, Received) else (Note("met"),)
 
 
-class PairTimes(Timing):
+class PairTimes(Noting):
     """Process p comes after `comes[p]`; the meeting takes 2."""
 
     def __init__(self, *comes):
+        super().__init__()
         self.comes, self.steps = comes, []
 
     def work(self, process, state, event, rng):
@@ -298,20 +320,22 @@ class PairTimes(Timing):
         return Meeting("only", (0, 1), 2.0) if event == "meet" else None
 
     def happened(self, step):
+        super().happened(step)
         self.steps.append((step.process, step.work_end, step.start, step.end))
 
 
 def test_a_meeting_begins_with_the_last_member_and_ends_for_all_at_once():
     times = PairTimes(1.0, 3.0, None)
     machine = VirtualMachine(Pair(), times)
-    notes = machine.run()
-    assert [(n.seconds, n.process) for n in notes] == [(5.0, 0), (5.0, 1)], "in the order of the members"
+    machine.run()
+    machine.run()
+    assert [(at, process) for at, process, _ in times.noted] == [(5.0, 0), (5.0, 1)], "in the order of the members"
     assert times.steps == [(0, 1.0, 3.0, 5.0), (1, 3.0, 3.0, 5.0)]
-    assert not machine.run()
 
 
 @pytest.mark.parametrize("called_off", [0.5, 2.0, 4.0])
 def test_a_meeting_ends_only_for_those_that_still_want_it(called_off):
     """Called off before it comes or while it waits, nobody meets; in mid-meeting the other one still leaves in time."""
-    notes = VirtualMachine(Pair(), PairTimes(1.0, 3.0, called_off)).run()
-    assert [(n.seconds, n.process) for n in notes] == ([(5.0, 1)] if called_off == 4.0 else [])
+    times = PairTimes(1.0, 3.0, called_off)
+    VirtualMachine(Pair(), times).run()
+    assert [(at, process) for at, process, _ in times.noted] == ([(5.0, 1)] if called_off == 4.0 else [])

@@ -12,7 +12,7 @@ from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METR
 from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.errors import InputError
 from partreduce.strategies import GroupPhases, NeighborAveraging, Phase, Round, StaticGroups
-from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Transport
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
 from partreduce.topo.timing.event_graph import cycle_time
@@ -192,7 +192,8 @@ def test_a_schedule_costs_what_its_own_form_costs():
     cluster = Cluster.regular(4, 4)
     hardware = Hardware(nic=Link(1e-5, 1e-9), inside=Link(1e-6, 1e-10), model_bytes=10**6)
     ring = Schedule("a", cluster, AllReduce())
-    formed = ring.traveling(AllReduceAlgorithm.HIERARCHICAL)
+    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    formed = Schedule("a", cluster, AllReduce(transport=transport))
     asked = communication(ring, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL)
     assert communication(formed, hardware) == asked != communication(ring, hardware)
     assert communication(formed, hardware, algorithm=AllReduceAlgorithm.RING) == communication(ring, hardware)

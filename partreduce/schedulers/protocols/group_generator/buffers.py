@@ -39,7 +39,6 @@ class GroupBuffers:
         return cls((), ((),) * num_workers, (False,) * num_workers)
 
     def group(self, seq: int) -> Outstanding:
-        """The outstanding group with a sequence number."""
         return next(group for group in self.groups if group.seq == seq)
 
     def running_of(self, worker: int) -> Outstanding | None:

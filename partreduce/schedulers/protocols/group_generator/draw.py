@@ -8,7 +8,7 @@ workers, and the division node-then-all, because groups across nodes in every se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import shake_256
 
 from partreduce.topo.cluster import Cluster
@@ -52,16 +52,8 @@ class GeneratorSetting:
 
     @classmethod
     def of(cls, strategy: DynamicGroups, cluster: Cluster) -> GeneratorSetting:
-        return cls(
-            nodes=tuple(cluster.node_of().tolist()),
-            group_size=strategy.group_size,
-            division=strategy.division,
-            slow_worker_policy=strategy.slow_worker_policy,
-            slow_threshold=strategy.slow_threshold,
-            all_every=strategy.all_every,
-            seed=strategy.seed,
-            max_known=strategy.max_known,
-        )
+        rules = {field.name: getattr(strategy, field.name) for field in fields(cls) if field.name != "nodes"}
+        return cls(nodes=tuple(cluster.node_of().tolist()), **rules)
 
     @property
     def num_workers(self) -> int:
@@ -236,7 +228,6 @@ class Drawing:
         return min(apart + 1, self.setting.all_every * self.setting.num_workers)
 
     def by_node(self, workers: frozenset[int]) -> list[frozenset[int]]:
-        """The workers of each node that has some, in order of nodes."""
         nodes = sorted({self.setting.nodes[worker] for worker in workers})
         return [frozenset(w for w in workers if self.setting.nodes[w] == node) for node in nodes]
 

@@ -151,7 +151,6 @@ class GroupGenerator:
         return request + 1 if self.modulus is None else (request + 1) % self.modulus
 
     def is_repeated(self, state: GeneratorState, worker: int, ask: Ask) -> bool:
-        """Whether this request was received before."""
         return ask.request == state.requests[worker]
 
     def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
@@ -223,7 +222,6 @@ class GroupGenerator:
         return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
 
     def situation(self, state: GeneratorState, worker: int, salt: int) -> Situation:
-        """What a draw around a worker looks at."""
         alive = frozenset(w for w in range(len(state.status)) if w == worker or self.takes_part(state, w))
         idle = self.idle(state, alive)
         alone = state.alone[worker]

@@ -114,7 +114,6 @@ class GroupWorker:
         return state, (Send(self.service, ask),)
 
     def ready(self, state: WorkerState) -> Sequence[type]:
-        """The kinds of events that may happen now."""
         possible: list[type] = []
         if state.stage == ALONE:
             possible.append(NextRound)
@@ -164,7 +163,6 @@ class GroupWorker:
         raise AssertionError(f"not a message to a worker: {message}")
 
     def holds(self, state: WorkerState, seq: int) -> bool:
-        """Whether this is the group that the worker is in."""
         return state.stage in (GRANTED, MEETING) and state.seq == seq
 
     def answered(self, state: WorkerState, answer: Answer) -> Stepped:
@@ -206,7 +204,6 @@ class GroupWorker:
         return self.if_complete(worker, state) if state.stage == MEETING else (state, ())
 
     def if_complete(self, worker: int, state: WorkerState) -> Stepped:
-        """Leave the group if all of its members have entered it."""
         if all(member == worker or (state.seq, member) in state.here for member in state.members):
             return self.finished(state, state.ask.salt)
         return state, ()
@@ -278,7 +275,6 @@ class GroupSystem:
 
     @property
     def num_processes(self) -> int:
-        """The workers and the generator."""
         return self.setting.num_workers + 1
 
     @property
@@ -289,7 +285,6 @@ class GroupSystem:
         return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
 
     def start(self, process: int) -> Outcome[Any]:
-        """Every worker asks for its first group."""
         if process == self.setting.num_workers:
             return (self.generator.initial(), self.restarts), ()
         return self.worker.start(
@@ -300,12 +295,10 @@ class GroupSystem:
         )
 
     def cost_of(self, worker: int, rounds: int) -> int:
-        """What a worker's round costs it to compute, after so many rounds."""
         costs = self.costs[worker] if self.costs else 1
         return costs if isinstance(costs, int) else costs[min(rounds, len(costs) - 1)]
 
     def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
-        """Rounds that end, with every outcome of a later draw; a retry; a restart of the generator."""
         if process == self.setting.num_workers:
             return (Restarted(),) if state[1] and ACTIVE in state[0].status else ()
         events: list[Hashable] = []

@@ -70,7 +70,6 @@ class Workers(Setting):
     """The steps of the workers."""
 
     def joiner(self) -> Member:
-        """A worker that is no member yet."""
         return Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=self.knocks)
 
     def _ready_member(self, process: int, state: Member) -> Sequence[Hashable]:
@@ -279,7 +278,6 @@ class Decisions(Setting):
         raise AssertionError(f"not an event of the authority: {event}")
 
     def _receive(self, state: Authority, worker: int, said: object) -> Outcome[Authority]:
-        """What a worker says, or what becomes of it."""
         match said:
             case Crashed():
                 return self._missed(state, frozenset([worker]))
@@ -331,7 +329,6 @@ class Decisions(Setting):
 
     @staticmethod
     def _remaining(state: Authority) -> Members:
-        """The members that are neither lost nor done."""
         return tuple(w for w in state.view.members if w not in state.lost and w not in state.left)
 
     def _silent(self, state: Authority) -> Members:
@@ -416,7 +413,6 @@ class Membership(Workers, Decisions):
         return Member(first), ()
 
     def ready(self, process: int, state: Member | Authority) -> Sequence[Hashable]:
-        """What a process may do by itself."""
         if isinstance(state, Authority):
             return self._ready_authority(state)
         return self._ready_member(process, state)
