@@ -170,8 +170,8 @@ def measure(what: str, name: str, workers: int) -> None:
             action()
         for stage, action in make(name, workers, Path(folder)):
             clock, work = time.perf_counter(), _processor_seconds()
-            said = action()
-            rows.append([stage, time.perf_counter() - clock, _processor_seconds() - work, str(said or "").partition("\n")[0]])
+            said = str(action() or "").partition("\n")[0]  # a row of a table has one line
+            rows.append([stage, time.perf_counter() - clock, _processor_seconds() - work, said])
     peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(json.dumps({"rows": rows, "peaks": peaks}))
 
