@@ -77,7 +77,7 @@ def test_the_bytes_and_the_embeddings_of_the_readme_are_the_measured_ones():
     assert README.count(f"[1/{whole[0] / ours:.0f}](benchmarks/results/long_regions.md)") == 2
     key = ("Hybrid over the better of TF-PS and Horovod", "language, 4x4: hybrid")
     (row,) = (row for row in rows.read("parallax").rows if row.key == key)
-    assert f"[{page.measured(row).split('×')[0]}](benchmarks/results/papers/parallax.md)" in README
+    assert f"[{page.measured_words(row).split('×')[0]}](benchmarks/results/papers/parallax.md)" in README
 
 
 def test_the_caption_says_how_often_and_how_long_the_contestants_of_the_picture_ran():
