@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import io
 import json
-import math
 import os
 import pkgutil
 import platform
@@ -52,7 +51,7 @@ def import_all(*packages: ModuleType) -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a file, in which "$none" stands for None."""
 
-    def plain(value: Any) -> Any:  # noqa: ANN401 - any TOML value
+    def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(inner) for key, inner in value.items()}
         if isinstance(value, list):
@@ -73,7 +72,6 @@ def command(module: str) -> str:
 
 
 def commit() -> str:
-    """What is checked out, and whether it was changed."""
     asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     return subprocess.run(asked, capture_output=True, text=True, check=False, cwd=ROOT).stdout.strip()
 
@@ -111,14 +109,14 @@ def run_bounded(
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port that no one listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def machine() -> str:
-    """What stands beside numbers that depend on it."""
+    """What stands next to numbers that depend on it."""
     load = os.getloadavg()[0]
     return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f}"
 
@@ -136,7 +134,7 @@ def middle(values: Sequence[float], form: str = ".2f", *, quarters: bool = False
     return f"{statistics.median(ordered):{form}} [{low:{form}}-{high:{form}}]"
 
 
-def reached(curve: Iterable[Sequence[float]], target: float) -> tuple[float, ...] | None:
+def loss_crossing(curve: Iterable[Sequence[float]], target: float) -> tuple[float, ...] | None:
     """Where the losses of a curve, which end its points, first fall to a target, on straight lines between them."""
     for (*before, high), (*after, low) in pairwise(curve):
         if low <= target:
@@ -145,13 +143,16 @@ def reached(curve: Iterable[Sequence[float]], target: float) -> tuple[float, ...
     return None
 
 
+def page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
+
+
 def write(path: Path | None, title: str, *parts: str) -> None:
-    """Print a page, and keep it where asked."""
-    page = "\n\n".join([f"# {title}", *(part.strip("\n") for part in parts)]) + "\n"
-    print(page)
+    text = page(title, *parts)
+    print(text)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".md").write_text(page)
+        path.with_suffix(".md").write_text(text)
 
 
 def on_workers(action: Callable[[], Any], count: int) -> list[Any]:
@@ -172,26 +173,21 @@ def on_workers(action: Callable[[], Any], count: int) -> list[Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def take_turns(
-    ways: Mapping[str, Way], meet: Callable[[float], float], turns: int, *, warm_up: int = 2, end: float = math.inf
-) -> Times:
+def take_turns(ways: Mapping[str, Way], meet: Callable[[], object], turns: int, *, warm_up: int = 2) -> Times:
     """The start and the end of every turn of every way, on one worker.
 
     Ways of a turn stand side by side in an order that changes from turn to turn, so that what else the machine does
-    hits all alike. `meet` waits for all workers and adds up what they say; after the monotonic time `end` no
-    turns begin, but for the first.
+    hits all equally. `meet` waits for all workers.
     """
     times: Times = {name: [] for name in ways}
     for turn in range(-warm_up, turns):
         for name in random.Random(turn).sample(list(ways), len(ways)):
             act = ways[name](turn)
-            meet(0.0)
+            meet()
             start = time.monotonic()
             act()
             if turn >= 0:
                 times[name].append([start, time.monotonic()])
-        if turn >= 0 and meet(float(time.monotonic() > end)) > 0:
-            break
     return times
 
 
@@ -207,7 +203,7 @@ def spans(said: Sequence[Times]) -> dict[str, list[float]]:
 
 
 def ratios(found: Mapping[str, Sequence[float]], name: str, base: str) -> list[float]:
-    """Turn by turn, over what the base took beside it."""
+    """Turn by turn, over what the base took next to it."""
     return [ours / theirs for ours, theirs in zip(found[name], found[base], strict=True)]
 
 
@@ -223,27 +219,27 @@ def new_lines(path: Path, place: int = 0) -> tuple[list[Any], int]:
 
 def compact(content: dict[str, Any], *, digits: int = 6) -> str:
     """JSON with a line for each member of `content`, of an object in it, and of each row of a list; numbers rounded."""
-    lines = ",\n".join(f" {json.dumps(key)}: {_member(_rounded(value, digits))}" for key, value in content.items())
+    lines = ",\n".join(f" {json.dumps(key)}: {_member(_round(value, digits))}" for key, value in content.items())
     return f"{{\n{lines}\n}}\n"
 
 
-def _member(value: Any) -> str:  # noqa: ANN401 - any JSON value
+def _member(value: Any) -> str:
     if isinstance(value, dict) and value:
         lines = ",\n".join(f"  {json.dumps(key)}: {_rows(inner, 3)}" for key, inner in value.items())
         return f"{{\n{lines}\n }}"
     return _rows(value, 2)
 
 
-def _rows(value: Any, indent: int) -> str:  # noqa: ANN401 - as above
+def _rows(value: Any, indent: int) -> str:
     if isinstance(value, list) and any(isinstance(row, dict | list) for row in value):
         lines = ",\n".join(" " * indent + json.dumps(row) for row in value)
         return f"[\n{lines}\n{' ' * (indent - 1)}]"
     return json.dumps(value)
 
 
-def _rounded(value: Any, digits: int) -> Any:  # noqa: ANN401 - as above
+def _round(value: Any, digits: int) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")
     if isinstance(value, dict):
-        return {key: _rounded(inner, digits) for key, inner in value.items()}
-    return [_rounded(inner, digits) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _round(inner, digits) for key, inner in value.items()}
+    return [_round(inner, digits) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,7 +1,6 @@
-"""Kill to next step: how long a run that goes on stands still when a worker dies, and until that one is back.
+"""Kill to next step: how long a run that continues stands still when a worker dies, and until that one is back.
 
-python -m benchmarks.recovery      # four minutes on two quiet cores; writes results/recovery.md
-PYTHONPATH=SITE python -m benchmarks.recovery --beside torchft      # the same with torchft, in turns; SITE holds it
+python -m benchmarks.recovery [--sizes 4 8 16] [-o benchmarks/results/recovery.md]   # four minutes on two quiet cores
 
 Local workers average gradients of a small network in each step, which takes them 20 ms otherwise. Again and again one
 of them is killed from outside, at a random instant, and started again by the launcher. Measured is the time until all
@@ -11,7 +10,6 @@ step more than the recovery itself takes. A batch is lost if its gradients were 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
@@ -23,15 +21,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks import kit
-from benchmarks.recovery_torchft import Settings
 
 SIZES, KILLS, SEED = (4, 8, 16), 20, 0
-KILLS_A_TURN = 5
-"""Then another contestant has its turn."""
+KILLS_A_RUN = 5
 STEP_SECONDS = 0.02
 SETTLING = (0.3, 0.8)
 """Seconds from when all are back to the next kill."""
@@ -98,7 +93,7 @@ def until(found: Callable[[], bool], what: str, run: subprocess.Popen[bytes]) ->
 
 
 @dataclass
-class Found:
+class KillTimes:
     """Of every kill, in order: seconds, and the batches that the others lost; seconds between ordinary steps."""
 
     stood: list[float] = field(default_factory=list)
@@ -106,15 +101,11 @@ class Found:
     lost: list[int] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     fallen: int = 0
-    """How many workers ended that nobody had killed."""
+    """How many workers ended that were not killed."""
 
 
-Command = Callable[[Path, int, int], list[str]]
-"""What starts so many workers, and as many again in the place of those that are killed, and ends with them."""
-
-
-def ours(folder: Path, workers: int, kills: int) -> list[str]:
-    """Workers of `partreduce run`."""
+def command_of(folder: Path, workers: int, kills: int) -> list[str]:
+    """`partreduce run` with so many workers, of which as many are started again as are killed."""
     script, schedule = folder / "train.py", folder / "schedule.json"
     script.write_text(SCRIPT)
     cli = [sys.executable, "-m", "partreduce"]
@@ -125,20 +116,12 @@ def ours(folder: Path, workers: int, kills: int) -> list[str]:
     return [*command, str(STEP_SECONDS)]
 
 
-def torchft(settings: Settings) -> Command:
-    """torchft's managers and lighthouse."""
-    module = [sys.executable, "-m", "benchmarks.recovery_torchft"]
-    return lambda folder, workers, kills: [
-        *module, str(folder), str(workers), str(kills), str(STEP_SECONDS), settings.text()
-    ]  # fmt: skip
-
-
-def measure(command: Command, workers: int, kills: int, chance: random.Random, found: Found) -> None:
+def measure(workers: int, kills: int, chance: random.Random, found: KillTimes) -> None:
     """Kill and wait, so many times in one run."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with (folder / "said.txt").open("wb") as said, subprocess.Popen(
-            command(folder, workers, kills), stdout=said, stderr=said
+            command_of(folder, workers, kills), stdout=said, stderr=said
         ) as run:  # fmt: skip
             try:
                 diaries = [Diary(folder / f"{rank}.jsonl") for rank in range(workers)]
@@ -152,7 +135,7 @@ def measure(command: Command, workers: int, kills: int, chance: random.Random, f
                 run.send_signal(signal.SIGTERM)
 
 
-def _kill_one(diaries: list[Diary], found: Found, chance: random.Random, run: subprocess.Popen[bytes]) -> None:
+def _kill_one(diaries: list[Diary], found: KillTimes, chance: random.Random, run: subprocess.Popen[bytes]) -> None:
     def all_train() -> bool:
         return all(len(diary.read().steps) > 10 for diary in diaries)
 
@@ -167,11 +150,11 @@ def _kill_one(diaries: list[Diary], found: Found, chance: random.Random, run: su
     after = diaries[victim].read().steps[-1][0] + 2
     others = [diary for rank, diary in enumerate(diaries) if rank != victim]
 
-    def done(diary: Diary) -> float | None:
+    def finish_time(diary: Diary) -> float | None:
         return next((instant for step, instant in diary.read().steps if step >= after), None)
 
-    until(lambda: all(done(diary) is not None for diary in others), "the others go on", run)
-    found.stood.append(max(done(diary) or 0.0 for diary in others) - died)
+    until(lambda: all(finish_time(diary) is not None for diary in others), "the others continue", run)
+    found.stood.append(max(finish_time(diary) or 0.0 for diary in others) - died)
     before = len(diaries[victim].pids)
     until(lambda: len(diaries[victim].read().pids) > before and bool(diaries[victim].steps), "it is back", run)
     found.back.append(diaries[victim].steps[0][1] - died)
@@ -179,23 +162,19 @@ def _kill_one(diaries: list[Diary], found: Found, chance: random.Random, run: su
     found.lost.append(sum(instant > died for diary in others for instant in diary.read().discarded))
 
 
-TUNED = Settings(join=1_000, tick=10, silence=300, heartbeat=50, collective=300, manager=10_000, init_sync=False)
-"""The quickest of those tried with 16 workers. With 200 ms of silence, and for the group, it discarded steps of the
-living. For `join` the lighthouse waits for one that was started again: it beats before it asks for its first quorum."""
-
 HEAD = (
-    "workers", "who", "kills", "a step", "kill → next step, p50", "worst", "kill → all are back, p50", "worst",
+    "workers", "kills", "a step", "kill → next step, p50", "worst", "kill → all are back, p50", "worst",
     "batches lost a kill", "fell besides",
 )  # fmt: skip
 WORDS = (
     "The next step is the first that all others have done and the dead one can have had no part in; one ordinary step "
     "is in it. All are back when who was started again has done a step with the others. Batches lost are those of the "
-    "others whose gradients entered no step; the dead one's own is lost besides. Fell besides: workers that nobody had "
-    "killed, and that ended nevertheless."
+    "others whose gradients entered no step; the dead one's own is lost besides. Fell besides: workers that were not "
+    "killed and ended nevertheless."
 )
 
 
-def _metrics(found: Found) -> tuple[object, ...]:
+def _metrics(found: KillTimes) -> tuple[object, ...]:
     def seconds(each: list[float]) -> tuple[str, str]:
         return f"{statistics.median(each):.2f}", f"{max(each):.2f}"
 
@@ -203,40 +182,22 @@ def _metrics(found: Found) -> tuple[object, ...]:
     return len(found.stood), step, *seconds(found.stood), *seconds(found.back), lost, found.fallen
 
 
-def _torchft() -> str:
-    """Which one it is."""
-    for name in ("torchft", "torchft-nightly"):
-        with contextlib.suppress(PackageNotFoundError):
-            return f"{name} {version(name)}"
-    raise SystemExit(
-        "recovery: --beside torchft: torchft is not installed; name the folder that holds it in PYTHONPATH"
-    )
-
-
-def contestants(beside: str | None) -> dict[str, Command]:
-    """Who has a turn."""
-    others = {"torchft, as its README": torchft(Settings()), "torchft, tuned": torchft(TUNED)}
-    return {"partreduce": ours} | (others if beside else {})
-
-
 def main() -> None:
     options = kit.parser(__doc__ or "")
     options.add_argument("--kills", type=int, default=KILLS)
     options.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="workers")
-    options.add_argument("--beside", choices=["torchft"], help="measure it, too")
+    options.add_argument("-o", "--output", type=Path)
     chosen = options.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    beside = [f"{_torchft()}. As its README: {Settings().words}. Tuned: {TUNED.words}."] if chosen.beside else []
-    ways, chance, rows = contestants(chosen.beside), random.Random(SEED), []
+    chance, rows = random.Random(SEED), []
     for workers in chosen.sizes:
-        found = {name: Found() for name in ways}
-        for turn in range(0, chosen.kills, KILLS_A_TURN):
-            for name in chance.sample(list(ways), len(ways)):
-                measure(ways[name], workers, min(KILLS_A_TURN, chosen.kills - turn), chance, found[name])
-                print(workers, name, found[name], os.getloadavg()[0], flush=True)
-        rows += [(workers, name, *_metrics(one)) for name, one in found.items()]
+        found = KillTimes()
+        for killed in range(0, chosen.kills, KILLS_A_RUN):
+            measure(workers, min(KILLS_A_RUN, chosen.kills - killed), chance, found)
+            print(workers, found, os.getloadavg()[0], flush=True)
+        rows.append((workers, *_metrics(found)))
     about = f"`{kit.command('recovery')}`, {kit.machine()}. Seconds; gradients, over gloo."
-    kit.write(kit.RESULTS / "recovery.md", "Kill to next step", about, kit.table(HEAD, rows), WORDS, *beside)
+    kit.write(chosen.output, "Kill to next step", about, kit.table(HEAD, rows), WORDS)
 
 
 if __name__ == "__main__":

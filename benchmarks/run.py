@@ -5,7 +5,7 @@
     python -m benchmarks.run --only scale    some of them, by name
 
 Each runs as a process of its own with a time limit. What it prints goes to benchmarks/results/bench/NAME.txt, its files
-beside that, the summary to benchmarks/results/bench/summary.md. Exit code 1 if any failed or ran out of time.
+next to that, the summary to benchmarks/results/bench/summary.md. Exit code 1 if any failed or ran out of time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BENCHMARKS = {
         "--attempts 20000 --seed 0", 120),
     "overhead": Benchmark("P-Reduce costs little more than a bare all_reduce (loopback)", "transport",
         "p_reduce --megabytes 8 40 --workers 2 --turns 7 -o {out}", 240),
-    "codecs": Benchmark("what coded sums cost on loopback, beside the fp32 ring", "transport",
+    "codecs": Benchmark("what coded sums cost on loopback, next to the fp32 ring", "transport",
         "sums --turns 5 -o {out}", 180),
 }  # fmt: skip
 

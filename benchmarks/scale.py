@@ -8,7 +8,7 @@
   and, up to some workers, for random groups, proved and checked; `said` has the rule and bytes of the file.
 * certificates: random groups of four, period 8, proved and checked.
 
-Every row is measured in a process of its own, which has gone the same way with 32 workers before, so that imports do
+Every row is measured in its own process, which has gone the same way with 32 workers before, so that imports do
 not count and peak memory is the row's. Seconds of processors, children included, tell more than wall-clock seconds on a
 machine that is shared.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SMALL, GROUP, PERIOD, RACK = 32, 4, 8, 8
 SURVIVED = ("prague-figure-10", "node-then-all", "random groups")
 MOST = {"default effort": 8_000, "random groups, 1": 256, "random groups, 2": 16}
-"""Of the planner what is asked of it; of random groups each loss is a class of its own."""
+"""Of the planner what is asked of it; of random groups each loss is its own class."""
 
 
 def rule(name: str, workers: int, folder: Path) -> Stages:
@@ -51,15 +51,15 @@ def rule(name: str, workers: int, folder: Path) -> Stages:
 
     schedule = folder / "s.json"
 
-    def verified() -> str:
+    def verify() -> str:
         loaded = load_schedule(schedule)
-        (folder / "c.json").write_bytes(_proved(prove(loaded)))
+        (folder / "c.json").write_bytes(_certificate_of(prove(loaded)))
         found = metrics(loaded)
         return f"contraction {float(found.contraction):.6f}, consensus distance {float(found.consensus_distance):.4f}"
 
     yield "design", lambda: write_schedule(schedule, partreduce.design(f"{workers // GROUP}x{GROUP}", build=name))
-    yield "prove, with metrics", verified
-    yield "check", lambda: _checked(folder)
+    yield "prove, with metrics", verify
+    yield "check", lambda: _check(folder)
 
 
 def commands(_: str, workers: int, folder: Path) -> Stages:
@@ -68,7 +68,7 @@ def commands(_: str, workers: int, folder: Path) -> Stages:
     ours = [sys.executable, "-m", "partreduce"]
     yield "design", lambda: _run([*ours, "design", cluster, "--build", "prague-figure-10", "-o", schedule])
     yield "verify", lambda: _run([*ours, "verify", schedule, "--certificate", certificate])
-    yield "check", lambda: _checked(folder)
+    yield "check", lambda: _check(folder)
 
 
 def planner(_: str, workers: int, __: Path) -> Stages:
@@ -76,11 +76,11 @@ def planner(_: str, workers: int, __: Path) -> Stages:
     nodes = max(1, workers // RACK)
     words = [sys.executable, "-m", "partreduce", "design", f"{nodes}x{RACK}", "--model-bytes", "100MB"]
 
-    def planned() -> str:
+    def make_plan() -> str:
         chosen = json.loads(_run([*words, "--json"]))["recommendation"]
         return f"{nodes}x{RACK}: {chosen['name']}, {chosen['sync']}"
 
-    yield "design", planned
+    yield "design", make_plan
 
 
 def failure_plans(name: str, workers: int, folder: Path) -> Stages:
@@ -98,15 +98,15 @@ def failure_plans(name: str, workers: int, folder: Path) -> Stages:
     schedule = random_groups(workers) if of == "random groups" else partreduce.design(cluster, build=of)
     file = folder / "s.json"
 
-    def planned() -> str:
+    def make_plan() -> str:
         found = survival(schedule, PlanRequest(cluster=cluster, tolerate_failures=int(lost))).schedule
         write_schedule(file, found)
         assert found.failure_plan is not None, "planned"
         return f"{found.failure_plan.rule}, file of {file.stat().st_size:,} bytes"
 
-    yield "plan", planned
-    yield "prove", lambda: (folder / "c.json").write_bytes(_proved(prove(load_schedule(file))))
-    yield "check", lambda: _checked(folder)
+    yield "plan", make_plan
+    yield "prove", lambda: (folder / "c.json").write_bytes(_certificate_of(prove(load_schedule(file))))
+    yield "check", lambda: _check(folder)
 
 
 def random_groups(workers: int) -> Schedule:
@@ -128,19 +128,18 @@ def certificate(_: str, workers: int, folder: Path) -> Stages:
 
     schedule = random_groups(workers)
     write_schedule(folder / "s.json", schedule)
-    yield "prove", lambda: (folder / "c.json").write_bytes(_proved(prove(schedule)))
-    yield "check", lambda: _checked(folder)
+    yield "prove", lambda: (folder / "c.json").write_bytes(_certificate_of(prove(schedule)))
+    yield "check", lambda: _check(folder)
 
 
-def _proved(proof: Any) -> bytes:  # noqa: ANN401 - a Proof
+def _certificate_of(proof: Any) -> bytes:
     from partreduce.verify.certificate import certificate_bytes
 
     assert proof.verdict.value == "proved", proof
     return certificate_bytes(proof.certificate)
 
 
-def _checked(folder: Path) -> str:
-    """By the stand-alone checker."""
+def _check(folder: Path) -> str:
     files = [str(folder / name) for name in ("c.json", "s.json")]
     _run([sys.executable, "-I", "-S", str(ROOT / "verify/checker"), "--max-bytes", str(10**9), *files])
     return f"certificate of {(folder / 'c.json').stat().st_size:,} bytes"
@@ -164,15 +163,15 @@ WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {
 
 
 def measure(what: str, name: str, workers: int) -> None:
-    """Run in a process of its own; prints [stage, seconds, processor seconds, what it said] and the peak as JSON."""
+    """Run in its own process; prints [stage, seconds, processor seconds, what it said] and the peak as JSON."""
     make, rows = WAYS[what][0], []
     with tempfile.TemporaryDirectory() as folder:
         for _, action in make(name, SMALL, Path(folder)) if what not in {"commands", "planner"} else ():
             action()
         for stage, action in make(name, workers, Path(folder)):
             clock, work = time.perf_counter(), _processor_seconds()
-            said = action()
-            rows.append([stage, time.perf_counter() - clock, _processor_seconds() - work, str(said or "")])
+            said = str(action() or "").partition("\n")[0]  # a row of a table has one line
+            rows.append([stage, time.perf_counter() - clock, _processor_seconds() - work, said])
     peaks = [resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(json.dumps({"rows": rows, "peaks": peaks}))
 

@@ -5,7 +5,7 @@
 
 In each turn four processes of each checkout step under All-Reduce with 8 MB of parameters over loopback (the slowest
 of them counts), and two more measure the processor time that is ours: step() of a small model of 4 parameters, and of
-128, with three workers that answer at once, less the wrapped optimizer's own.
+128, with three workers that answer at once, less the wrap optimizer's own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAYERS = (2, 64)
 """Of the models whose steps are timed alone; each has two parameters."""
 
 
-def wrapped(store: Any, rank: int, num_workers: int, width: int, layers: int = 2) -> tuple[Any, Any]:  # noqa: ANN401 - of any checkout
+def wrap(store: Any, rank: int, num_workers: int, width: int, layers: int = 2) -> tuple[Any, Any]:
     """An optimizer under All-Reduce in each step, and its model: one number out of layers of width² numbers each."""
     import torch
 
@@ -71,7 +71,7 @@ def alone(layers: int) -> tuple[Any, Any]:
     found: dict[int, tuple[Any, Any]] = {}
 
     def work(rank: int) -> None:
-        found[rank] = wrapped(store, rank, WORKERS, 8, layers)
+        found[rank] = wrap(store, rank, WORKERS, 8, layers)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(WORKERS)]
     for thread in threads:
@@ -92,12 +92,12 @@ def take_turns(port: int, side: str, rank: int, turns: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     is_alone = rank >= WORKERS
     own = dist.PrefixStore(f"workers of {side}", store)  # type: ignore[attr-defined]
-    optimizer, model = alone(LAYERS[rank - WORKERS]) if is_alone else wrapped(own, rank, WORKERS, 1414)
+    optimizer, model = alone(LAYERS[rank - WORKERS]) if is_alone else wrap(own, rank, WORKERS, 1414)
     batch, repeated = torch.ones(1, model[0].in_features), 200 if is_alone else 10
     apart = [torch.nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
     for parameter in apart:
         parameter.grad = torch.ones_like(parameter)
-    plain = torch.optim.SGD(apart, lr=0.01)  # of numbers of its own, since nobody may step the wrapped one by itself
+    plain = torch.optim.SGD(apart, lr=0.01)  # over its own numbers, since no one may step the wrap one by itself
 
     def seconds(step: Callable[[], object]) -> tuple[float, float]:
         waited = worked = 0.0  # by the wall's clock, and of processors
@@ -116,7 +116,7 @@ def take_turns(port: int, side: str, rank: int, turns: int) -> None:
             worked -= seconds(plain.step)[1]
         store.set(f"{turn} {side} {rank} took", json.dumps([waited, worked]))
     store.wait(["over"], timedelta(minutes=9))
-    os._exit(0)  # nobody finishes a run of which only one worker is real
+    os._exit(0)  # no one finishes a run of which only one worker is real
 
 
 def times(roots: list[Path], turns: int) -> None:

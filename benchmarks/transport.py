@@ -1,10 +1,10 @@
-"""What the run-time's ways of moving numbers cost beside bare ones of the same bytes, on this machine's loopback.
+"""What the run-time's ways of moving numbers cost next to bare ones of the same bytes, on this machine's loopback.
 
     python -m benchmarks.transport p_reduce -o benchmarks/results/overhead.md [--workers 2 4] [--megabytes 8 40 160]
     python -m benchmarks.transport sums -o benchmarks/results/codecs.md [--workers 16] [--megabytes 2.19]
 
-* p_reduce: a P-Reduce of all workers beside a bare `all_reduce` on the same group.
-* sums: every algorithm and codec of a sum beside the fp32 ring.
+* p_reduce: a P-Reduce of all workers next to a bare `all_reduce` on the same group.
+* sums: every algorithm and codec of a sum next to the fp32 ring.
 
 All contestants are set up in the same processes and take turns; ratios are taken turn by turn.
 """
@@ -12,7 +12,7 @@ All contestants are set up in the same processes and take turns; ratios are take
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScop
 if TYPE_CHECKING:
     from partreduce.runtime.transport.gloo import GlooWorld
 
-Meet = Callable[[float], float]
+Meet = Callable[[], object]
 
 PLAIN = "flat ring, fp32"
 ACROSS = CodecScope.ACROSS_NODES
@@ -46,8 +46,7 @@ SUMS = {
 TIMEOUT = timedelta(seconds=60)
 
 
-def joined() -> tuple[GlooWorld, Meet]:
-    """This worker's world, and how it waits for all others."""
+def join_world() -> tuple[GlooWorld, Meet]:
     import torch
 
     from partreduce.runtime.transport.gloo import GlooWorld
@@ -56,12 +55,7 @@ def joined() -> tuple[GlooWorld, Meet]:
     world = GlooWorld(connect_store(TIMEOUT), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), TIMEOUT)
     everyone = world.create(tuple(range(world.size)), name="meet")
 
-    def meet(word: float) -> float:
-        said = torch.tensor([word], dtype=torch.float64)  # a time of day needs the digits
-        everyone.all_reduce(said).wait()
-        return float(said)
-
-    return world, meet
+    return world, lambda: everyone.all_reduce(torch.zeros(1)).wait()
 
 
 def p_reduce(world: GlooWorld, megabytes: float) -> dict[str, Way]:
@@ -98,13 +92,7 @@ def p_reduce(world: GlooWorld, megabytes: float) -> dict[str, Way]:
     return {"bare": bare, "P-Reduce": ours}
 
 
-def sums(
-    world: GlooWorld,
-    megabytes: float,
-    num_nodes: int,
-    transports: Mapping[str, Transport],
-    errors: dict[str, float] | None = None,
-) -> dict[str, Way]:
+def sums(world: GlooWorld, megabytes: float, num_nodes: int, errors: dict[str, float]) -> dict[str, Way]:
     """Sums by the communicators alone; `errors` gets how far each is from the exact one, relatively."""
     import torch
 
@@ -117,7 +105,7 @@ def sums(
     cluster = Cluster.regular(num_nodes, world.size // num_nodes)
     given = torch.randn(int(megabytes * 10**6) // 4, generator=torch.Generator().manual_seed(world.rank))
     groups = {}
-    for name, how in transports.items():
+    for name, how in SUMS.items():
         of_algorithm = world_for_algorithm(world, how.algorithm, cluster)
         of_algorithm.prepare(Schedule("sums", cluster, AllReduce(transport=how)))
         groups[name] = of_algorithm.everyone()
@@ -125,19 +113,19 @@ def sums(
     groups[PLAIN].all_reduce(exact).wait()
 
     def way(name: str, how: Transport) -> Way:
-        def prepared(turn: int) -> Callable[[], object]:
+        def prepare(turn: int) -> Callable[[], object]:
             array = given.clone()
 
             def add_up() -> None:
                 groups[name].all_reduce(array, None if how.codec is Codec.NONE else Coding(how)).wait()
-                if errors is not None and turn < 0:
+                if turn < 0:
                     errors[name] = float((array - exact).norm() / exact.norm())
 
             return add_up
 
-        return prepared
+        return prepare
 
-    return {name: way(name, how) for name, how in transports.items()}
+    return {name: way(name, how) for name, how in SUMS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +139,17 @@ class Comparison:
 
 
 COMPARISONS = {
-    "p_reduce": Comparison("P-Reduce beside a bare all_reduce", (2, 4), (8, 40, 160), "bare"),
+    "p_reduce": Comparison("P-Reduce next to a bare all_reduce", (2, 4), (8, 40, 160), "bare"),
     "sums": Comparison("Coded sums on loopback", (16,), (2.192296,), PLAIN),
 }
 
 
 def measure(what: str, megabytes: float, num_nodes: int, turns: int) -> dict[str, Any]:
-    world, meet = joined()
+    world, meet = join_world()
     errors: dict[str, float] = {}
     ways = {
         "p_reduce": lambda: p_reduce(world, megabytes),
-        "sums": lambda: sums(world, megabytes, num_nodes, SUMS, errors),
+        "sums": lambda: sums(world, megabytes, num_nodes, errors),
     }
     return {"times": take_turns(ways[what](), meet, turns), "errors": errors}
 
@@ -184,9 +172,9 @@ def main() -> None:
             )
             found = spans([worker["times"] for worker in said])
             for name, ms in found.items():
-                beside = middle(ratios(found, name, asked.base), quarters=True)
+                relative = middle(ratios(found, name, asked.base), quarters=True)
                 errors = [f"{max(worker['errors'][name] for worker in said):.1e}"] if said[0]["errors"] else []
-                rows.append([workers, f"{megabytes:g}", name, middle(ms, ".1f"), beside, *errors])
+                rows.append([workers, f"{megabytes:g}", name, middle(ms, ".1f"), relative, *errors])
     head = ["workers", "MB", "what", "ms [least-most]", f"÷ {asked.base} [quarters]"]
     head += ["relative error"] if chosen.what == "sums" else []
     about = f"`{command('transport')}`; {machine()}. Medians; ratios are those of one turn, and above 1 slower."

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXCLUDED = (
-    "benchmarks/",
     "docs/conformance.md",  # written from the tests' table
     "docs/make_conformance.py",
     "docs/words.py",

@@ -28,7 +28,7 @@ Row = tuple[int, ...]
 class Level(NamedTuple):
     """A level of a factor: its value, its words in a configuration's name, and by how much it multiplies the states.
 
-    No words for what goes without saying. Growth is rough: it only says which rows are dear.
+    No words for what goes without saying. Growth is rough: it only says which rows are expensive.
     """
 
     value: Any
@@ -36,14 +36,13 @@ class Level(NamedTuple):
     growth: float = 1.0
 
 
-def tupled(value: Any) -> Any:  # noqa: ANN401 - any TOML value
-    """With tuples for lists."""
+def with_tuples(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: tupled(inner) for key, inner in value.items()}
-    return tuple(map(tupled, value)) if isinstance(value, list) else value
+        return {key: with_tuples(inner) for key, inner in value.items()}
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
-TABLE: dict[str, Any] = tupled(read_toml(Path(__file__).with_name("configurations.toml")))
+TABLE: dict[str, Any] = with_tuples(read_toml(Path(__file__).with_name("configurations.toml")))
 
 
 def levels_of(protocol: str) -> dict[str, list[Level]]:
@@ -51,7 +50,7 @@ def levels_of(protocol: str) -> dict[str, list[Level]]:
     return {name: [Level(*row) for row in rows] for name, rows in TABLE[protocol]["factors"].items()}
 
 
-def converted(row: Mapping[str, Any], **kinds: Callable[[Any], Any]) -> dict[str, Any]:
+def convert(row: Mapping[str, Any], **kinds: Callable[[Any], Any]) -> dict[str, Any]:
     """A row with the kinds that some of its values have in the protocol, where they are there."""
     return {key: kinds[key](value) if key in kinds and value is not None else value for key, value in row.items()}
 
@@ -67,15 +66,13 @@ class Factors:
     make: Callable[[str, dict[str, Any]], Any] = lambda _, values: values
     possible: Callable[[dict[str, Any]], bool] = lambda _: True
 
-    def configuration(self, row: Row) -> Any:  # noqa: ANN401 - of the protocol's own class
+    def configuration(self, row: Row) -> Any:
         return self.make(self.words(row), self.values(row))
 
     def pairs(self) -> tuple[Any, ...]:
-        """Every possible pair of levels."""
         return tuple(map(self.configuration, self.rows(2)))
 
     def triples(self) -> tuple[Any, ...]:
-        """Every possible triple of levels."""
         return tuple(map(self.configuration, self.rows(3)))
 
     @cache  # noqa: B019 - a handful of module-level objects
@@ -88,7 +85,7 @@ class Factors:
             cost=self.growth,
         )
 
-    def row(self, **values: Any) -> Row:  # noqa: ANN401 - levels have any values
+    def row(self, **values: Any) -> Row:
         """The row with these values, and with the first level of every factor that is not named."""
         return tuple(
             [level.value for level in levels].index(values[name]) if name in values else 0
@@ -119,14 +116,14 @@ def covering_rows(
 
     Greedy, in the way of AETG (Cohen, Dalal, Fredman and Patton, 1997), and without chance: the next row is the one
     with the most new combinations for its cost, the first of them in lexicographic order; rows that later ones made
-    superfluous are dropped, the dearest first. O(rows × C(factors, strength)) memory.
+    superfluous are dropped, the most expensive first. O(rows × C(factors, strength)) memory.
     """
     if not 1 <= strength <= len(levels):
         raise InputError(f"strength: is {strength}; it lies between 1 and {len(levels)} factors")
     rows = [row for row in product(*map(range, levels)) if possible(row)]
     if not rows:
         raise InputError("covering array: no row is possible")
-    tuples, count = _numbered(np.array(rows), levels, strength)  # shape (rows, combinations of factors)
+    tuples, count = _number_combinations(np.array(rows), levels, strength)  # shape (rows, combinations of factors)
     costs = [cost(row) for row in rows]
     missing = np.zeros(count, dtype=bool)
     missing[tuples] = True
@@ -151,7 +148,9 @@ def covering_rows(
     return tuple(rows[row] for row in chosen)
 
 
-def _numbered(rows: npt.NDArray[np.int64], levels: Sequence[int], strength: int) -> tuple[npt.NDArray[np.int64], int]:
+def _number_combinations(
+    rows: npt.NDArray[np.int64], levels: Sequence[int], strength: int
+) -> tuple[npt.NDArray[np.int64], int]:
     """The number of each combination that a row contains, and how many numbers there are."""
     columns, first = [], 0
     for factors in combinations(range(len(levels)), strength):

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from benchmarks.explore.covering import TABLE
-from benchmarks.explore.reductions import Shiftable
 from benchmarks.explore.search import (
     NO_ERROR,
     Breadth,
@@ -85,7 +84,6 @@ class Exploration:
         return self.complete and all(finding.verdict == "holds" for finding in self.findings)
 
     def finding(self, name: str) -> Finding:
-        """The answer for the property of that name."""
         return next(finding for finding in self.findings if finding.name == name)
 
     def require(self) -> Exploration:
@@ -114,7 +112,7 @@ class Exploration:
 
 
 def explore(
-    machine: Any,  # noqa: ANN401 - any Machine, of any state type
+    machine: Any,
     *,
     properties: Sequence[Property] = (NoDeadlock(),),
     network: Network | None = None,
@@ -185,7 +183,7 @@ def _lasso(search: Breadth, name: str, loop: tuple[int, list[Label]]) -> Finding
     labels, states = path_to(search, start)
     turn, after = replay_loop(search, states[-1], cycle)
     trace = trace_of(search.system, labels + turn, states + after[1:], loop=len(labels))
-    return Finding(name, "fails", "a fair run goes on for ever without it", trace)
+    return Finding(name, "fails", "a fair run continues for ever without it", trace)
 
 
 USUAL = Network()
@@ -196,7 +194,7 @@ WILD = Network(reorder=True, duplicates=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Explored:
+class Target:
     """What is explored in place of a machine, with its properties; `within` is that of `explore`."""
 
     machine: Any
@@ -206,23 +204,23 @@ class Explored:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """`prepared` is the protocol's: of a machine and a network it makes what is explored."""
+    """`prepare` is the protocol's: of a machine and a network it makes what is explored."""
 
     name: str
     machine: Any
-    prepared: Callable[[Any, Network], Explored]
+    prepare: Callable[[Any, Network], Target]
     network: Network = USUAL
     symmetry: bool = False
     max_states: int = 2_000_000
 
-    def of(self, kind: type[Any]) -> Any:  # noqa: ANN401 - of that class
+    def of(self, kind: type[Any]) -> Any:
         """The machine's setting in a class that differs from its own."""
         return kind(**{one.name: getattr(self.machine, one.name) for one in fields(self.machine) if one.init})
 
-    def explored(self, machine: Any = None) -> Explored:  # noqa: ANN401 - of the machine's class, or one that differs
-        return self.prepared(machine or self.machine, self.network)
+    def explored(self, machine: Any = None) -> Target:
+        return self.prepare(machine or self.machine, self.network)
 
-    def run(self, machine: Any = None) -> Exploration:  # noqa: ANN401 - as above
+    def run(self, machine: Any = None) -> Exploration:
         """Explore with every property; `machine` may stand in for the protocol."""
         found = self.explored(machine)
         return explore(
@@ -236,78 +234,63 @@ class Configuration:
 
 
 def configurations(
-    protocol: str, size: str, machine: Callable[[dict[str, Any]], Any], prepared: Callable[[Any, Network], Explored]
+    protocol: str, size: str, machine: Callable[[dict[str, Any]], Any], prepare: Callable[[Any, Network], Target]
 ) -> tuple[Configuration, ...]:
     """The rows of a size in the table, each with the machine that is made of it."""
     found = []
     for listed in TABLE[protocol][size]:
         row = dict(listed)
         name, network, symmetry = row.pop("name"), row.pop("network", {}), row.pop("symmetry", False)
-        found.append(Configuration(name, machine(row), prepared, Network(**network), symmetry))
+        found.append(Configuration(name, machine(row), prepare, Network(**network), symmetry))
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """The state of a worker that ended because it missed another one, or was told that somebody did."""
+class Ended:
+    """The state of a worker that ended because it missed another one, or heard that somebody did."""
 
 
 @dataclass(frozen=True)
 class Around:
-    """A `Shiftable`, `Symmetric` or plain machine inside of another one, which is as it but for what it says itself."""
+    """A machine inside of another one, which is as it but for what it says itself."""
 
     machine: Any
 
-    def inner(self, state: Any) -> Any:  # noqa: ANN401 - of any machine
+    def inner(self, state: Any) -> Any:
         """The state inside, None where there is none."""
         return state
 
-    @property
-    def num_processes(self) -> int:
-        count: int = self.machine.num_processes
-        return count
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.machine, name)
 
-    @property
-    def channels(self) -> Sequence[tuple[int, int]]:
-        pairs: Sequence[tuple[int, int]] = self.machine.channels
-        return pairs
-
-    def start(self, process: int) -> Outcome[Any]:
-        outcome: Outcome[Any] = self.machine.start(process)
-        return outcome
-
-    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - as in Machine
+    def ready(self, process: int, state: Any) -> Sequence[Hashable]:
         inside = self.inner(state)
         return () if inside is None else tuple(self.machine.ready(process, inside))
 
-    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Shiftable
+    def clock(self, process: int, state: Any) -> int | None:
         """None where the machine has no clock."""
         inside = self.inner(state)
-        if inside is None or not isinstance(self.machine, Shiftable):
-            return None
-        return self.machine.clock(process, inside)
+        has_clock = inside is not None and hasattr(self.machine, "clock")
+        return self.machine.clock(process, inside) if has_clock else None
 
-    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+    def shifted(self, process: int, state: Any, by: int) -> Any:
         return state if self.inner(state) is None else self.machine.shifted(process, state, by)
 
-    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+    def shifted_message(self, message: Any, by: int) -> Any:
         return message if isinstance(message, Crashed) else self.machine.shifted_message(message, by)
 
-    def symmetries(self) -> Sequence[tuple[int, ...]]:
-        return tuple(self.machine.symmetries())
-
-    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
+    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:
         return state if self.inner(state) is None else self.machine.renamed(process, state, permutation)
 
-    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Symmetric
+    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:
         return message if isinstance(message, Crashed) else self.machine.renamed_message(message, permutation)
 
 
 class FailStop(Around):
     """A worker that takes another for dead ends."""
 
-    def inner(self, state: Any) -> Any:  # noqa: ANN401 - as in Around
-        return None if isinstance(state, Gone) else state
+    def inner(self, state: Any) -> Any:
+        return None if isinstance(state, Ended) else state
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
@@ -317,25 +300,25 @@ class FailStop(Around):
 
     @property
     def suspects(self) -> Sequence[tuple[int, int]]:
-        """Whoever is connected to a worker may miss it."""
+        """Who is connected to a worker may miss it."""
         return self.channels
 
-    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as in Machine
+    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:
         """End if somebody is missed, else as the machine."""
-        if isinstance(state, Gone):
+        if isinstance(state, Ended):
             return state, ()
         if isinstance(event, Received) and isinstance(event.message, Crashed):
             closed = tuple(Send(v, Crashed()) for u, v in self.channels if u == process)
-            return Gone(), (*closed, Note(("missed", event.source)))
+            return Ended(), (*closed, Note(("missed", event.source)))
         outcome: Outcome[Any] = self.machine.step(process, state, event)
         return outcome
 
-    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401, ARG002 - as in Finishing
+    def finished(self, process: int, state: Any) -> bool:  # noqa: ARG002 - as in Finishing
         """Who has ended rests; the machine's own workers never do."""
-        return isinstance(state, Gone)
+        return isinstance(state, Ended)
 
 
-def fail_stop(found: Explored) -> Explored:
+def fail_stop(found: Target) -> Target:
     """The same of workers that end when they miss one; asked of those that have not, and of what is between them."""
     machine = FailStop(found.machine)
-    return Explored(machine, tuple(through(prop, machine.inner) for prop in found.properties))
+    return Target(machine, tuple(through(prop, machine.inner) for prop in found.properties))

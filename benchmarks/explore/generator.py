@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.explore.covering import Factors, converted, levels_of
-from benchmarks.explore.explorer import USUAL, Configuration, Explored, Network, configurations
+from benchmarks.explore.covering import Factors, convert, levels_of
+from benchmarks.explore.explorer import USUAL, Configuration, Network, Target, configurations
 from benchmarks.explore.reductions import GroupSystem
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property, View
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
@@ -62,7 +62,7 @@ def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[P
     if not system.breakers:  # else groups that were drawn in time may still be dissolved
         listed.append(_of_service(n, "no worker goes long without a group", _patient))
     if system.rounds is not None:
-        listed.append(PerPair("rounds are counted", with_service, _counted, messages=False))
+        listed.append(PerPair("rounds are counted", with_service, _count_rounds, messages=False))
     if system.rounds is None:
         listed += [
             Progress(f"worker {worker} averages again and again", partial(_averages, worker)) for worker in range(n)
@@ -165,7 +165,7 @@ def _patient(state: GeneratorState) -> str | None:
     return None
 
 
-def _counted(pair: Pair) -> str | None:
+def _count_rounds(pair: Pair) -> str | None:
     """Every round counts once, however often it is asked for."""
     worker, mine, _, (state, _), _, _ = pair
     if state.requests[worker] != mine.request or state.counts[worker] == mine.rounds + 1:
@@ -199,14 +199,14 @@ def _known_grant(pair: Pair, *, lossy: bool) -> str | None:
         ending = any(isinstance(m, Void) and m.seq == seq for m in back)
         group = next((g for g in state.buffers.groups if g.seq == seq and worker in g.active), None)
         gone = state.status[worker] == DEAD or any(isinstance(m, Evicted) for m in back)
-        if group is None and not ending and not gone and not (lossy and _retracted(state, worker)):
+        if group is None and not ending and not gone and not (lossy and _takes_back(state, worker)):
             return f"worker {worker} is in group {seq}, which the generator does not hold to be running"
         if group is not None and group.members != members:
             return f"worker {worker} takes group {seq} to be {members}; it is {group.members}"
     return None
 
 
-def _retracted(state: GeneratorState, worker: int) -> bool:
+def _takes_back(state: GeneratorState, worker: int) -> bool:
     """Whether a repeated request would take the group away, where word of its end was lost."""
     answer = state.answers[worker]
     return answer is not None and not isinstance(answer, Grant)
@@ -254,7 +254,7 @@ def _no_group_is_lost(view: View) -> str | None:
     return f"all workers have ended and the groups {left} are outstanding" if left else None
 
 
-def _averages(worker: int, label: Any) -> bool:  # noqa: ANN401 - a transition of any machine
+def _averages(worker: int, label: Any) -> bool:
     """In a fair endless run every worker is granted a group again and again."""
     return label.process == worker and any(note[0] == "executed" for note in label.notes)
 
@@ -306,30 +306,30 @@ def _send(system: GroupSystem, states: list[Any], queue: list[tuple[int, Send]])
             return
 
 
-def explored(system: GroupSystem, network: Network) -> Explored:
-    return Explored(system, generator_properties(system, lossy=network.losses > 0))
+def prepare(system: GroupSystem, network: Network) -> Target:
+    return Target(system, generator_properties(system, lossy=network.losses > 0))
 
 
 def generator(name: str, system: GroupSystem, network: Network = USUAL) -> Configuration:
-    return Configuration(name, system, explored, network)
+    return Configuration(name, system, prepare, network)
 
 
-def random(nodes: tuple[int, ...], size: int = 2, **more: Any) -> GeneratorSetting:  # noqa: ANN401 - of the setting
+def random(nodes: tuple[int, ...], size: int = 2, **more: Any) -> GeneratorSetting:
     return GeneratorSetting(
         nodes=nodes, group_size=size, **{"division": GroupSplit.RANDOM, "slow_threshold": None, **more}
     )
 
 
-def divided(nodes: tuple[int, ...], size: int = 2) -> GeneratorSetting:
+def split_globally(nodes: tuple[int, ...], size: int = 2) -> GeneratorSetting:
     return random(nodes, size, division=GroupSplit.GLOBAL)
 
 
-def smart(nodes: tuple[int, ...], slow_threshold: int | None = 1, **more: Any) -> GeneratorSetting:  # noqa: ANN401 - as above
+def smart(nodes: tuple[int, ...], slow_threshold: int | None = 1, **more: Any) -> GeneratorSetting:
     """Inter and intra phases with the filter."""
     return random(nodes, division=GroupSplit.INTER_INTRA, slow_threshold=slow_threshold, **more)
 
 
-def meeting(nodes: tuple[int, ...], slow_threshold: int | None = None, **more: Any) -> GeneratorSetting:  # noqa: ANN401 - as above
+def meeting(nodes: tuple[int, ...], slow_threshold: int | None = None, **more: Any) -> GeneratorSetting:
     """Groups of nodes, and now and then of all."""
     return random(nodes, division=GroupSplit.NODE_THEN_ALL, slow_threshold=slow_threshold, **{"all_every": 1, **more})
 
@@ -338,10 +338,10 @@ KINDS: dict[str, Any] = {"division": GroupSplit, "slow_worker_policy": SlowWorke
 
 
 def _machine(row: dict[str, Any]) -> GroupSystem:
-    return GroupSystem(**{**row, "setting": GeneratorSetting(**converted(row["setting"], **KINDS))})
+    return GroupSystem(**{**row, "setting": GeneratorSetting(**convert(row["setting"], **KINDS))})
 
 
-SMALL, LARGE = (configurations("generator", size, _machine, explored) for size in ("small", "large"))
+SMALL, LARGE = (configurations("generator", size, _machine, prepare) for size in ("small", "large"))
 
 LOSSY, OVERTAKING, DOUBLED = "a message lost", "reordered", "a message doubled"
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from benchmarks.explore.covering import Factors, converted, levels_of
+from benchmarks.explore.covering import Factors, convert, levels_of
 from benchmarks.explore.explorer import (
     Around,
     Configuration,
     Exploration,
-    Explored,
     Network,
+    Target,
     configurations,
     fail_stop,
 )
@@ -60,7 +60,7 @@ def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, 
         listed.append(PerPair("tokens conserved", edges, truth.tokens))
         listed.append(PerPair("token queue within capacity", edges, truth.token_capacity))
     if setting.skip is not None:
-        listed.append(PerPair("skips pass nobody", edges, truth.passes_nobody, messages=False))
+        listed.append(PerPair("skips pass no one", edges, truth.passes_nobody, messages=False))
         listed.append(PerProcess("skip within bound", truth.skip))
     if setting.notify_ack:
         listed.append(PerPair("acknowledged once reduced", edges, truth.acknowledgements))
@@ -161,8 +161,8 @@ class _Truth:
     def queue(self, pair: Pair) -> str | None:
         """A queue holds exactly the updates that were sent, have arrived and can still serve.
 
-        Updates that were skipped were never sent. Whoever skipped them knew that the receiver was past their step: so
-        of the steps from the receiver's on, which are all that serve without staleness, none is missing.
+        Updates that were skipped were never sent. Their worker knew that the receiver was past their step: so of the
+        steps from the receiver's on, which are all that serve without staleness, none is missing.
         Under staleness the newest stands for all, and who has sent in its step has sent something at least as new.
         """
         u, a, v, b, there, _ = pair
@@ -239,7 +239,7 @@ NOTHING = -(2**60)
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class WorkerRecord:
     """A worker, and of every in-neighbor the newest update that has come since the last reduce (or `NOTHING`)."""
 
     worker: HopState
@@ -249,19 +249,19 @@ class Recorded:
 class Recording(Around):
     """A machine of Hop's workers, each with its record."""
 
-    def inner(self, state: Recorded) -> HopState:
+    def inner(self, state: WorkerRecord) -> HopState:
         return state.worker
 
-    def start(self, process: int) -> Outcome[Recorded]:
+    def start(self, process: int) -> Outcome[WorkerRecord]:
         state, actions = self.machine.start(process)
-        return Recorded(state, (NOTHING,) * len(self.machine.graph.sources[process])), actions
+        return WorkerRecord(state, (NOTHING,) * len(self.machine.graph.sources[process])), actions
 
-    def step(self, process: int, state: Recorded, event: object) -> Outcome[Recorded]:
+    def step(self, process: int, state: WorkerRecord, event: object) -> Outcome[WorkerRecord]:
         """As the machine; a reduce, also one before a skip, empties the record."""
         after, actions = self.machine.step(process, state.worker, event)
         came, staleness = state.came, self.machine.setting.staleness
         if not staleness:  # a reduce takes the updates of its step, whenever they came
-            return Recorded(after, came), actions
+            return WorkerRecord(after, came), actions
         if isinstance(event, Received) and isinstance(event.message, Update):
             place = self.machine.graph.sources[process].index(event.source)
             held = state.worker.step - staleness + state.worker.updates[place].bit_length() - 1
@@ -270,22 +270,17 @@ class Recording(Around):
         elif isinstance(event, Reduce) or (isinstance(event, Advance) and event.by > 1):
             came = (NOTHING,) * len(came)
         oldest = after.step - staleness
-        return Recorded(after, tuple(k if k >= oldest else NOTHING for k in came)), actions
+        return WorkerRecord(after, tuple(k if k >= oldest else NOTHING for k in came)), actions
 
-    def shifted(self, process: int, state: Recorded, by: int) -> Recorded:
+    def shifted(self, process: int, state: WorkerRecord, by: int) -> WorkerRecord:
         came = tuple(k - by if k > NOTHING else k for k in state.came)
-        return Recorded(self.machine.shifted(process, state.worker, by), came)
+        return WorkerRecord(self.machine.shifted(process, state.worker, by), came)
 
-    def renamed(self, process: int, state: Recorded, permutation: tuple[int, ...]) -> Recorded:
+    def renamed(self, process: int, state: WorkerRecord, permutation: tuple[int, ...]) -> WorkerRecord:
         """The record is put in the order of the new names."""
         places = {permutation[u]: place for place, u in enumerate(self.machine.graph.sources[process])}
         came = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
-        return Recorded(self.machine.renamed(process, state.worker, permutation), came)
-
-
-def of_the_worker(prop: Property) -> Property:
-    """A property of Hop's workers, asked of recorded ones."""
-    return through(prop, lambda state: state.worker)
+        return WorkerRecord(self.machine.renamed(process, state.worker, permutation), came)
 
 
 def takes_what_came(machine: Hop) -> PerProcess:
@@ -295,7 +290,7 @@ def takes_what_came(machine: Hop) -> PerProcess:
     """
     setting = machine.setting
 
-    def check(v: int, state: Recorded) -> str | None:
+    def check(v: int, state: WorkerRecord) -> str | None:
         worker = state.worker
         for event in machine.ready(v, worker):
             by = event.by if isinstance(event, Advance) else 1
@@ -305,12 +300,12 @@ def takes_what_came(machine: Hop) -> PerProcess:
             step = worker.step + by - 1
             word = "reduced" if isinstance(event, Reduce) else "renewed"
             told = [what for what in notes if what[0] != "entered"]
-            right = (word, step, expected(v, state, step))
+            right = (word, step, due_average(v, state, step))
             if told != [right]:
                 return f"worker {v} tells {told}; it should tell {right}"
         return None
 
-    def expected(v: int, state: Recorded, step: int) -> tuple[tuple[int, int], ...]:
+    def due_average(v: int, state: WorkerRecord, step: int) -> tuple[tuple[int, int], ...]:
         fitting, first = [], state.worker.step - setting.staleness
         for u, queue, came in zip(machine.graph.sources[v], state.worker.updates, state.came, strict=True):
             held = {first + bit for bit in range(queue.bit_length()) if queue >> bit & 1}
@@ -324,11 +319,13 @@ def takes_what_came(machine: Hop) -> PerProcess:
     return PerProcess("averages what came", check)
 
 
-def explored(machine: Hop, network: Network) -> Explored:
+def prepare(machine: Hop, network: Network) -> Target:
     properties = hop_properties(machine, reordered=network.reorder)
-    found = Explored(machine, properties)
+    found = Target(machine, properties)
     if machine.fine or machine.setting.notify_ack:
-        found = Explored(Recording(machine), (*map(of_the_worker, properties), takes_what_came(machine)))
+        recording = Recording(machine)
+        of_workers = (through(prop, recording.inner) for prop in properties)
+        found = Target(recording, (*of_workers, takes_what_came(machine)))
     return fail_stop(found) if network.suspicions else found
 
 
@@ -338,12 +335,10 @@ def is_tight(configuration: Configuration, found: Exploration) -> bool:
 
 
 def ring(n: int) -> Digraph:
-    """The directed ring."""
     return Digraph.of(n, [(i, (i + 1) % n) for i in range(n)])
 
 
 def both_ways(n: int) -> Digraph:
-    """The undirected ring."""
     return Digraph.undirected(n, [(i, (i + 1) % n) for i in range(n)])
 
 
@@ -364,14 +359,14 @@ def _graph(name: str) -> Digraph:
 
 
 def _gap(row: dict[str, Any]) -> IterationGap:
-    return IterationGap(**converted(row, skip=lambda skip: SkipPolicy(**skip)))
+    return IterationGap(**convert(row, skip=lambda skip: SkipPolicy(**skip)))
 
 
 def _machine(row: dict[str, Any]) -> Hop:
     return Hop(_graph(row["graph"]), _gap(row["gap"]), fine=row.get("fine", False))
 
 
-SMALL, LARGE = (configurations("hop", size, _machine, explored) for size in ("small", "large"))
+SMALL, LARGE = (configurations("hop", size, _machine, prepare) for size in ("small", "large"))
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
@@ -386,7 +381,7 @@ def _possible(chosen: dict[str, Any]) -> bool:
         return False  # gaps without bound, or updates that wait without bound, and tokens that do not
     if graph == diamond() and (setting.skip is not None or setting.max_ig == 2 or chosen["suspicions"]):
         return False  # more states than the others together
-    # An update that nobody needs may be overtaken for ever, or lie before a worker that has ended.
+    # An update that no one needs may be overtaken for ever, or lie before a worker that has ended.
     lasting = backed or setting.skip is not None
     return not (lasting and chosen["suspicions"]) and not ((lasting or setting.staleness) and chosen["wire"])
 
@@ -399,10 +394,9 @@ def _setting(chosen: dict[str, Any]) -> IterationGap:
 
 
 def _make(words: str, chosen: dict[str, Any]) -> Configuration:
-    """The configuration that a row stands for."""
     network = Network(reorder=chosen["wire"], suspicions=chosen["suspicions"])
     machine = Hop(_graph(chosen["graph"]), _setting(chosen), fine=chosen["fine"])
-    return Configuration(words, machine, explored, network, chosen["symmetry"])
+    return Configuration(words, machine, prepare, network, chosen["symmetry"])
 
 
 FACTORS = Factors(levels_of("hop"), _make, _possible)

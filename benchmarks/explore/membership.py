@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.explore.covering import converted
-from benchmarks.explore.explorer import Explored, Network, configurations
+from benchmarks.explore.covering import convert
+from benchmarks.explore.explorer import Network, Target, configurations
 from benchmarks.explore.search import NoDeadlock, PerProcess, PerState, Property
 from benchmarks.explore.search import View as Whole
 from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
@@ -13,14 +13,14 @@ from partreduce.schedulers.protocols.membership.messages import Groups, Members,
 
 
 def membership_properties(machine: Membership, network: Network) -> tuple[Property, ...]:
-    """All that apply; where nobody is taken for dead who can be heard, nobody else is, and nothing ends needlessly."""
+    """All that apply; where no one is taken for dead who can be heard, no one else is, and nothing ends needlessly."""
     listed: list[Property] = [
         NoDeadlock(),
-        PerState("one view in each generation, written down before it is told", _one_view),
+        PerState("one view in each generation, written down before it is sent", _one_view),
         PerState("what is committed is the sum of one generation", _of_one_generation),
         PerState("survivors hold the same", _the_same),
         PerProcess("no average before all are there", _not_too_early),
-        PerState("a worker that is given up averages with nobody", _fenced),
+        PerState("a worker that is given up averages with no one", _keeps_out),
         PerState("a worker that is given up does not end well", _ends_well),
         PerProcess("views change by losses and joins alone", lambda _, state: _changes(state)),
         PerState("who has joined holds what the others do", lambda view: _alike(machine, view)),
@@ -30,7 +30,7 @@ def membership_properties(machine: Membership, network: Network) -> tuple[Proper
     if not network.suspicions and not machine.leases:
         listed += [
             PerState("only the dead are given up", _only_the_dead),
-            PerState("nobody ends while enough live", lambda view: _ends_needlessly(machine, view)),
+            PerState("no one ends while enough live", lambda view: _ends_needlessly(machine, view)),
         ]
     return tuple(listed)
 
@@ -106,7 +106,7 @@ def _not_too_early(worker: int, state: Member | Authority) -> str | None:
     return None
 
 
-def _fenced(view: Whole) -> str | None:
+def _keeps_out(view: Whole) -> str | None:
     authority = view.processes[-1]
     members = {} if authority is None else {one.generation: one.members for one in authority.log}
     for worker, state in _workers(view):
@@ -204,19 +204,19 @@ def pairs_then_all(members: Members, round_: int) -> tuple[Members, ...]:
     return ((members[:2],), (members[-2:],), (members,))[round_ % 3]
 
 
-def explored(machine: Membership, network: Network) -> Explored:
-    return Explored(machine, membership_properties(machine, network))
+def prepare(machine: Membership, network: Network) -> Target:
+    return Target(machine, membership_properties(machine, network))
 
 
 GROUPS: dict[str, Groups] = {"everybody": everybody, "pairs_then_all": pairs_then_all}
 
 
 def _machine(row: dict[str, Any]) -> Membership:
-    return Membership(**converted(row, groups=GROUPS.__getitem__))
+    return Membership(**convert(row, groups=GROUPS.__getitem__))
 
 
 SMALLEST, _small, LARGE = (
-    configurations("membership", size, _machine, explored) for size in ("smallest", "small", "large")
+    configurations("membership", size, _machine, prepare) for size in ("smallest", "small", "large")
 )
 """The smallest take seconds in all: they judge small changes to the protocol (`make mutants`)."""
 SMALL = (*SMALLEST, *_small)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.explore.covering import Factors, levels_of
-from benchmarks.explore.explorer import Configuration, Explored, Network, Trace, explore, fail_stop
+from benchmarks.explore.explorer import Configuration, Network, Target, Trace, explore, fail_stop
 from benchmarks.explore.reductions import Pairing, all_both, two_sides
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, View
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, PairState, Role
@@ -60,13 +60,12 @@ def _waits_for_the_dead(view: View) -> str | None:
     return None
 
 
-def explored(machine: Pairing, network: Network) -> Explored:
-    found = Explored(machine, pairing_properties(machine, crashes=network.crashes > 0))
+def prepare(machine: Pairing, network: Network) -> Target:
+    found = Target(machine, pairing_properties(machine, crashes=network.crashes > 0))
     return fail_stop(found) if network.suspicions else found
 
 
 def _make(words: str, chosen: dict[str, Any]) -> Configuration:
-    """The configuration that a row stands for."""
     num_workers, edges, first = chosen["graph"]
     active = [v for v in range(num_workers) if (v in first) == (chosen["sides"] == "first")]
     between = [(u, v) for u in active for v in active if u < v] if chosen["extra"] else []
@@ -76,7 +75,7 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
         suspicions=int(chosen["mishap"] == "suspicion"),
     )
     pairing = two_sides(Digraph.undirected(num_workers, [*edges, *between]), frozenset(active))
-    return Configuration(words, pairing, explored, network, chosen["symmetry"])
+    return Configuration(words, pairing, prepare, network, chosen["symmetry"])
 
 
 FACTORS = Factors(

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.explore.covering import Factors, converted, levels_of
+from benchmarks.explore.covering import Factors, convert, levels_of
 from benchmarks.explore.explorer import (
     AT_ONCE,
     REORDERED,
     USUAL,
     WILD,
     Configuration,
-    Explored,
     Network,
+    Target,
     configurations,
 )
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, View
@@ -41,7 +41,6 @@ from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultP
 
 
 def partial_properties(machine: Partial) -> tuple[Property, ...]:
-    """All properties that apply to the machine's setting."""
     setting, n = machine.setting, machine.num_processes
     pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
 
@@ -58,7 +57,7 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
         by_one("a quorum has come", lambda _, state: _quorum_has_come(machine, state)),
         by_one("an arrival is for its round", lambda w, state: _arrival_in_place(setting, w, state)),
         PerState("rests only for want of a quorum", lambda view: _rests_rightly(machine, view)),
-        PerState("no round that nobody needs", _needed),
+        PerState("no round that no one needs", _is_needed),
         by_one("each call is in one place", _in_one_place),
         by_two("each call counts once", _counts_once),
         by_one("results are taken in order", lambda w, state: _in_order(setting, w, state)),
@@ -71,7 +70,7 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
     if setting.keeps_equal:
         listed.append(by_one("queue within capacity", lambda w, state: _capacity(setting, w, state)))
     if setting.synchronize_every:
-        listed.append(by_two("models are synchronized together", lambda pair: _synchronized(setting, pair)))
+        listed.append(by_two("models are synchronized together", lambda pair: _synchronizes(setting, pair)))
     return tuple(listed)
 
 
@@ -112,7 +111,7 @@ def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | No
 
 
 def _one_round(pair: Pair) -> str | None:
-    """A round is over for one only after all have entered it, and nobody enters one before the last is."""
+    """A round is over for one only after all have entered it, and no one enters one before the last is."""
     u, a, v, b, _, _ = pair
     if not 0 <= a.entered - a.done <= 1:
         return f"worker {u} has entered {a.entered} rounds and is done with {a.done}"
@@ -144,7 +143,7 @@ def _from_drawn(machine: Partial, round_: int) -> list[int]:
 
 
 def _may_start(machine: Partial, round_: int, shares: list[Share]) -> list[int]:
-    """Under majority: who may have been the first from the drawn place on that went on as the round began."""
+    """Under majority: who may have been the first from the drawn place on that continued as the round began."""
     found = []
     for v in _from_drawn(machine, round_):
         found.append(v)
@@ -154,7 +153,7 @@ def _may_start(machine: Partial, round_: int, shares: list[Share]) -> list[int]:
 
 
 def _arrival_in_place(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
-    """Whoever has something for the open round counts for it, and nobody else does; by call only in its own round."""
+    """Who has something for the open round counts for it, and no one else does; by call only in its own round."""
     counts, open_ = state.arrived[w], state.entered + 1
     is_in_time = setting.count is LateGradientPolicy.OPEN_ROUND or state.calls == open_ or state.resting
     if (counts == open_) != (bool(state.buffer) and is_in_time) or counts > open_:
@@ -209,11 +208,11 @@ def _arrival_counts(setting: PartialAllReduce, state: PartialState) -> bool:
     return bool(state.buffer) and own
 
 
-def _needed(view: View) -> str | None:
+def _is_needed(view: View) -> str | None:
     """A round is entered only if somebody has come for it, or for one after it."""
     needed = max(state.arrived[w] for w, state in enumerate(view.processes))
     beyond = [(w, state.entered) for w, state in enumerate(view.processes) if state.entered > needed]
-    return f"(worker, rounds entered) {beyond}, and nobody has come for more than {needed}" if beyond else None
+    return f"(worker, rounds entered) {beyond}, and no one has come for more than {needed}" if beyond else None
 
 
 def _in_one_place(w: int, state: PartialState) -> str | None:
@@ -264,7 +263,7 @@ def _same_results(pair: Pair) -> str | None:
 
 
 def _call_takes(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
-    """Nobody computes on without a result; by call every worker calls once in each round."""
+    """No one computes on without a result; by call every worker calls once in each round."""
     waits = state.stage == CALLED
     if state.calls - waits > state.version:
         return f"worker {w} has made {state.calls} calls and taken {state.version} rounds"
@@ -274,7 +273,7 @@ def _call_takes(setting: PartialAllReduce, w: int, state: PartialState) -> str |
 
 
 def _same_end(pair: Pair) -> str | None:
-    """Whoever knows the last round knows the right one; it leaves nothing behind."""
+    """Who knows the last round knows the right one; it leaves nothing behind."""
     u, a, v, b, _, _ = pair
     if b.resting and b.lasts[v] != b.arrived[v] - 1:
         return f"worker {v} came last for round {b.arrived[v] - 1} and says {b.lasts[v]}"
@@ -284,7 +283,7 @@ def _same_end(pair: Pair) -> str | None:
     if last is None:
         return None
     if not b.resting or b.entered > last + 1:
-        return f"worker {u} ends at round {last}; worker {v} has entered {b.entered} and may go on"
+        return f"worker {u} ends at round {last}; worker {v} has entered {b.entered} and may continue"
     if b.version > last and (b.buffer or b.counted != b.calls):
         return f"worker {v} ends with {b.buffer} in its buffer, {b.counted} of {b.calls} calls in results"
     return None
@@ -307,8 +306,8 @@ def _capacity(setting: PartialAllReduce, w: int, state: PartialState) -> str | N
     return f"{used} results have places at worker {w}; its queue holds {setting.staleness}"
 
 
-def _synchronized(setting: PartialAllReduce, pair: Pair) -> str | None:
-    """A mean of models has all of them, and rounds go on only after it."""
+def _synchronizes(setting: PartialAllReduce, pair: Pair) -> str | None:
+    """A mean of models has all of them, and rounds continue only after it."""
     u, a, v, b, _, _ = pair
     every = setting.synchronize_every
     if a.synchronized > b.version:
@@ -319,8 +318,8 @@ def _synchronized(setting: PartialAllReduce, pair: Pair) -> str | None:
     return None
 
 
-def explored(machine: Partial, _: Network) -> Explored:
-    return Explored(machine, partial_properties(machine))
+def prepare(machine: Partial, _: Network) -> Target:
+    return Target(machine, partial_properties(machine))
 
 
 def _quorum(quorum: int | str) -> int | QuorumStart:
@@ -328,7 +327,7 @@ def _quorum(quorum: int | str) -> int | QuorumStart:
 
 
 def _partial(row: dict[str, Any]) -> PartialAllReduce:
-    return PartialAllReduce(**converted(row, quorum=_quorum, count=LateGradientPolicy, missed=MissedResultPolicy))
+    return PartialAllReduce(**convert(row, quorum=_quorum, count=LateGradientPolicy, missed=MissedResultPolicy))
 
 
 def _machine(row: dict[str, Any]) -> Partial:
@@ -336,7 +335,7 @@ def _machine(row: dict[str, Any]) -> Partial:
     return Partial(_partial(row["quorum"]), len(row["calls"]), row["calls"], row.get("initiators"))
 
 
-SMALL, LARGE = (configurations("partial", size, _machine, explored) for size in ("small", "large"))
+SMALL, LARGE = (configurations("partial", size, _machine, prepare) for size in ("small", "large"))
 NETWORKS = {"at once": AT_ONCE, "usual": USUAL, "reordered": REORDERED, "reordered and doubled": WILD}
 
 
@@ -357,14 +356,13 @@ def _possible(chosen: dict[str, Any]) -> bool:
     except InputError:
         return False
     if chosen["initiators"] != (0,) and setting.quorum is not QuorumStart.MAJORITY:
-        return False  # nobody is drawn
+        return False  # no one is drawn
     return len(chosen["calls"]) == 2 or bool(chosen["wire"] == "at once")
 
 
 def _make(words: str, chosen: dict[str, Any]) -> Configuration:
-    """The configuration that a row stands for."""
     machine = Partial(_setting(chosen), len(chosen["calls"]), chosen["calls"], chosen["initiators"])
-    return Configuration(words, machine, explored, NETWORKS[chosen["wire"]])
+    return Configuration(words, machine, prepare, NETWORKS[chosen["wire"]])
 
 
 FACTORS = Factors(levels_of("partial"), _make, _possible)

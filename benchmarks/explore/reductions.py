@@ -1,14 +1,20 @@
 """The machines as the explorer visits them, with what makes states that need no second visit one state.
 
-It keeps step numbers relative to the slowest process (`Shiftable`), takes states that differ by the names of processes
-as one (`Symmetric`), and lets a process be taken for dead (`Suspecting`). The run-time needs none of that.
+The run-time needs none of that. A machine may have
+
+* `clock(process, state)`, `shifted(process, state, by)` and `shifted_message(message, by)` if its behavior does not
+  change when every step number becomes smaller by the same amount. Step numbers are then kept relative to the slowest
+  process, so that endless runs have finitely many states. A process without a step number has the clock None.
+* `symmetries()`, `renamed(process, state, permutation)` and `renamed_message(message, permutation)` if its behavior
+  does not change when processes are renamed: process v becomes permutation[v]. The permutations are a group.
+* `suspects`, the pairs (suspect, observer) in which the observer may take the suspect for dead, dead or not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from partreduce.schedulers.protocols import adpsgd, hop
 from partreduce.schedulers.protocols.adpsgd import Answer, PairState
@@ -20,50 +26,7 @@ from partreduce.schedulers.protocols.group_generator.worker import ENDED, EVICTE
 from partreduce.schedulers.protocols.hop import Ack, HopState, Token, Update
 
 
-@runtime_checkable
-class Shiftable(Protocol):
-    """A machine whose behavior does not change when every step number moves by the same amount.
-
-    The explorer then keeps step numbers relative to the slowest process, so that endless runs have finitely many
-    states.
-    """
-
-    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Machine
-        """The step number of a process; None for a process without one."""
-
-    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
-        """The state with every step number lowered by `by`."""
-
-    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
-        """The message with every step number lowered by `by`."""
-
-
-@runtime_checkable
-class Symmetric(Protocol):
-    """A machine whose behavior does not change when its processes are renamed by certain permutations."""
-
-    def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """Permutations p (process v becomes p[v]) under which the machine is the same; a group, identity included."""
-
-    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
-        """The state that process permutation[process] has after the renaming."""
-
-    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
-        """The message after the renaming."""
-
-
-@runtime_checkable
-class Suspecting(Protocol):
-    """A machine in which one process may take another for dead that is not, because it was silent for too long."""
-
-    @property
-    def suspects(self) -> Sequence[tuple[int, int]]:
-        """Every pair (suspect, observer): the observer has a failure detector for the suspect."""
-
-
 class Hop(hop.Hop):
-    """Hop's workers."""
-
     def clock(self, process: int, state: HopState) -> int:  # noqa: ARG002 - the same for every worker
         return state.step
 
@@ -97,8 +60,6 @@ class Hop(hop.Hop):
 
 
 class Pairing(adpsgd.Pairing):
-    """AD-PSGD's."""
-
     def symmetries(self) -> Sequence[tuple[int, ...]]:
         """The graph's automorphisms that keep the roles."""
         return automorphisms(self.graph, self.roles)
@@ -107,7 +68,7 @@ class Pairing(adpsgd.Pairing):
         waits_for = state.waits_for if state.waits_for < 0 else permutation[state.waits_for]
         return PairState(waits_for, tuple(permutation[asker] for asker in state.askers))
 
-    def renamed_message(self, message: adpsgd.Ask | Answer, permutation: tuple[int, ...]) -> adpsgd.Ask | Answer:  # noqa: ARG002 - names nobody
+    def renamed_message(self, message: adpsgd.Ask | Answer, permutation: tuple[int, ...]) -> adpsgd.Ask | Answer:  # noqa: ARG002 - names no one
         return message
 
 
@@ -140,20 +101,20 @@ class GroupSystem(machines.GroupSystem):
         n = self.setting.num_workers
         return tuple((worker, n) for worker in range(n))
 
-    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
-        """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
+    def finished(self, process: int, state: Any) -> bool:
+        """Workers rest when they have ended or were given up; the generator when no one waits for it."""
         if process < self.setting.num_workers:
             return self.timeouts or state.stage in (ENDED, EVICTED)
         return self.timeouts or not state[0].waiting
 
-    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401, ARG002 - as in Shiftable
+    def clock(self, process: int, state: Any) -> int | None:  # noqa: ARG002 - as in Machine
         """The oldest group that is not over, for the generator; workers follow it."""
         if self.rounds is not None or isinstance(state, WorkerState):
             return None
         buffers: GroupBuffers = state[0].buffers
         return buffers.groups[0].seq if buffers.groups else buffers.next_seq
 
-    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401, ARG002 - as in Shiftable
+    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ARG002 - as in Machine
         """Every sequence number lowered; those of groups long over are all the same."""
         if isinstance(state, WorkerState):
             here = tuple((seq - by, member) for seq, member in state.here if seq - by > -1)
@@ -166,9 +127,9 @@ class GroupSystem(machines.GroupSystem):
             )
         inner: GeneratorState = state[0]
         answers = tuple(self.shifted_message(answer, by) for answer in inner.answers)
-        return replace(inner, buffers=_lowered(inner.buffers, by), answers=answers), state[1]
+        return replace(inner, buffers=_lower(inner.buffers, by), answers=answers), state[1]
 
-    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+    def shifted_message(self, message: Any, by: int) -> Any:
         """The message with its sequence number lowered."""
         if isinstance(message, Ask):
             return replace(message, done=max(message.done - by, -1))
@@ -177,7 +138,7 @@ class GroupSystem(machines.GroupSystem):
         return message
 
 
-def _lowered(buffers: GroupBuffers, by: int) -> GroupBuffers:
+def _lower(buffers: GroupBuffers, by: int) -> GroupBuffers:
     return replace(
         buffers,
         groups=tuple(replace(group, seq=group.seq - by) for group in buffers.groups),

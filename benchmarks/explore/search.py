@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.explore.system import Label, Network, State, Stopped, Symmetry, System
+from benchmarks.explore.system import Label, Network, State, StoppedProcess, Symmetry, System
 from partreduce.schedulers.protocols.base import Note, Received, Send
 
 
@@ -119,7 +119,7 @@ def through(prop: Property, inner: Callable[[Any], Any]) -> Property:
     match prop:
         case PerProcess(name, check):
 
-            def of_one(process: int, state: Any) -> str | None:  # noqa: ANN401 - of any machine
+            def of_one(process: int, state: Any) -> str | None:
                 held = inner(state)
                 return None if held is None else check(process, held)
 
@@ -148,7 +148,7 @@ class Breadth:
 
     def __init__(
         self,
-        machine: Any,  # noqa: ANN401 - any Machine, of any state type
+        machine: Any,
         network: Network,
         *,
         properties: Sequence[Property],
@@ -159,7 +159,7 @@ class Breadth:
     ) -> None:
         self.system = System(machine, network)
         self.properties, self.max_states, self.within, self.max_gap = properties, max_states, within, max_gap
-        self.shift = self.system.shiftable is not None
+        self.shift = self.system.is_shiftable
         folding = Symmetry(self.system) if symmetry else None
         self.folding = folding if folding is not None and folding.permutations else None
         self.states: list[State] = []
@@ -307,10 +307,10 @@ class Breadth:
         values = self.system.locals.values
         if isinstance(prop, PerProcess):
             state = values[piece[0]]
-            return None if isinstance(state, Stopped) else prop.check(columns[0], state)
+            return None if isinstance(state, StoppedProcess) else prop.check(columns[0], state)
         assert isinstance(prop, PerPair)
         u, v = values[piece[0]], values[piece[1]]
-        if isinstance(u, Stopped) or isinstance(v, Stopped):
+        if isinstance(u, StoppedProcess) or isinstance(v, StoppedProcess):
             return None
         there, back = (self.system.content(p) for p in piece[2:]) if prop.messages else ((), ())
         return prop.check(Pair(columns[0], u, columns[1], v, there, back))
@@ -513,12 +513,11 @@ def path_to(search: Breadth, index: int) -> tuple[list[Label], list[State]]:
 
 
 def trace_of(system: System, labels: list[Label], states: list[State], loop: int | None = None) -> Trace:
-    """Word a run."""
-    steps = tuple(_worded(system, label, states[number]) for number, label in enumerate(labels))
+    steps = tuple(_describe(system, label, states[number]) for number, label in enumerate(labels))
     return Trace(system.size, steps, View(system, states[-1]), loop)
 
 
-def _worded(system: System, label: Label, before: State) -> TraceStep:
+def _describe(system: System, label: Label, before: State) -> TraceStep:
     machine = system.machine
     event, process = label.event, label.process
     if label.verb == "crash":
@@ -541,5 +540,5 @@ def _worded(system: System, label: Label, before: State) -> TraceStep:
     return TraceStep(label.verb, process, -1, f"{process}: {event}{notes}", sends)
 
 
-def _note(what: Any) -> str:  # noqa: ANN401 - any machine's notes
+def _note(what: Any) -> str:
     return " ".join(map(str, what)) if isinstance(what, tuple) else str(what)

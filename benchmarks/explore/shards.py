@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.explore.covering import converted
-from benchmarks.explore.explorer import Explored, Network, configurations
+from benchmarks.explore.covering import convert
+from benchmarks.explore.explorer import Network, Target, configurations
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, Property, View
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
@@ -23,7 +23,6 @@ from partreduce.schedulers.protocols.shards import (
 
 
 def shards_properties(machine: Shards) -> tuple[Property, ...]:
-    """All properties that apply to the machine's setting."""
     workers = range(machine.num_workers)
     to_shards = tuple((worker, shard) for worker in workers for shard in machine.shards)
     listed: list[Property] = [
@@ -32,12 +31,12 @@ def shards_properties(machine: Shards) -> tuple[Property, ...]:
         PerPair("progress is added once", to_shards, _added_once),
         PerPair("a request is answered once", to_shards, _answered_once),
         PerPair("a worker finds its own progress", to_shards, _finds_its_own, messages=False),
-        PerProcess("nobody waits who may go on", lambda _, state: _needless(machine, state)),
+        PerProcess("no one waits who may continue", lambda _, state: _needless(machine, state)),
     ]
     if machine.staleness is not None:
         pairs = tuple((u, v) for u in workers for v in workers if u != v)
         listed += [
-            PerPair("nobody is too far ahead", pairs, lambda pair: _too_far(machine, pair), messages=False),
+            PerPair("no one is too far ahead", pairs, lambda pair: _too_far(machine, pair), messages=False),
             PerPair("what is taken is new enough", to_shards, lambda pair: _too_old(machine, pair), messages=False),
         ]
     return tuple(listed)
@@ -92,7 +91,7 @@ def _answered_once(pair: Pair) -> str | None:
         return f"shard {shard} keeps what worker {worker} has an answer to" if kept else None
     if asked or kept or answered:
         return None
-    return f"worker {worker} awaits an answer of shard {shard}, and nobody gives it"
+    return f"worker {worker} awaits an answer of shard {shard}, and no one gives it"
 
 
 def _finds_its_own(pair: Pair) -> str | None:
@@ -116,7 +115,7 @@ def _needless(machine: Shards, state: WorkerState | ShardState) -> str | None:
 
 
 def _too_far(machine: Shards, pair: Pair) -> str | None:
-    """A worker that may go on when it is s ahead has pushed at most one round more."""
+    """A worker that may continue when it is s ahead has pushed at most one round more."""
     u, a, v, b, _, _ = pair
     assert machine.staleness is not None, "asked only where there is one"
     if a.generation != b.generation or CLOSED in (a.stage, b.stage):
@@ -153,12 +152,12 @@ def all_have_come(machine: Shards) -> Callable[[View], bool]:
     return check
 
 
-def explored(machine: Shards, _: Network) -> Explored:
-    return Explored(machine, shards_properties(machine), within=all_have_come(machine))
+def prepare(machine: Shards, _: Network) -> Target:
+    return Target(machine, shards_properties(machine), within=all_have_come(machine))
 
 
 def _machine(row: dict[str, Any]) -> Shards:
-    return Shards(**converted(row, plan=lambda plan: Plan(**plan)))
+    return Shards(**convert(row, plan=lambda plan: Plan(**plan)))
 
 
-SMALL, LARGE = (configurations("shards", size, _machine, explored) for size in ("small", "large"))
+SMALL, LARGE = (configurations("shards", size, _machine, prepare) for size in ("small", "large"))

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
-from benchmarks.explore.reductions import Shiftable, Suspecting, Symmetric
-from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send
+from partreduce.schedulers.protocols.base import Crashed, Finishing, Received, Send
 from partreduce.topo.errors import InputError
 
 
@@ -25,10 +24,10 @@ class Network:
     `reorder`: messages of one channel may overtake one another. `losses`, `duplicates`, `crashes`: how many messages
     may be lost or delivered twice and how many processes may stop for ever, in one run. With `detect` the others
     learn of a crash by a `Crashed` message on the channels that the stopped process would have used. `suspicions`: how
-    often a process that goes on may be taken for dead: a machine that is `Suspecting` then gets the same message at an
+    often a process that continues may be taken for dead: a machine with `suspects` then gets the same message at an
     instant of the adversary's choice, ahead of everything that the suspect has on its way. `cuts`: how many processes
     may be cut off. Nothing that is sent to or from one any more arrives; what was under way either way still does, or
-    is lost. Both sides of every channel then take the other one for dead, each at an instant of its own, in that same
+    is lost. Both sides of every channel then take the other one for dead, each at its own instant, in that same
     message: behind a cut link a process lives on.
     """
 
@@ -56,12 +55,12 @@ BITS = 32  # two interned numbers share one integer key
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StoppedProcess:
     """The state of a process that has crashed; equal to no state of any machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Severed:
+class ChannelEnd:
     """The end of a channel on which nothing arrives any more."""
 
 
@@ -87,7 +86,7 @@ class Move(NamedTuple):
     rises: bool
 
 
-class Interned:
+class Numbering:
     """Values numbered in the order in which they first appear."""
 
     def __init__(self) -> None:
@@ -109,7 +108,7 @@ class WorkedOut(dict[int, Any]):
         super().__init__()
         self._work_out = work_out
 
-    def __missing__(self, number: int) -> Any:  # noqa: ANN401 - whatever is worked out
+    def __missing__(self, number: int) -> Any:
         value = self[number] = self._work_out(number)
         return value
 
@@ -117,16 +116,16 @@ class WorkedOut(dict[int, Any]):
 class System:
     """A machine under a network. `start` is the first state; `successors` lists what may happen next."""
 
-    def __init__(self, machine: Machine[Any], network: Network) -> None:
+    def __init__(self, machine: Any, network: Network) -> None:
         self.machine, self.network = machine, network
         self.size = machine.num_processes
         self.channels = tuple(machine.channels)
-        self.locals, self.contents, self.messages = Interned(), Interned(), Interned()
+        self.locals, self.contents, self.messages = Numbering(), Numbering(), Numbering()
         self.contents(())
-        self.stopped = self.locals(Stopped())
-        self.severed, self.crashed = self.messages(Severed()), self.messages(Crashed())
+        self.stopped = self.locals(StoppedProcess())
+        self.severed, self.crashed = self.messages(ChannelEnd()), self.messages(Crashed())
         self.clocks: list[Any] = []
-        self.shiftable = machine if isinstance(machine, Shiftable) else None
+        self.is_shiftable = hasattr(machine, "shifted")
         self._channel_of = {pair: self.size + index for index, pair in enumerate(self.channels)}
         self._ends = [(0, 0)] * self.size + list(self.channels)
         self._budget = self.size + len(self.channels)
@@ -138,10 +137,10 @@ class System:
         ]
         budgets = (network.losses, network.duplicates, network.crashes, network.suspicions, network.cuts)
         self._budgets: State = budgets if any(budgets) else ()
-        self._suspects = tuple(machine.suspects) if isinstance(machine, Suspecting) else ()
+        self._suspects = tuple(getattr(machine, "suspects", ()))
         if (network.suspicions or network.cuts) and not self._suspects:
-            raise InputError("network: suspicions, cuts: in this protocol nobody takes another process for dead")
-        if network.cuts and (self.shiftable or isinstance(machine, Symmetric)):
+            raise InputError("network: suspicions, cuts: in this protocol no one takes another process for dead")
+        if network.cuts and (self.is_shiftable or hasattr(machine, "symmetries")):
             raise InputError("network: cuts: states of this protocol are folded, and the ends of channels are not")
         # By process, the moves of a local state; by place, with its target, what comes of a content and a local state.
         self._moves = [(process, WorkedOut(partial(self._work_out, process))) for process in range(self.size)]
@@ -191,8 +190,8 @@ class System:
         """The step number of a local state, None if it has none."""
         while len(self.clocks) < len(self.locals.values):
             value = self.locals.values[len(self.clocks)]
-            known = self.shiftable is not None and not isinstance(value, Stopped)
-            self.clocks.append(self.shiftable.clock(0, value) if known and self.shiftable else None)
+            known = self.is_shiftable and not isinstance(value, StoppedProcess)
+            self.clocks.append(self.machine.clock(0, value) if known else None)
         clock: int | None = self.clocks[local]
         return clock
 
@@ -215,7 +214,7 @@ class System:
         if not isinstance(machine, Finishing):
             return False
         values = (self.locals.values[number] for number in state[: self.size])
-        return all(isinstance(v, Stopped) or machine.finished(p, v) for p, v in enumerate(values))
+        return all(isinstance(v, StoppedProcess) or machine.finished(p, v) for p, v in enumerate(values))
 
     def in_flight(self, state: State) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
         """(source, destination, messages, oldest first) of every channel that holds something."""
@@ -353,10 +352,9 @@ class System:
 
     def _suspicion(self, suspect: int, observer: int, local: int) -> Move:
         key = (suspect, observer, local)
-        move = self._suspicions.get(key)
-        if move is None:
-            move = self._suspicions[key] = self._move("suspect", observer, local, Received(suspect, Crashed()))
-        return move
+        if key not in self._suspicions:
+            self._suspicions[key] = self._move("suspect", observer, local, Received(suspect, Crashed()))
+        return self._suspicions[key]
 
     @staticmethod
     def _with(state: State, place: int, value: int) -> State:
@@ -374,8 +372,7 @@ class System:
         number = self._lowered.get(key)
         if number is None:
             value = self.locals.values[local]
-            assert self.shiftable is not None
-            lowered = value if isinstance(value, Stopped) else self.shiftable.shifted(process, value, by)
+            lowered = value if isinstance(value, StoppedProcess) else self.machine.shifted(process, value, by)
             number = self._lowered[key] = self.locals(lowered)
         return number
 
@@ -383,8 +380,7 @@ class System:
         key = (-1, content, by)
         number = self._lowered.get(key)
         if number is None:
-            assert self.shiftable is not None
-            shifted = [self.shiftable.shifted_message(message, by) for message in self.content(content)]
+            shifted = [self.machine.shifted_message(message, by) for message in self.content(content)]
             queue = tuple(map(self.messages, shifted))
             number = self._lowered[key] = self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
         return number
@@ -395,9 +391,8 @@ class Symmetry:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        machine: Any = system.machine
         identity = tuple(range(system.size))
-        found = machine.symmetries() if isinstance(machine, Symmetric) else ()
+        found = system.machine.symmetries() if hasattr(system.machine, "symmetries") else ()
         self.permutations = [tuple(p) for p in found if tuple(p) != identity]
         self._width = system.size + len(system.channels)
         self._images = [self._image(p) for p in self.permutations]
@@ -428,14 +423,10 @@ class Symmetry:
         return best
 
     def _rename_local(self, p: tuple[int, ...], process: int, local: int) -> int:
-        value, machine = self.system.locals.values[local], self.system.machine
-        if isinstance(value, Stopped):
-            return local
-        assert isinstance(machine, Symmetric)
-        return self.system.locals(machine.renamed(process, value, p))
+        value, system = self.system.locals.values[local], self.system
+        return local if isinstance(value, StoppedProcess) else system.locals(system.machine.renamed(process, value, p))
 
     def _rename_content(self, p: tuple[int, ...], content: int) -> int:
-        machine = self.system.machine
-        assert isinstance(machine, Symmetric)
-        queue = [self.system.messages(machine.renamed_message(m, p)) for m in self.system.content(content)]
+        renamed = [self.system.machine.renamed_message(m, p) for m in self.system.content(content)]
+        queue = list(map(self.system.messages, renamed))
         return self.system.contents(tuple(sorted(queue)) if self.system.network.reorder else tuple(queue))

@@ -359,7 +359,7 @@ def _judge(running: Running) -> Iterator[None]:
 
 
 def _keep(running: Running) -> None:
-    """Keep what a violation looked like, for whoever wants to understand it."""
+    """Keep what a violation looked like, for anyone who wants to understand it."""
     kept = Path("build/faults") / running.cell.name.replace("/", "-").replace(" ", "_")
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)

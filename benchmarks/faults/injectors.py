@@ -108,7 +108,7 @@ def _carry_out(running: Running, act: Act, begins: str) -> Iterator[None]:
             if runs(pid):
                 os.kill(pid, signal.SIGCONT)
             running.took_back(seconds)
-    if act.who == "parent" and is_host:  # nobody ends its children there
+    if act.who == "parent" and is_host:  # no one ends its children there
         running.outcome.fired &= len(running.children_of(victims[0])) == running.task.children
 
 
@@ -117,7 +117,7 @@ def _targets(
 ) -> Iterator[tuple[str, int | None, tuple[int, ...], str]]:
     """What gets the signal: its name, process, the workers that fail with it, and whom survivors have to name."""
     if act.who == "launcher":
-        # Of a launcher that ends nobody is left who could be asked to name anything.
+        # Of a launcher that ends no one is left who could be asked to name anything.
         nodes = NODES if begins == "starting" and running.cell.launcher == "nodes" else 1
         for node in range(nodes):
             yield "the launcher", running.launcher_of(node) or running.pid, (), STORE if act.timeouts else ""
@@ -175,7 +175,7 @@ def squatted_port(running: Running, _: Fault) -> Iterator[None]:
 
 
 def squat() -> socket.socket:
-    """The stranger's socket: the kernel takes its connections and nobody ever reads."""
+    """The stranger's socket: the kernel takes its connections and no one ever reads."""
     stranger = socket.socket()
     stranger.bind(("127.0.0.1", 0))
     stranger.listen(64)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import kit
+from benchmarks.forgery.dense import averaging
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.strategies import load_strategy
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
@@ -30,8 +31,8 @@ class Kind:
 
     `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
     are decided while the run lasts. A round has `steps_a_round` steps, and gradients are `lag` steps late. A kind that
-    `keeps_gap` lets nobody take more than a few steps without the others. Where one step `takes_several` averages,
-    nobody takes a step without the others, though not all are at the same step. Under `partreduce run` the others
+    `keeps_gap` lets no one take more than a few steps without the others. Where one step `takes_several` averages,
+    no one takes a step without the others, though not all are at the same step. Under `partreduce run` the others
     continue after `max_failures` workers failed; their `views` say who is in which round.
     """
 
@@ -83,62 +84,25 @@ class Kind:
         round_, before = divmod(step, self.steps_a_round)
         return round_ * self.fragments + int((self.ends <= before).sum())
 
-    def states(self, steps: int) -> npt.NDArray[np.float64]:
-        """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""
-        assert self.rounds is not None
-        if not self.outer.is_plain:
-            return self._outer_states(steps)
-        x = np.zeros((steps + 1, WORKERS, WORKERS))
-        for step in range(steps):
-            ends = (step + 1) % self.steps_a_round == 0
-            w = self.rounds[step // self.steps_a_round % len(self.rounds)] if ends else np.eye(WORKERS)
-            own = np.eye(WORKERS) * (step >= self.lag)
-            x[step + 1] = w @ x[step] + own if self.late else w @ (x[step] + own)
-        return x
-
-    def _outer_states(self, steps: int) -> npt.NDArray[np.float64]:
-        """As Algorithm 1 of DiLoCo (arXiv 2311.08105) has it, from each worker's anchor, which may be all others' too.
-
-        Merged late (arXiv 2501.18512): what is averaged is `late_steps` old, and `kept` of each worker's own stays.
-        Rows of a fragment have their turn when its share of the round's steps is done, if it was sent by then.
-        """
-        lr, momentum = float(self.outer.lr), float(self.outer.momentum)
-        x = np.zeros((steps + 1, WORKERS, WORKERS))
-        outer_params, b = np.zeros((WORKERS, WORKERS)), np.zeros((WORKERS, WORKERS))
-        assert self.rounds is not None, "asked before"
-        for step in range(steps):
-            x[step + 1] = x[step] + np.eye(WORKERS)
-            w = self.rounds[step // self.steps_a_round % len(self.rounds)]
-            for row in np.flatnonzero(self.is_due(step) & (step + 1 > self.late_steps)):
-                movement = w @ x[step + 1 - self.late_steps, :, row] - outer_params[:, row]
-                b[:, row] = momentum * b[:, row] + movement
-                ahead = movement + momentum * b[:, row] if self.outer.nesterov else b[:, row]
-                outer_params[:, row] += lr * ahead
-                x[step + 1, :, row] = self.kept * x[step + 1, :, row] + (1 - self.kept) * outer_params[:, row]
-        return x
-
 
 def rows_of(fragments: int) -> list[int]:
     """How many rows each fragment has: one for each worker and the last, which begins as ones."""
     return [len(part) for part in np.array_split(np.arange(WORKERS + 1), fragments)]
 
 
-def _means(groups: list[list[int]]) -> npt.NDArray[np.float64]:
-    w = np.eye(WORKERS)
-    for group in groups:
-        w[np.ix_(group, group)] = 1 / len(group)
-    return w
+def means(groups: list[list[int]]) -> npt.NDArray[np.float64]:
+    return averaging(WORKERS, [(group, 1) for group in groups])
 
 
-def _shifted(hop: int) -> npt.NDArray[np.float64]:
+def _shift(hop: int) -> npt.NDArray[np.float64]:
     return np.roll(np.eye(WORKERS), hop, axis=0)
 
 
 ROUNDS = {
-    "all": (_means([[0, 1, 2, 3]]),),
-    "pairs": (_means([[0, 1], [2, 3]]), _means([[0, 2], [1, 3]])),
-    "ring": ((np.eye(WORKERS) + _shifted(1) + _shifted(-1)) / 3,),
-    "peers": ((np.eye(WORKERS) + _shifted(1)) / 2, (np.eye(WORKERS) + _shifted(2)) / 2),
+    "all": (means([[0, 1, 2, 3]]),),
+    "pairs": (means([[0, 1], [2, 3]]), means([[0, 2], [1, 3]])),
+    "ring": ((np.eye(WORKERS) + _shift(1) + _shift(-1)) / 3,),
+    "peers": ((np.eye(WORKERS) + _shift(1)) / 2, (np.eye(WORKERS) + _shift(2)) / 2),
 }
 
 

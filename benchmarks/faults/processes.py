@@ -1,4 +1,4 @@
-"""Processes of one cell: forked into a session of their own, found again in /proc, and ended by their ids."""
+"""Processes of one cell: forked into their own session, found again in /proc, and ended by their ids."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ PROC = "/proc"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One process as /proc shows it."""
-
+class ProcessInfo:
     pid: int
     parent: int
     state: str
@@ -50,13 +48,13 @@ def _names(path: str) -> list[str]:
         return []
 
 
-def look_at(pid: int) -> Seen | None:
+def look_at(pid: int) -> ProcessInfo | None:
     """A process, None if it is gone."""
     text = _content(f"{PROC}/{pid}/stat").decode(errors="replace")
     if not text:
         return None
     state, parent, _, session = text.rsplit(")", 1)[1].split()[:4]
-    return Seen(pid, int(parent), state, int(session))
+    return ProcessInfo(pid, int(parent), state, int(session))
 
 
 def runs(pid: int) -> bool:

@@ -33,6 +33,10 @@ from benchmarks.faults.running import Cell, Outcome
 
 RESULTS, PAGE = kit.RESULTS / "faults.json", kit.RESULTS / "faults.md"
 ENDED = ("finished", "named error", "ended")
+HEAD = (
+    *("fault", "launcher", "number", "finished", "reported", "ended by the launcher", "violations"),
+    *("seconds p50", "p99"),
+)
 
 
 def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
@@ -66,43 +70,35 @@ def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
 
 
 def page(content: dict[str, Any]) -> str:
-    """The tables and the list of violations."""
     counts = content["counts"]
     bad = {name: text for count in counts.values() for name, text in count["violations"].items()}
     campaigns = ", ".join(f"seed {c['seed']} at {c['commit']} ({c['faults']})" for c in content["campaigns"])
-    lines = [
-        "# Faults that were tried",
-        "",
-        "`python -m benchmarks.faults.run --write`; [what is done, and asked](../faults/README.md).",
-        "",
-        f"{_sum(counts.values())} faults fired, {len(bad)} cells with a violation. Campaigns: {campaigns}.",
-        "",
-        "## Fault by fault",
-        "",
-        "Seconds from the fault to a survivor's own report; none where the run continues, or its launcher ends it.",
-        "",
-        "| fault | launcher | number | finished | reported | ended by the launcher | violations | seconds p50 | p99 |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    rows: list[list[object]] = []
     for (fault, launcher), listed in _by(counts, 1, 2).items():
         seconds = [value for count in listed for value in count["seconds"]]
         percentiles = [f"{np.percentile(seconds, q):.2f}" for q in (50, 99)] if seconds else ["–", "–"]
         ends = [_sum(listed, ended) for ended in ENDED]
-        row = [fault, launcher, _sum(listed), *ends, sum(len(count["violations"]) for count in listed), *percentiles]
-        lines.append(f"| {' | '.join(map(str, row))} |")
-    lines += ["", "## Kind by fault", "", "Number of faults; in brackets those with a violation.", ""]
+        rows.append([fault, launcher, _sum(listed), *ends, _violations(listed), *percentiles])
     grouped = _by(counts, 0, 1)
     kinds = [kind for kind in KINDS if any(key[0] == kind for key in grouped)]
-    lines += ["| | " + " | ".join(kinds) + " |", "|---|" + "---:|" * len(kinds)]
+    by_kind = []
     for fault in (fault for fault in FAULTS if any(key[1] == fault for key in grouped)):
-        entries = []
-        for listed in (grouped.get((kind, fault), []) for kind in kinds):
-            wrong = sum(len(count["violations"]) for count in listed)
-            entries.append((str(_sum(listed)) + (f" ({wrong})" if wrong else "")) if listed else "")
-        lines.append(f"| {fault} | " + " | ".join(entries) + " |")
-    lines += ["", "## Violations", ""]
-    lines += [f"* `{name}`: {text}".replace("|", "\\|") for name, text in bad.items()] or ["None."]
-    return "\n".join(lines) + "\n"
+        cells = [grouped.get((kind, fault), []) for kind in kinds]
+        by_kind.append([fault, *(f"{_sum(c)} ({v})" if (v := _violations(c)) else _sum(c) or "" for c in cells)])
+    violations = "\n".join(f"* `{name}`: {text}".replace("|", "\\|") for name, text in bad.items())
+    return kit.page(
+        "Faults that were tried",
+        "`python -m benchmarks.faults.run --write`; [what is done, and asked](../faults/README.md).",
+        f"{_sum(counts.values())} faults fired, {len(bad)} cells with a violation. Campaigns: {campaigns}.",
+        "## Fault by fault",
+        "Seconds from the fault to a survivor's own report; none where the run continues, or its launcher ends it.",
+        kit.table(HEAD, rows),
+        "## Kind by fault",
+        "Number of faults; in brackets those with a violation.",
+        kit.table(["", *kinds], by_kind),
+        "## Violations",
+        violations or "None.",
+    )
 
 
 def _by(counts: dict[str, Any], *places: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
@@ -113,6 +109,10 @@ def _by(counts: dict[str, Any], *places: int) -> dict[tuple[str, ...], list[dict
         parts = name.split("/")
         grouped[tuple(parts[place] for place in places)].append(count)
     return dict(sorted(grouped.items(), key=lambda entry: [order.index(part) for part in entry[0]]))
+
+
+def _violations(listed: list[dict[str, Any]]) -> int:
+    return sum(len(count["violations"]) for count in listed)
 
 
 def _sum(listed: Iterable[dict[str, Any]], ended: str | None = None) -> int:

@@ -132,7 +132,7 @@ class Running:
     started: float = 0.0
     fault_time: float = 0.0
     culprit: str = ""
-    """A regular expression that finds the culprit's name in what survivors say; empty where nobody has to name it."""
+    """A regular expression that finds the culprit's name in what survivors say; empty where no one has to name it."""
     victims: set[int] = field(default_factory=set)
     must_finish: bool = False
     lasts: float = 0.0
@@ -171,7 +171,7 @@ class Running:
         return pids[-1] if pids else None
 
     def launcher_of(self, node: int) -> int | None:
-        """The launcher of a node; None where it has no process of its own, or not yet."""
+        """The launcher of a node; None where it has no own process, or not yet."""
         path = self.folder / f"launcher-{node}"
         text = path.read_text() if path.exists() else ""
         return int(text) if text.endswith("\n") and runs(int(text)) else None

@@ -106,7 +106,7 @@ def _held_up_since(running: Running, rank: int) -> float:
 def _judge_names(running: Running) -> None:
     outcome, texts = running.outcome, running.outcome.texts
     if running.cell.launcher == "torchrun":
-        # Nobody tells workers there who died, but the agent says it itself; they must not blame anybody else.
+        # No one tells workers there who died, but the agent says it itself; they must not blame anybody else.
         texts = {rank: text for rank, text in texts.items() if _names(SOMEBODY, text)}
     if not texts:
         if not _names(running.culprit, output := output_of(running)):
@@ -154,7 +154,7 @@ def judge_saved(running: Running) -> None:
 
 
 def judge_crashes(running: Running) -> None:
-    """No process aborted and nobody blames us for a bug."""
+    """No process aborted and no one blames us for a bug."""
     if match := CRASH.search(output_of(running)):
         line = next(line for line in output_of(running).splitlines() if match.group() in line)
         running.outcome.violations.append(f"crash: {line[:300]}")
@@ -222,7 +222,7 @@ def _each(records: Records) -> Iterator[tuple[int, Record, Values, str]]:
 
 def _by_reference(kind: Kind, records: Records) -> list[str]:
     last = max((record.step for listed in records.values() for record in listed), default=0)
-    states, problems = kind.states(last + 1 + kind.lag), []
+    states, problems = views.states(kind, last + 1 + kind.lag), []
     means = states.mean(axis=1)
     for rank, record, values, said in _each(records):
         before, after, s = states[record.step][rank], states[record.step + 1][rank], record.step

@@ -1,4 +1,4 @@
-"""What workers of a run that goes on must hold: the means over whoever was a member, turn by turn, and nothing else.
+"""What workers of a run that continues must hold: the means over all who were members, turn by turn, and nothing else.
 
 Each worker writes down the views that it knows: who is a member from which turn on (a round, or one of its fragments'
 turns). All must know the same, as far as they know any: two views that average at one time would differ there. From
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.faults.kinds import WORKERS, Kind
+from benchmarks.faults.kinds import WORKERS, Kind, means
 from benchmarks.faults.running import Record
 from partreduce.topo.strategies.axes import Codec
 
@@ -34,7 +34,7 @@ def values_of(record: Record) -> Values:
 
 
 def views_of(records: Records) -> tuple[Views, list[str]]:
-    """The views, as whoever knows most of them has them, and where others have different ones."""
+    """The views, as the one that knows most of them has them, and where others have different ones."""
     known = [
         (rank, record.step, [(int(after), tuple(members)) for after, members in record.more])
         for rank, listed in records.items()
@@ -51,7 +51,6 @@ def views_of(records: Records) -> tuple[Views, list[str]]:
 
 
 def joins_in(views: Views) -> int:
-    """How many workers joined."""
     return sum(len(set(after[1]) - set(before[1])) for before, after in itertools.pairwise(views))
 
 
@@ -74,13 +73,19 @@ class Replay:
         return _members(self.views, self.kind.turn_of(step))
 
     def present(self, step: int) -> list[int]:
-        """Whoever was a member in some part of a turn; who failed in it may have given its state to one that joined."""
+        """Who was a member in some part of a turn; who failed in it may have given its state to one that joined."""
         turn = self.kind.turn_of(step)
         views = [members for after, members in self.views if after == turn] or [self.members(step)]
         return sorted(set().union(*views))
 
     def step(self, step: int, joined: dict[int, Values]) -> None:
-        """One step of all members; who has `joined` in it began it with these values."""
+        """One step of all members; who has `joined` in it began it with these values.
+
+        Outer steps are those of DiLoCo's Algorithm 1 (arXiv 2311.08105), from each worker's outer parameters, which may
+        be the same for all; a plain mean is one at rate 1. Merged late (arXiv 2501.18512): what is averaged is
+        `late_steps` old, and `kept` of each worker's own stays. Rows of a fragment have their turn when its share of
+        the round's steps is done, if it was sent by then.
+        """
         members = list(self.members(step))
         if self.kind.gradients:
             self.since.update(dict.fromkeys(joined, step))
@@ -95,19 +100,26 @@ class Replay:
             donor = next((other for other, x in held.items() if other != worker and same(x, begun)), worker)
             for held_too in (starts, self.outer_params, self.momentum, *self.past):
                 held_too[worker] = held_too[donor]
+        w = self._matrix(step, members)
         if self.kind.late:
-            self.x[members] += starts[members].mean(axis=0) - starts[members]
+            self.x[members] += (w @ starts - starts)[members]
             return
         late, kept, outer = self.kind.late_steps, self.kind.kept, self.kind.outer
         if step >= late:
             due = np.ix_(members, self.kind.is_due(step))
             sent = self.past[-late] if late else self.x
-            movement = sent[due].mean(axis=0) - self.outer_params[due]
+            movement = (w @ sent)[due] - self.outer_params[due]
             self.momentum[due] = momentum = float(outer.momentum) * self.momentum[due] + movement
             ahead = movement + float(outer.momentum) * momentum if outer.nesterov else momentum
             self.outer_params[due] += float(outer.lr) * ahead
             self.x[due] = kept * self.x[due] + (1 - kept) * self.outer_params[due]
         self.past.append(self.x.copy())
+
+    def _matrix(self, step: int, members: list[int]) -> Values:
+        """W of a step: the kind's own while all are members, then the mean of those who are."""
+        if len(members) < WORKERS or self.kind.rounds is None:
+            return means([members])
+        return self.kind.rounds[step // self.kind.steps_a_round % len(self.kind.rounds)]
 
     def ends(self, step: int) -> list[Values]:
         """What all may finish with after so many steps: what is late then is applied by those who were left by then."""
@@ -119,11 +131,20 @@ class Replay:
         return [mean + sum(self._mean(one, members) for one in late) for members in (self.members(step - 1), *last)]
 
     def _mean(self, step: int, members: tuple[int, ...]) -> Values:
-        """What these add by the mean gradient of a step: those of them who took it; nothing where nobody had begun."""
+        """What these add by the mean gradient of a step: those of them who took it; nothing where no one had begun."""
         givers = [member for member in members if self.since.get(member, 0) <= step]
         if step < 0 or not givers:
             return np.zeros(WORKERS)
         return _share(self.kind, len(givers)) * np.isin(np.arange(WORKERS), givers)
+
+
+def states(kind: Kind, steps: int) -> Values:
+    """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""
+    replay, found = Replay(kind, [(-1, tuple(range(WORKERS)))]), [np.zeros((WORKERS, WORKERS))]
+    for step in range(steps):
+        replay.step(step, {})
+        found.append(replay.x.copy())
+    return np.array(found)
 
 
 def _members(views: Views, turn: int) -> tuple[int, ...]:
@@ -142,7 +163,7 @@ def judge(kind: Kind, records: Records) -> list[str]:
     """Everybody's records are those of a replay of the views that everybody knows."""
     views, problems = views_of(records)
     processes = [(rank, part) for rank, listed in records.items() for part in _processes(listed)]
-    begun = _begun(kind, views, processes)
+    begun = _joins(kind, views, processes)
     replay = Replay(kind, views)
     last, own = max((record.step for listed in records.values() for record in listed), default=0), np.eye(WORKERS)
     for step in range(last + 1):
@@ -167,7 +188,7 @@ def judge(kind: Kind, records: Records) -> list[str]:
                     # joined in this step itself.
                     may = [*before + own, *(values + own[w] for w, values in donors.items() if w != rank)]
                     if not any(same(values_of(record), one) for one in may):
-                        problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which nobody had")
+                        problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which no one had")
                 elif not same(values_of(record), expected):
                     problems.append(
                         f"worker {rank} {record.what} step {step} with {values_of(record)}, not {expected}; {views}"
@@ -186,8 +207,8 @@ def _processes(listed: list[Record]) -> list[list[Record]]:
     return parts
 
 
-def _begun(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) -> dict[tuple[int, int], Values]:
-    """With what each joiner began, by rank and step, where it went on to average."""
+def _joins(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) -> dict[tuple[int, int], Values]:
+    """With what each joiner began, by rank and step, where it continued to average."""
     found: dict[tuple[int, int], Values] = {}
     ranks: set[int] = set()
     for rank, listed in processes:
@@ -205,5 +226,5 @@ def _first_entered(process: list[Record]) -> Record | None:
 
 
 def _is_behind(kind: Kind, views: Views, rank: int, record: Record) -> bool:
-    """Whether a record is of a turn in which its worker was no member: nobody goes on from what it did alone."""
+    """Whether a record is of a turn in which its worker was no member: no one continues from what it did alone."""
     return rank not in _members(views, kind.turn_of(record.step))

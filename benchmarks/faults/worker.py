@@ -36,14 +36,12 @@ SAVE_SECONDS = 0.3
 
 
 class Diary:
-    """The file of one worker."""
-
     def __init__(self, folder: Path, rank: int, rows: list[torch.Tensor]) -> None:
         path = folder / f"worker-{rank}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.rows = rows
 
-    def note(self, what: str, step: int, more: Any = None) -> None:  # noqa: ANN401 - anything JSON holds
+    def note(self, what: str, step: int, more: Any = None) -> None:
         parts = [part.detach().numpy() for part in self.rows]  # NumPy takes a tenth of torch's time for these
         rows = [[float(low), float(high)] for part in parts for low, high in zip(part.min(1), part.max(1), strict=True)]
         os.write(self._file, (json.dumps([what, time.monotonic(), step, rows, more]) + "\n").encode())
@@ -68,7 +66,7 @@ def work() -> None:
         if task.restarts and task.checkpoints is not None:
             load_checkpoint(optimizer, task.checkpoints)
         diary.note("ready", begun := optimizer.steps)
-        children = _forked(task)
+        children = _fork_children(task)
         diary.note("forked", begun, children)
         if task.saves:
             signal.signal(signal.SIGTERM, lambda *_: _save(task, rank))
@@ -77,7 +75,7 @@ def work() -> None:
         chance, start_time = random.Random(rank), time.monotonic()
         while (step := optimizer.steps) < task.steps:  # a worker that skips counts steps that it does not take
             _step(task, step, optimizer, gradient, diary)
-            # By the clock, so that one that was held up catches up: nobody waits for the others in between under some
+            # By the clock, so that one that was held up catches up: no one waits for the others in between under some
             # kinds, and `finish` waits for one timeout only.
             due = start_time + STEP_SECONDS * (step - begun + chance.random())
             time.sleep(max(0.0, due - time.monotonic()))
@@ -98,7 +96,7 @@ def work() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _forked(task: Task) -> list[int]:
+def _fork_children(task: Task) -> list[int]:
     """Children that live for as long as the cell, whatever becomes of their parent, unless that ends them."""
     pids: list[int] = []
     for _ in range(task.children):

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 
-def certified(schedule: Schedule) -> tuple[Document, Document]:
-    """The raw schedule and its certificate."""
+def certify(schedule: Schedule) -> tuple[Document, Document]:
     return dump_schedule(schedule), json.loads(json.dumps(dict(prove(schedule).certificate)))
 
 
@@ -64,7 +63,7 @@ def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
     """For each kind of claim (raw schedule, certificate of that claim alone)."""
     result: dict[str, list[tuple[Document, Document]]] = {}
     for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread()}.items():
-        raw, certificate = certified(schedule)
+        raw, certificate = certify(schedule)
         for entry in certificate["claims"]:
             kind = kind_of(entry)
             if name not in SCHEDULES and kind not in LARGE:
@@ -100,7 +99,7 @@ def moved_to(certificate: Document, schedule: checker.schedule.Schedule) -> Docu
 @cache
 def donors() -> Donors:
     """What stands in the schedules and certificates of the catalogue."""
-    both = [certified(schedule) for schedule in SCHEDULES.values()]
+    both = [certify(schedule) for schedule in SCHEDULES.values()]
     return Donors(document for raw, certificate in both for document in (raw, *certificate["claims"]))
 
 
@@ -154,17 +153,17 @@ def pool(seed: int, only: str = "") -> list[Honest]:
     schedules = {**SCHEDULES, "wide": wide(), "spread": spread()}
     number_drawn = RANDOM_SCHEDULES * (20 if only else 1)
     schedules |= {f"random {number}": random_schedule(draw) for number in range(number_drawn)}
-    beside = random.Random(f"tables {seed}")
-    schedules |= {f"random {number}": with_tables(beside, schedules[f"random {number}"]) for number in TABLED}
+    tables = random.Random(f"tables {seed}")
+    schedules |= {f"random {number}": with_tables(tables, schedules[f"random {number}"]) for number in TABLED}
     result = []
     for name, schedule in schedules.items():
         try:
-            raw, certificate = certified(schedule)
+            raw, certificate = certify(schedule)
         except ScheduleError:
             continue
         read = reread(raw)
         assert read is not None, "honest"
-        if only and only not in {kind_of(entry) for entry in (*certificate["claims"], *_stated(read))}:
+        if only and only not in {kind_of(entry) for entry in (*certificate["claims"], *_facts_of(read))}:
             continue
         result.append(Honest(name, raw, certificate, read))
     return result
@@ -237,11 +236,11 @@ def _mutated_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
     if read is not None and raw != one.raw:
         for entry, single in single_claims(moved_to(one.certificate, read)):
             yield WAYS[1], kind_of(entry), raw, read, single
-        for entry in _stated(read):
+        for entry in _facts_of(read):
             yield WAYS[3], entry["claim"], raw, read, {"claims": [entry]}
 
 
-def _stated(read: ReadSchedule) -> list[Document]:
+def _facts_of(read: ReadSchedule) -> list[Document]:
     """The facts of a schedule, as entries of a certificate would say them; none where groups overlap."""
     try:
         return [{"claim": fact.name, **fact.numbers} for fact in checker.facts(read) if fact.numbers is not None]

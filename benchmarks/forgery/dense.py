@@ -18,7 +18,6 @@ Groups = list[list[tuple[list[int], float]]] | None
 
 
 def workers_of_nodes(raw: Document) -> list[list[int]]:
-    """The workers of each node."""
     cluster = raw["cluster"]
     if "nodes" in cluster:
         return [sorted(node) for node in cluster["nodes"]]
@@ -27,9 +26,14 @@ def workers_of_nodes(raw: Document) -> list[list[int]]:
 
 
 def worker_steps(raw: Document, n: int) -> list[int]:
-    """Steps per round of every worker."""
     steps_per_round = raw["strategy"].get("steps_per_round", 1)
     return steps_per_round if isinstance(steps_per_round, list) else [steps_per_round] * n
+
+
+def sync_of(raw: Document, name: str) -> Document | None:
+    """The members of an object that says when workers average, None where `sync` is another one."""
+    sync = raw["strategy"].get("sync")
+    return sync.get(name) if isinstance(sync, dict) else None
 
 
 def weighted_edges(graph: Document) -> list[tuple[int, int, Fraction]]:
@@ -51,10 +55,9 @@ def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
     cluster, strategy = raw["cluster"], raw["strategy"]
     n = sum(map(len, workers_of_nodes(raw)))
     if strategy["kind"] == "neighbor":
-        return None, [_weighted(n, r) for r in strategy["rounds"]]
+        return None, [_weight_matrix(n, r) for r in strategy["rounds"]]
     if strategy["kind"] == "allreduce":
-        sync = strategy.get("sync", {})
-        merge = sync.get("merge", {}) if isinstance(sync, dict) else {}
+        merge = sync_of(raw, "merge") or {}
         listed = [[(list(range(n)), 1 - float(Fraction(merge.get("alpha", 0))))]]
     elif "node_radices" in strategy:
         listed = [_blocks(cluster, strategy["node_radices"], phase) for phase in strategy["phases"]]
@@ -65,7 +68,7 @@ def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
     return listed, [averaging(n, phase) for phase in listed]
 
 
-def _weighted(n: int, r: Document) -> Matrix:
+def _weight_matrix(n: int, r: Document) -> Matrix:
     w = np.eye(n)
     for s, t, x in weighted_edges(r):
         w[t, s] += float(x)

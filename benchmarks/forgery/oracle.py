@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.forgery import payloads, quorums, runs, tables
-from benchmarks.forgery.dense import averaging, dense, steady_distance, weighted_edges, workers_of_nodes
+from benchmarks.forgery.dense import averaging, dense, steady_distance, sync_of, weighted_edges, workers_of_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 Loss = frozenset[int]
 OF_EVENTS = ("deadlock-free", "queues", "gap", "gap-of-pairs", "skip", "memory")
-"""What is said of who waits for whom where workers keep a gap."""
+"""Claims on who waits for whom where workers keep a gap."""
 
 OF_MATRICES = ("doubly-stochastic", "unit-sums", "consensus", "contraction", "exact-consensus", "consensus-distance")
-"""What is said of the matrices of a period."""
+"""Claims on the matrices of a period."""
 
 
 def is_true(entry: Document, raw: Document) -> bool:
@@ -51,7 +51,6 @@ class Truth:
         self.rules = None if gap is None else Rules(raw, gap, len(self.matrices[0]))
 
     def says(self, entry: Document) -> bool:
-        """Whether an entry is true of it."""
         n, name, rules = len(self.matrices[0]), entry["claim"], self.rules
         if self.is_delayed:
             return False
@@ -101,22 +100,21 @@ def _answers(n: int, listed: Groups) -> str:
     return hashlib.sha256("".join(line + "\n" for line in lines).encode()).hexdigest()
 
 
+GAP = {
+    "max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None, "weights": "graph",
+    "update_order": "adapt_then_combine",
+}  # fmt: skip
+
+
 def gap_of(raw: Document) -> dict[str, Any] | None:
     """The members of a gap with their defaults, None where there is none."""
-    sync = raw["strategy"].get("sync")
-    if not isinstance(sync, dict) or "iteration_gap" not in sync:
-        return None
-    setting = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None, "weights": "graph"}
-    return setting | {"update_order": "adapt_then_combine"} | sync["iteration_gap"]
+    gap = sync_of(raw, "iteration_gap")
+    return None if gap is None else GAP | gap
 
 
 def is_lossy(gap: dict[str, Any]) -> bool:
     """Whether a reduce may take something else than the updates of its step of all in-neighbors."""
-    return bool(gap["staleness"] or gap["skip"] or _any(gap["backup"]))
-
-
-def _any(backup: object) -> bool:
-    return any(backup) if isinstance(backup, list) else bool(backup)
+    return bool(gap["staleness"] or gap["skip"] or np.any(gap["backup"]))
 
 
 class Rules:
@@ -200,7 +198,7 @@ def _bound(bound: int | None) -> float:
 
 
 def _says(claimed: int, true: list[int | None]) -> bool:
-    """A bound is not too small, and where none is said to be there is none."""
+    """A bound is not too small, and where none is stated there is none."""
     return None in true if claimed == -1 else claimed >= max(map(_bound, true), default=0)
 
 
@@ -225,7 +223,7 @@ def _skips(gap: dict[str, Any], rules: Rules, columns: list[list[int | None]]) -
 
 
 def agrees(raw: Document, gap: dict[str, Any], rules: Rules) -> bool:
-    """Whether no two disjoint sets of workers can go on by themselves, every set tried, and weights are positive."""
+    """Whether no two disjoint sets of workers can continue by themselves, every set tried, and weights are positive."""
     into: list[set[int]] = [set() for _ in range(rules.n)]
     own = [Fraction(1)] * rules.n
     for source, target, weight in weighted_edges(raw["strategy"]["rounds"][0]):
@@ -283,7 +281,7 @@ def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
     return reached
 
 
-def covered(raw: Document) -> Iterator[tuple[int, ...]]:
+def covered_failures(raw: Document) -> Iterator[tuple[int, ...]]:
     """The failures that the plan covers, in the order of answers."""
     listed, failures = workers_of_nodes(raw), raw["failure_plan"]["failures"]
     n = sum(map(len, listed))
@@ -337,7 +335,7 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
     if "failure_plan" not in raw or entry["failures"] != raw["failure_plan"]["failures"]:
         return False
     n, text, norms = len(matrices[0]), hashlib.sha256(), dict[tuple[int, ...], float]()
-    for failed in covered(raw):
+    for failed in covered_failures(raw):
         m, period = n - len(failed), np.eye(n - len(failed))
         for phase in groups_after(raw, frozenset(failed), listed):
             period = averaging(m, phase) @ period
@@ -363,13 +361,13 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
     return not entry["answers"] or entry["answers"] == text.hexdigest()
 
 
-def _moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:  # noqa: ARG001
+def _mean_moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:  # noqa: ARG001
     """By moving random models, and those that move the mean most."""
     n = len(matrices[0])
-    if "failure_plan" not in raw or entry["failed"] != sorted({len(failed) for failed in covered(raw)}):
+    if "failure_plan" not in raw or entry["failed"] != sorted({len(failed) for failed in covered_failures(raw)}):
         return False
 
-    def ways(models: Any, k: int) -> Any:  # noqa: ANN401 - arrays
+    def ways(models: Any, k: int) -> Any:
         spread = ((models - models.mean()) ** 2).mean()
         return [
             (np.delete(models, failed).mean() - models.mean()) ** 2 / spread for failed in combinations(range(n), k)
@@ -387,4 +385,4 @@ def _moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix
     return bool(np.allclose([float(Fraction(entry["joined"])), float(Fraction(entry["joined_at_most"]))], said))
 
 
-JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | {"survives": _survives, "mean-moved": _moved}
+JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | {"survives": _survives, "mean-moved": _mean_moved}

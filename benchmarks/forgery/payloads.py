@@ -95,7 +95,7 @@ def single(numbers: Numbers) -> Numbers:
     return numbers.astype(np.float32).astype(np.float64)
 
 
-def coded(numbers: Numbers, transport: dict[str, Any]) -> Numbers:
+def round_trip(numbers: Numbers, transport: dict[str, Any]) -> Numbers:
     """What the codec makes of numbers, straight from what it promises; in float64."""
     if transport["codec"] == "float16":
         return numbers.astype(np.float16).astype(np.float64)
@@ -113,21 +113,21 @@ def coded(numbers: Numbers, transport: dict[str, Any]) -> Numbers:
 def coded_sum(given: Numbers, nodes: list[int], transport: dict[str, Any], *, staged: bool) -> Numbers:
     """The sum of members' numbers, [members, count], as it is rounded on its way."""
     exchanged = staged or transport["codec"] in TOPS
-    short: Callable[[Numbers], Numbers] = single if exchanged else lambda x: coded(x, transport)
+    short: Callable[[Numbers], Numbers] = single if exchanged else lambda x: round_trip(x, transport)
     across = transport["where"] == "across-nodes"
     if across and len(set(nodes)) == 1:
-        return added(list(given), single)
-    rows = list(given) if across and staged else [coded(row, transport) for row in given]
+        return add_up(list(given), single)
+    rows = list(given) if across and staged else [round_trip(row, transport) for row in given]
     if staged:
         rows = [
-            coded(added([row for row, at in zip(rows, nodes, strict=True) if at == node], single), transport)
+            round_trip(add_up([row for row, at in zip(rows, nodes, strict=True) if at == node], single), transport)
             for node in sorted(set(nodes))
         ]
-    total = added(rows, short)
-    return coded(total, transport) if exchanged else total
+    total = add_up(rows, short)
+    return round_trip(total, transport) if exchanged else total
 
 
-def added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:
+def add_up(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:
     total = rows[0]
     for row in rows[1:]:
         total = rounding(total + row)
@@ -222,11 +222,11 @@ def _messages(group: list[int], raw: dict[str, Any], transport: dict[str, Any]) 
     width = Fraction(1) if is_inside else _width(transport)
     if not has_stages(raw, tuple(group)):
         exchanges = transport["codec"] in TOPS and not is_inside
-        return [*_swapped(group, width), *_around(group, width, 1)] if exchanges else _around(group, width, 2)
+        return [*_all_to_all(group, width), *_around(group, width, 1)] if exchanges else _around(group, width, 2)
     found, lanes = [], [[w for w in group if node_of[w] == node] for node in sorted({node_of[w] for w in group})]
     first = Fraction(1) if transport["where"] == "across-nodes" else width
     for members in lanes:
-        found += [*_swapped(members, first), *_swapped(members, width)]
+        found += [*_all_to_all(members, first), *_all_to_all(members, width)]
     for shard in zip(*lanes, strict=True):
         found += _around(list(shard), width / len(lanes[0]), 2)
     return found
@@ -239,7 +239,7 @@ def _around(group: list[int], width: Fraction, times: int) -> list[tuple[int, in
             for _ in range(times * (len(group) - 1))]  # fmt: skip
 
 
-def _swapped(group: list[int], width: Fraction) -> list[tuple[int, int, Fraction]]:
+def _all_to_all(group: list[int], width: Fraction) -> list[tuple[int, int, Fraction]]:
     """Everybody sends a part to everybody else."""
     return [(one, other, width / len(group)) for one in group for other in group if one != other]
 
@@ -261,7 +261,7 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
     if name == "codec-error":
         return raw["strategy"].get("transport", {}).get("codec", "none") != "none"
     is_own = bool(outer_of(raw).get("own"))
-    if is_own or name == "outer-consensus":  # of the matrices of own outer parameters nothing is said
+    if is_own or name == "outer-consensus":  # no claim is made of the matrices of own outer parameters
         return is_own and name == "outer-consensus"
     mean = np.full_like(matrices[0], 1 / len(matrices[0]))
     return (

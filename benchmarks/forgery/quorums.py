@@ -5,10 +5,9 @@ Shares nothing with prover or checker: counts of rounds, results and gradients, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from benchmarks.forgery.dense import Document
+from benchmarks.forgery.dense import Document, sync_of
 
 LONG = 1000
 """Rounds after which a gradient that is still late has no bound."""
@@ -17,8 +16,8 @@ USUAL = {"count": "open-round", "missed": "each", "staleness": 4, "synchronize_e
 
 def quorum_of(raw: Document) -> dict[str, Any] | None:
     """The members of a quorum with their defaults, None where there is none."""
-    sync = raw["strategy"].get("sync")
-    return USUAL | sync["partial"] if isinstance(sync, dict) and "partial" in sync else None
+    quorum = sync_of(raw, "partial")
+    return None if quorum is None else USUAL | quorum
 
 
 def is_true(entry: Document, quorum: dict[str, Any], n: int) -> bool:
@@ -28,7 +27,7 @@ def is_true(entry: Document, quorum: dict[str, Any], n: int) -> bool:
     if name == "conservation":
         return True
     if name == "deadlock-free":
-        # With one worker that never comes rounds go on until its queue is full: all others must be enough.
+        # With one worker that never comes rounds continue until its queue is full: all others must be enough.
         return bool(entry["needed"] == needed < n)
     if name == "staleness":
         oldest = _oldest(quorum)

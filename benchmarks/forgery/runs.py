@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.dense import weighted_edges, worker_steps, workers_of_nodes
+from benchmarks.forgery.dense import sync_of, weighted_edges, worker_steps, workers_of_nodes
 
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Groups, Matrix
@@ -29,7 +29,6 @@ TOPS = {"int8": 127, "int4": 7}
 
 
 def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
-    """Who waits for whom."""
     result = []
     for phase in raw["strategy"]["rounds"] if listed is None else listed:
         waits: list[set[int]] = [set() for _ in range(n)]
@@ -47,8 +46,8 @@ def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
 def held_back(waits: Waits, held: int, at: int, cap: int, delay: int = 0) -> list[int]:
     """The round of every worker once nothing moves, if `held` began its exchange of round `at` and stands still.
 
-    Who runs away is left `cap` + 1 rounds ahead, while the others go on. A round is left without its own exchange where
-    that is waited for `delay` rounds later.
+    Who runs away is left `cap` + 1 rounds ahead, while the others continue. A round is left without its own exchange
+    where that is waited for `delay` rounds later.
     """
     n, period = len(waits[0]), len(waits)
     rounds = [at] * n
@@ -75,26 +74,18 @@ def largest_gap(waits: Waits, delay: int = 0) -> int | None:
     return gap if gap <= cap else None
 
 
-def pipeline_of(raw: dict[str, Any]) -> dict[str, Any] | None:
-    """The members of a pipeline, None where there is none."""
-    sync = raw["strategy"].get("sync")
-    if not isinstance(sync, dict) or "pipeline" not in sync:
-        return None
-    return {"width": 2, "warm_up": 0, "drain": "apply"} | sync["pipeline"]
-
-
 def delay_of(raw: dict[str, Any]) -> int:
     """Steps by which a pipeline applies its gradients late."""
-    pipeline = pipeline_of(raw)
-    return 0 if pipeline is None else int(pipeline["width"]) - 1
+    pipeline = sync_of(raw, "pipeline")
+    return 0 if pipeline is None else int(pipeline.get("width", 2)) - 1
 
 
 def mixes_late(raw: dict[str, Any]) -> bool:
     """Whether parameters are averaged a round late."""
-    sync = raw["strategy"].get("sync")
-    if isinstance(sync, dict) and "iteration_gap" in sync:
-        return sync["iteration_gap"].get("update_order", "adapt_then_combine") == "dpsgd"
-    return isinstance(sync, dict) and "merge" not in sync and pipeline_of(raw) is None
+    gap = sync_of(raw, "iteration_gap")
+    if gap is not None:
+        return bool(gap.get("update_order") == "dpsgd")
+    return isinstance(raw["strategy"].get("sync"), dict) and all(sync_of(raw, o) is None for o in ("merge", "pipeline"))
 
 
 def missing_rounds(raw: dict[str, Any]) -> int:
@@ -117,8 +108,7 @@ def missing_rounds(raw: dict[str, Any]) -> int:
 
 def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
     """Into how many fragments the model is cut, by how many steps each is merged late, and what is kept then."""
-    fragments, sync = raw["strategy"].get("payload", {}).get("fragments", 1), raw["strategy"].get("sync")
-    merge = sync.get("merge", {}) if isinstance(sync, dict) else {}
+    fragments, merge = raw["strategy"].get("payload", {}).get("fragments", 1), sync_of(raw, "merge") or {}
     parts = len(fragments) if isinstance(fragments, list) else fragments
     return parts, merge.get("steps", 0), float(Fraction(merge.get("alpha", 0)))
 
@@ -169,7 +159,6 @@ def _ends(step: int, number: int, parts: int, steps_per_round: int) -> bool:
 
 
 def takes_gradients(raw: dict[str, Any]) -> bool:
-    """Whether gradients are averaged."""
     steps_per_round = raw["strategy"].get("steps_per_round", 1)
     once = set(steps_per_round) == {1} if isinstance(steps_per_round, list) else steps_per_round == 1
     whole = not outer_of(raw) and turns_of(raw)[2] == 0
@@ -272,7 +261,6 @@ def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
 
 
 def nodes_of(raw: dict[str, Any]) -> list[int]:
-    """The node of every worker."""
     node_of = {worker: node for node, workers in enumerate(workers_of_nodes(raw)) for worker in workers}
     return [node_of[worker] for worker in sorted(node_of)]
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import random
 
 
-def explicit(n: int, *phases: Any, **options: Any) -> Schedule:  # noqa: ANN401 - whatever a phase is built from
+def explicit(n: int, *phases: Any, **options: Any) -> Schedule:
     return Schedule(
         "x",
         Cluster.regular(n, 1),
@@ -106,10 +106,10 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
         members["columns"] = draw.randrange(1, 5)
         members["codec"] = Codec.NONE if way is Placement.DENSE else draw.choice(ROW_CODECS)
         tables.append(TablePlacement(**members))
-    return _changed(schedule, payload=Payload(tables=tuple(tables), local_aggregation=draw.random() < 0.7))
+    return _with_members(schedule, payload=Payload(tables=tuple(tables), local_aggregation=draw.random() < 0.7))
 
 
-def _changed(schedule: Schedule, **members: Any) -> Schedule:  # noqa: ANN401 - of a strategy
+def _with_members(schedule: Schedule, **members: Any) -> Schedule:
     """The same schedule with other members of its strategy, if they go with it."""
     try:
         return replace(schedule, strategy=replace(schedule.strategy, **members))
@@ -159,17 +159,17 @@ def in_turns(draw: random.Random, cluster: Cluster) -> Schedule:
     merge = DelayedMerge(steps=steps, alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9)))
     if merge.steps or merge.alpha:
         return Schedule("t", cluster, AllReduce(sync=merge, **members))
-    return Schedule("t", cluster, AllReduce(**_paced(draw, members, cluster.num_workers)))
+    return Schedule("t", cluster, AllReduce(**_with_paces(draw, members, cluster.num_workers)))
 
 
 def with_turns(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule of groups; now and then with fragments that take turns over the groups of each round."""
     if draw.random() >= 0.2:
         return schedule
-    return _changed(schedule, sync=SYNCHRONOUS, **_paced(draw, _turns(draw), schedule.num_workers))
+    return _with_members(schedule, sync=SYNCHRONOUS, **_with_paces(draw, _turns(draw), schedule.num_workers))
 
 
-def _paced(draw: random.Random, members: dict[str, Any], n: int) -> dict[str, Any]:
+def _with_paces(draw: random.Random, members: dict[str, Any], n: int) -> dict[str, Any]:
     """The same members; now and then with steps per round of each worker's own, of no fewer steps."""
     if draw.random() < 0.6:
         return members
@@ -188,7 +188,7 @@ def _turns(draw: random.Random) -> dict[str, Any]:
 
 def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:
     """Mostly the same schedule; often with a codec or outer steps where a round of all lets it have them."""
-    return with_outer_steps(draw, _changed(schedule, transport=random_transport(draw)))
+    return with_outer_steps(draw, _with_members(schedule, transport=random_transport(draw)))
 
 
 def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
@@ -198,7 +198,7 @@ def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
     momentum = draw.choice((Fraction(0), Fraction(9, 10)))
     members = {"nesterov": momentum > 0 and draw.random() < 0.5, "outer_params": draw.choice(list(OuterParams))}
     outer = OuterStep(lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, **members)
-    return _changed(schedule, payload=replace(schedule.strategy.payload, outer=outer))
+    return _with_members(schedule, payload=replace(schedule.strategy.payload, outer=outer))
 
 
 def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> list[Block]:
@@ -224,7 +224,7 @@ def random_schedule(draw: random.Random) -> Schedule:
     return with_codec(draw, with_turns(draw, made))
 
 
-def _random_groups(draw: random.Random, period: int, sync: Any) -> Schedule:  # noqa: ANN401 - one of TIMES
+def _random_groups(draw: random.Random, period: int, sync: Any) -> Schedule:
     n, phases = draw.randrange(2, 8), []
     for _ in range(period):
         ranks = draw.sample(range(n), n)
@@ -237,7 +237,7 @@ def _random_groups(draw: random.Random, period: int, sync: Any) -> Schedule:  # 
     return explicit(n, *phases, steps_per_round=steps_per_round, sync=sync, prologue=draw.randrange(2))
 
 
-def _random_rule(draw: random.Random, period: int, sync: Any) -> Schedule:  # noqa: ANN401 - as above
+def _random_rule(draw: random.Random, period: int, sync: Any) -> Schedule:
     radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
     phases = []
     for _ in range(period):
@@ -249,7 +249,7 @@ def _random_rule(draw: random.Random, period: int, sync: Any) -> Schedule:  # no
     return replace(made, strategy=replace(made.strategy, sync=sync, steps_per_round=draw.randrange(1, 3)))
 
 
-def _random_graph(draw: random.Random, sync: Any) -> Schedule:  # noqa: ANN401 - as above
+def _random_graph(draw: random.Random, sync: Any) -> Schedule:
     n, rounds = draw.randrange(2, 7), []
     for _ in range(draw.randrange(1, 4)):
         pairs = draw.sample([(i, j) for i in range(n) for j in range(n) if i != j], draw.randrange(n * (n - 1) + 1))

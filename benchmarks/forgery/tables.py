@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.payloads import added, bad_inputs, coded, single
+from benchmarks.forgery.payloads import add_up, bad_inputs, round_trip, single
 from benchmarks.forgery.runs import nodes_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ SAID = ("rows", "gradients")
 
 
 def tables_of(raw: Raw) -> list[Raw]:
-    """Every table with all its members."""
     listed = raw["strategy"].get("payload", {}).get("tables", [])
     return [{"way": "sharded", "hosts": [], "partitions": None, "codec": "none"} | table for table in listed]
 
@@ -143,10 +142,11 @@ def _row_error(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
                 sizes[:] = sizes.max(axis=1, keepdims=True)
             of_nodes = [given[np.array(node_of) == node] for node in sorted(set(node_of))]
             terms = of_nodes if agrees(raw) else given[:, None]
-            seen = added([coded(added(list(term), single), transport) for term in terms], single)
+            seen = add_up([round_trip(add_up(list(term), single), transport) for term in terms], single)
             wrong = _beyond(seen, given.sum(axis=0), sizes.sum(axis=0), bounds["gradients"][table["parameter"]])
             if table["way"] == "sharded":
-                wrong |= _beyond(coded(given[0], transport), given[0], sizes[0], bounds["rows"][table["parameter"]])
+                seen = round_trip(given[0], transport)
+                wrong |= _beyond(seen, given[0], sizes[0], bounds["rows"][table["parameter"]])
             if wrong:
                 return False
     return True

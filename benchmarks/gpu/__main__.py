@@ -1,7 +1,7 @@
 """`make gpu`, or from a plain checkout `python3 -m benchmarks.gpu [STAGE …]`: the CUDA path on this machine's GPU.
 
 Every stage is a process with its own time limit, and a failure does not stop the others. Results go to
-`build/gpu/results.json`, and what each cell found beside it; the exit code is 1 if a stage failed. Without a GPU it
+`build/gpu/results.json`, and what each cell found next to it; the exit code is 1 if a stage failed. Without a GPU it
 says so and ends with 0;
 `--pretended` then runs stages 3, 3a, 3b, 3c and 5 on the CPU's pretended device.
 """
@@ -48,7 +48,7 @@ def run_stage(name: str) -> int:
 
 
 def start_stage(name: str) -> dict[str, Any]:
-    """The result of a stage in a process of its own, whose output goes to a file."""
+    """The result of a stage in its own process, whose output goes to a file."""
     started = time.monotonic()
     return {"stage": name} | _ended_stage(name) | {"seconds": round(time.monotonic() - started, 1)}
 
@@ -71,7 +71,6 @@ def _ended_stage(name: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the stages that are named by their first word, or all."""
     if arguments[:1] == ["--stage"]:
         return run_stage(arguments[1])
     if arguments[:1] == ["--pretended"]:

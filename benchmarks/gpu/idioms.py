@@ -37,16 +37,16 @@ def _everywhere(body: Callable[[SimulatedWorld], Module]) -> str:
     return "ok"
 
 
-def _wrapped(model: Module, world: SimulatedWorld) -> DistributedOptimizer:
+def _wrap(model: Module, world: SimulatedWorld) -> DistributedOptimizer:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return DistributedOptimizer(optimizer, model, SCHEDULE, world=world, timeout=30)
 
 
-def _trained(
+def _train(
     model: Module, world: SimulatedWorld, loss: Loss, inside: contextlib.AbstractContextManager[Any] | None = None
 ) -> Module:
     """Three steps; the forward and the backward of each `inside` something."""
-    optimizer = _wrapped(model, world)
+    optimizer = _wrap(model, world)
     for _ in range(3):
         optimizer.zero_grad()
         with inside or contextlib.nullcontext():
@@ -69,7 +69,7 @@ def scaler_with_one_infinite_gradient() -> str:
 
     def body(world: SimulatedWorld) -> Module:
         model = Linear(3, 2).to(DEVICE)
-        optimizer, scaler = _wrapped(model, world), torch.amp.GradScaler(DEVICE, init_scale=8.0)
+        optimizer, scaler = _wrap(model, world), torch.amp.GradScaler(DEVICE, init_scale=8.0)
         for step in range(4):
             optimizer.zero_grad()
             loss = model(_inputs(world, 4, 3)).square().mean()
@@ -89,24 +89,24 @@ def autocast() -> str:
         with torch.autocast(DEVICE, dtype=torch.bfloat16):
             return torch.as_tensor(model(_inputs(world, 4, 3)).float().square().mean())
 
-    return _everywhere(lambda world: _trained(_two_layers(ReLU()), world, loss))
+    return _everywhere(lambda world: _train(_two_layers(ReLU()), world, loss))
 
 
-def compiled() -> str:
+def compile_model() -> str:
     """`torch.compile` of the model; ranks are threads, so one compiles at a time."""
 
     def body(world: SimulatedWorld) -> Module:
         model = _two_layers(Tanh())
         quick = torch.compile(model, backend="aot_eager")
-        return _trained(model, world, lambda _, me: quick(_inputs(me, 4, 3)).square().mean(), _one_at_a_time)
+        return _train(model, world, lambda _, me: quick(_inputs(me, 4, 3)).square().mean(), _one_at_a_time)
 
     return _everywhere(body)
 
 
 def recurrent() -> str:
-    """An LSTM, whose weights cuDNN would lay out anew; doing so after wrapping is refused by name."""
+    """An LSTM, whose weights cuDNN would lay out again; doing so after wrapping is refused by name."""
     return _everywhere(
-        lambda world: _trained(
+        lambda world: _train(
             LSTM(3, 4).to(DEVICE), world, lambda model, me: model(_inputs(me, 5, 2, 3))[0].square().mean()
         )
     )
@@ -115,16 +115,16 @@ def recurrent() -> str:
 def unused_parameters() -> str:
     """A parameter without gradient on one rank, and one without gradient on any."""
 
-    def loss(model: Any, world: SimulatedWorld) -> torch.Tensor:  # noqa: ANN401 - a list of layers
+    def loss(model: Any, world: SimulatedWorld) -> torch.Tensor:
         chosen = model[:1] if world.rank == 0 else model[:2]
         return torch.stack([layer(_inputs(world, 4, 3)).square().mean() for layer in chosen]).sum()
 
     def body(world: SimulatedWorld) -> Module:
         model = ModuleList(Linear(3, 3) for _ in range(3)).to(DEVICE)
         torch.nn.init.ones_(model[2].weight)
-        _trained(model, world, loss)
+        _train(model, world, loss)
         assert model[2].weight.grad is None
-        assert bool((model[2].weight == 1).all()), "nobody had a gradient for it"
+        assert bool((model[2].weight == 1).all()), "no one had a gradient for it"
         return model
 
     return _everywhere(body)
@@ -150,7 +150,7 @@ def buffer_on_the_cpu() -> str:
 IDIOMS: dict[str, Callable[[], str]] = {
     "GradScaler": scaler_with_one_infinite_gradient,
     "autocast": autocast,
-    "torch.compile": compiled,
+    "torch.compile": compile_model,
     "LSTM": recurrent,
     "unused parameters": unused_parameters,
     "CPU buffer": buffer_on_the_cpu,

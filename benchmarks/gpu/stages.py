@@ -66,7 +66,7 @@ def versions() -> dict[str, Any]:
     }
 
 
-def _nccl_world(store: Any, attempt: int) -> Any:  # noqa: ANN401 - a torch store, a world
+def _nccl_world(store: Any, attempt: int) -> Any:
     import torch
 
     from partreduce.runtime.transport.nccl import NcclWorld
@@ -75,7 +75,7 @@ def _nccl_world(store: Any, attempt: int) -> Any:  # noqa: ANN401 - a torch stor
 
 
 def nccl_alone() -> dict[str, Any]:
-    """2: raw groups of one rank: made, used, aborted, made again over the same store; beside the user's own group."""
+    """2: raw groups of one rank: made, used, aborted, made again over the same store; next to the user's own group."""
     import torch
     import torch.distributed as dist
 
@@ -113,10 +113,10 @@ def nccl_alone() -> dict[str, Any]:
 def _against_cpu(cells: list[Any], *, places: tuple[str, ...]) -> dict[str, Any]:
     from helpers.device.cells import compare, tolerance
 
-    return _compared(cells, places, compare, lambda cell: tolerance(cell, kind()))
+    return _compare_all(cells, places, compare, lambda cell: tolerance(cell, kind()))
 
 
-def _compared(
+def _compare_all(
     cells: list[Any], places: tuple[str, ...], compare: Callable[..., float], tolerance: Callable[[Any], float]
 ) -> dict[str, Any]:
     """Every cell at every place; on the pretended device, where they mostly sleep, two at once on each core."""
@@ -136,7 +136,7 @@ def _compared(
     return {"cells": len(gaps), "largest relative difference": max(gaps.values(), default=0.0)}
 
 
-def _gaps(places: tuple[str, ...], compare: Callable[..., float], cell: Any) -> list[tuple[str, float, str]]:  # noqa: ANN401 - of any kind
+def _gaps(places: tuple[str, ...], compare: Callable[..., float], cell: Any) -> list[tuple[str, float, str]]:
     """One cell with something late at each place: its name, how far it is from the CPU's, and what went wrong."""
     found = []
     for place in places:
@@ -165,7 +165,7 @@ def sums_in_the_current_stream() -> dict[str, Any]:
 
     chosen = [cell for cell in CELLS if cell.name.startswith(("static", "allreduce of"))]
     compared = partial(compare, launch=Launch.CURRENT_STREAM)
-    return _compared(chosen, ("", "all"), compared, lambda cell: tolerance(cell, kind()))
+    return _compare_all(chosen, ("", "all"), compared, lambda cell: tolerance(cell, kind()))
 
 
 def tables() -> dict[str, Any]:
@@ -174,7 +174,7 @@ def tables() -> dict[str, Any]:
     from helpers.device.table_cells import TABLE_CELLS, compare
 
     if kind() == "pretended":
-        return _compared(TABLE_CELLS, ("", *PLACES), compare, lambda _cell: 0.0)
+        return _compare_all(TABLE_CELLS, ("", *PLACES), compare, lambda _cell: 0.0)
     ended = _launch(RANKS, "tables", "-", environment={"PARTREDUCE_CUDA_OVER_GLOO": "1"})
     assert all(code == 0 for code, _ in ended), " | ".join(text.strip()[-300:] for _, text in ended)
     return {"cells": len(TABLE_CELLS), "said": ended[0][1].strip().splitlines()[-1]}
@@ -202,7 +202,7 @@ def no_synchronizing() -> dict[str, Any]:
     chosen = [cell for cell in cells.CELLS if cell.name in names]
     plain_step = cells.step
 
-    def strict_step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> None:  # noqa: ANN401 - as cells.step
+    def strict_step(model: Any, optimizer: Any, inputs: Any, targets: Any) -> None:
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs).float(), targets).backward()
         torch.cuda.set_sync_debug_mode("error")  # ranks are threads, and the mode is the process's: it only grows
@@ -335,7 +335,7 @@ def memory() -> dict[str, Any]:
         return found
     size = 2**24
 
-    def body(world: Any) -> int:  # noqa: ANN401 - a world
+    def body(world: Any) -> int:
         model = torch.nn.Linear(size // 4096, 4096, bias=False, device="cuda")
         base = torch.cuda.memory_allocated()
         schedule = replace(cells.CELLS[1], name="memory").schedule

@@ -1,6 +1,6 @@
 """Campaigns: the cells of experiments in the lab, interleaved, within the time; what they left are plain values.
 
-A contestant trains at its best rate of one grid. `rates.json` has the steps that it took to a loss by rate, under its
+A contestant trains with its best rate of one grid. `rates.json` has the steps that it took to a loss by rate, under its
 name and the hash of its schedule, since a name does not say what the planner recommends today. What is not there is
 rehearsed first: over fast links, and without sleeping.
 """
@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks import kit
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
 from benchmarks.lab.crew import FAST, Lab, LabError, standing
-from benchmarks.lab.plan import Planner, Point, predicted
-from benchmarks.lab.results import Measured, read_cell
+from benchmarks.lab.plan import Planner, Point, predict_all
+from benchmarks.lab.results import CellResult, read_cell
 from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED, TARGETS, Job, Lengths, Setting
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from partreduce.schedulers.registry import build
@@ -41,7 +41,7 @@ SPARE_STEPS = 1.8
 """Steps that a cell takes first, over those that its contestant took in the rehearsal to a loss twice the lab's target.
 A cell that ends before its loss and its limit is run again with twice the steps."""
 SPARE_FREE = 2.6
-"""The same where nobody waits: the workers' steps differ there, and the run ends by those of all together."""
+"""The same where no one waits: the workers' steps differ there, and the run ends by those of all together."""
 SIMULATED = ("static", "allreduce", "neighbor")
 REHEARSAL_LIMIT = 90.0
 RATES = Path(__file__).with_name("rates.json")
@@ -104,19 +104,17 @@ class Experiment:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the time of its steps means something: nobody sleeps in the others."""
+        """Whether the time of its steps means something: no one sleeps in the others."""
         return self.setting.compute > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One finished cell."""
-
     setting: str
     contestant: str
     repetition: int
     load: float
-    measured: Measured
+    measured: CellResult
 
 
 class Campaign:
@@ -153,7 +151,7 @@ class Campaign:
     def turn(self, repetition: int) -> int:
         """One repetition; how many of its cells were left out because the time was spent.
 
-        Each repetition begins elsewhere, so that a drift of the machine's load hits all alike.
+        Each repetition begins elsewhere, so that a drift of the machine's load hits all equally.
         """
         self.lab.shape(self.setting.rate)
         left_out, first = 0, repetition * len(self.listed) // self.experiment.repetitions
@@ -175,8 +173,8 @@ class Campaign:
             self.lab.crew.run(job)
             self.profiles[rate] = load_cluster(str(job.path / "cluster.json"))
             self.profile_errors[rate] = json.loads((job.path / "errors.json").read_text())
-            _say(f"profiled {rate}")
-        except Exception as error:  # noqa: BLE001 - the lab goes on with nominal links and says so
+            _log(f"profiled {rate}")
+        except Exception as error:  # noqa: BLE001 - the lab continues with nominal links and says so
             self.notes.append(f"profile at {rate}: failed ({error}); the planner used nominal links")
 
     def fitting(self) -> list[Contestant]:
@@ -195,7 +193,7 @@ class Campaign:
         self.notes += [f"{key}: the planner recommended {words}" for key, words in self._planner.words.items()]
         return fitting
 
-    def _job(self, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
+    def _job(self, name: str, how: str, **more: Any) -> Job:
         fields: dict[str, Any] = {
             **{name: getattr(self.setting, name) for name in TRAINED_WITH},
             **self.setting.lengths(),
@@ -225,7 +223,7 @@ class Campaign:
         self.cells.append(Cell(self.setting.name, contestant.name, repetition, load, measured))
         reached = measured.reached(target)
         words = "not reached" if reached is None else f"{reached[0]:5.1f} steps {reached[1]:6.2f} s"
-        _say(
+        _log(
             f"{self.setting.name:22} {contestant.name:30} {measured.step_ms:7.1f} ms/step  {words:24} "
             f"{measured.nic_mb:6.2f} MB/NIC  loss {measured.curve[-1][2]:.3f}  load {load:.1f}  "
             f"{time.monotonic() - begun:.1f} s"
@@ -233,11 +231,11 @@ class Campaign:
 
     def _failed(self, what: str, error: Exception) -> None:
         self.notes.append(f"{what}: failed: {error}")
-        _say(f"{what}: failed: {str(error)[:150]}")
+        _log(f"{what}: failed: {str(error)[:150]}")
         if isinstance(error, LabError):
             self.lab.crew.restart()
 
-    def _train(self, contestant: Contestant, schedule: Schedule | None, **fields: Any) -> Measured:  # noqa: ANN401 - fields of Job
+    def _train(self, contestant: Contestant, schedule: Schedule | None, **fields: Any) -> CellResult:
         """One run of so many steps, or until the limit."""
         more = {"free_running": contestant.free_running, "options": contestant.options, **fields}
         job = self._job(contestant.name, contestant.how, **more)
@@ -288,7 +286,7 @@ class Campaign:
                 return
             if (best_rate(by_rate) or 0.0) > rate:
                 break  # a still smaller rate is slower yet
-        _say(f"rehearsed {self.setting.task} {found[0].name:32} {by_rate}  {time.monotonic() - begun:.0f} s")
+        _log(f"rehearsed {self.setting.task} {found[0].name:32} {by_rate}  {time.monotonic() - begun:.0f} s")
         key = rates_key(*found)
         self._rehearsed[key] = by_rate
         keep_rates(self.setting.case_of(self.cluster.num_workers), key, by_rate)
@@ -424,13 +422,15 @@ def prediction_of(campaigns: Sequence[Campaign], notes: list[str]) -> dict[str, 
     """The simulator's step times of all timed cells, from what was measured of the links alone."""
     profiles = {name: hardware for campaign in campaigns for name, hardware in campaign.hardware().items()}
     try:
-        return predicted([p for one in campaigns if one.experiment.is_timed for p in one.points()], profiles)
+        return predict_all([p for one in campaigns if one.experiment.is_timed for p in one.points()], profiles)
     except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
         notes.append(f"the prediction failed: {type(error).__name__}: {error}")
         return None
 
 
-def joined(contents: Sequence[dict[str, Any]], notes: list[str], prediction: dict[str, Any] | None) -> dict[str, Any]:
+def join_contents(
+    contents: Sequence[dict[str, Any]], notes: list[str], prediction: dict[str, Any] | None
+) -> dict[str, Any]:
     """One content of several experiments' on equal clusters, a setting each."""
     whole: dict[str, Any] = {"head": {}, "measure": {}}
     for key in dict.fromkeys(key for content in contents for key in content["head"]):
@@ -450,7 +450,7 @@ def is_simulated(schedule: Schedule) -> bool:
     return schedule.strategy.kind in SIMULATED and not schedule.strategy.protocol
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S', time.gmtime())} {text}", flush=True)
 
 
@@ -462,6 +462,6 @@ def _wire(setting: Setting, nodes: int, size: int) -> str:
         return f"{setting.name}: as fast as the machine is, and no step sleeps"
     return (
         f"{setting.name}: flat ring {1e3 * wire['flat ring']:.0f} ms, hierarchical {1e3 * wire['hierarchical']:.0f} ms "
-        f"per step beside {1e3 * setting.compute:g} ms of computing; overlapped, without headers and slow workers, "
+        f"per step next to {1e3 * setting.compute:g} ms of computing; overlapped, without headers and slow workers, "
         f"that is {least / setting.compute:.1f} times a step that only computes"
     )

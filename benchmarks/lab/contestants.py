@@ -53,7 +53,7 @@ class Contestant:
     are what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin` another
     contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab. `once`
     ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where
-    nobody names them; `named_only` ones leave all out.
+    no one names them; `named_only` ones leave all out.
     """
 
     name: str
@@ -85,8 +85,7 @@ def contestants(planned: Make, planned_coded: Make | None = None) -> list[Contes
     return [_contestant(row, recommended) for row in _rows()]
 
 
-def named(name: str, planned: Make) -> Contestant:
-    """The contestant of a name."""
+def contestant_named(name: str, planned: Make) -> Contestant:
     return next(one for one in contestants(planned) if one.name == name)
 
 
@@ -139,7 +138,7 @@ def _contestant(row: dict[str, Any], recommended: dict[str, Make]) -> Contestant
 def _schedule(row: dict[str, Any], cluster: Cluster, setting: Setting) -> Schedule | None:
     from partreduce.schedulers.registry import build
 
-    changes = _resolved(row.get("strategy", {}), cluster)
+    changes = _resolve(row.get("strategy", {}), cluster)
     if changes.get("transport", {}).get("algorithm") == "hierarchical" and cluster.workers_per_node == 1:
         return None  # says nothing new
     if "paced" in row:
@@ -159,9 +158,9 @@ def _schedule(row: dict[str, Any], cluster: Cluster, setting: Setting) -> Schedu
     return Schedule(name, cluster, load_strategy({**base, **changes}, cluster, row["name"]))
 
 
-def _resolved(value: Any, cluster: Cluster) -> Any:  # noqa: ANN401 - any TOML value
+def _resolve(value: Any, cluster: Cluster) -> Any:
     if isinstance(value, dict):
-        return {key: _resolved(inner, cluster) for key, inner in value.items()}
+        return {key: _resolve(inner, cluster) for key, inner in value.items()}
     return BY_CLUSTER[value](cluster) if isinstance(value, str) and value.startswith("$") else value
 
 

@@ -1,7 +1,7 @@
 """The lab's standing processes, and what starts and ends them.
 
 A process on every node imports torch once and forks the node's workers for every cell; it never opens gloo itself, so
-that forking from it stays safe. One beside the bridge hosts the stores, a fresh one for each cell.
+that forking from it stays safe. One next to the bridge hosts the stores, a fresh one for each cell.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Crew:
         self._store.send("new")
         port = int(self._store.answer(time.monotonic() + 20).split()[1])
         with self._generator(job) as environment:
-            # Every node's launcher makes a secret of its own, which keeps strangers from this machine's workers; those
+            # Every node's launcher makes its own secret, which keeps strangers from this machine's workers; those
             # of one run on several nodes need the same.
             known = {RUN_SECRET: secrets.token_hex(32), **environment}
             ready = replace(job, port=port, address=self.network.switch_address, environment=known)
@@ -140,7 +140,7 @@ class Crew:
 
     @contextlib.contextmanager
     def _generator(self, job: Job) -> Iterator[dict[str, str]]:
-        """The group generator beside the bridge, for schedules that need one; yields its workers' environment."""
+        """The group generator next to the bridge, for schedules that need one; yields its workers' environment."""
         if job.schedule is None or json.loads(Path(job.schedule).read_text())["strategy"]["kind"] != "dynamic_groups":
             yield {}
             return
@@ -162,18 +162,16 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where jobs run."""
-
     network: Network
     crew: Crew
     scratch: Path
 
     def shape(self, rate: str) -> None:
-        """All links alike."""
+        """The same rate for all links."""
         for node in range(self.network.num_nodes):
             self.network.shape(node, rate)
 
-    def job(self, name: str, how: str, workers_per_node: int, **fields: Any) -> Job:  # noqa: ANN401 - of Job
+    def job(self, name: str, how: str, workers_per_node: int, **fields: Any) -> Job:
         folder = Path(tempfile.mkdtemp(prefix=f"{how}-", dir=self.scratch))
         size = {"num_nodes": self.network.num_nodes, "workers_per_node": workers_per_node}
         return Job(name=name, folder=str(folder), how=how, **size, **fields)

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 
@@ -93,9 +92,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _namespace(self, name: str) -> None:

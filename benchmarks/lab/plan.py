@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lab.contestants import SERVER, named
+from benchmarks.lab.contestants import SERVER, contestant_named
 from benchmarks.lab.setting import BACKWARD, MODEL_BYTES, SEGMENTS, Job, Setting, StepLengths
 from benchmarks.lab.tasks import Batches, samples_of
 from partreduce.planner.steps_model import Optimizer
@@ -66,7 +66,7 @@ def in_segments(hardware: Hardware, task: str) -> Hardware:
     return replace(hardware, layers=segments, backward=BACKWARD * len(segments) / (len(segments) - 1))
 
 
-def predicted(points: list[Point], profiles: dict[str, Hardware]) -> dict[str, Any] | None:
+def predict_all(points: list[Point], profiles: dict[str, Hardware]) -> dict[str, Any] | None:
     """Of every cell over profiled links, without a look at any measured step time; with a summary in words."""
     found = [
         {
@@ -106,7 +106,7 @@ class Planner:
         """The same rule's recommendation where codecs are allowed."""
         return self._recommend(cluster, setting, f"{setting.name}, codec", codec=None)
 
-    def _recommend(self, cluster: Cluster, setting: Setting, key: str, **options: Any) -> Schedule:  # noqa: ANN401 - fields of PlanRequest
+    def _recommend(self, cluster: Cluster, setting: Setting, key: str, **options: Any) -> Schedule:
         if key not in self._recommendations:
             self._recommendations[key] = self._plan(cluster, setting, key, options)
         return self._recommendations[key]
@@ -164,7 +164,7 @@ def of_run(  # noqa: PLR0917 - one call each, and a cache's
     name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int, after: int
 ) -> float | None:
     """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""
-    make = named("flat ring" if name == SERVER else name, lambda *_: None).make
+    make = contestant_named("flat ring" if name == SERVER else name, lambda *_: None).make
     schedule = make(Cluster.regular(*shape), setting) if make is not None else None
     if schedule is None or schedule.strategy.kind == "dynamic_groups":
         return None

@@ -28,14 +28,14 @@ def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_m
     speed.axvline(limit_ms, color=INK, linestyle=":")
     speed.set_yticks(range(len(rows)), [row.contestant for row in rows])
     speed.invert_yaxis()
-    words = f"ms per step (median, smallest and largest); dotted: {limit_ms:.3g} ms, free network, nobody waits"
+    words = f"ms per step (median, smallest and largest); dotted: {limit_ms:.3g} ms, free network, no one waits"
     speed.set(xlabel=words, title="time per step")
     _loss(loss, rows, target)
     figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
-def _loss(axis: Any, rows: list[Row], target: float) -> None:  # noqa: ANN401 - matplotlib has no stubs
+def _loss(axis: Any, rows: list[Row], target: float) -> None:
     """The fastest of each family to the target, at most six lines, each named where it ends."""
     fastest: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (row.seconds is None, row.seconds or 0.0)):
@@ -54,13 +54,8 @@ def _loss(axis: Any, rows: list[Row], target: float) -> None:  # noqa: ANN401 - 
     name_ends(axis, ends)
 
 
-def name_ends(
-    axis: Any,  # noqa: ANN401 - as above
-    ends: Sequence[tuple[str, float, float, str]],
-    *,
-    line: float = 0.045,
-) -> None:
-    """The name of each line beside the axes, at the height of its end or as near as the others' names leave it.
+def name_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]], *, line: float = 0.045) -> None:
+    """The name of each line next to the axes, at the height of its end or as near as the others' names leave it.
 
     `ends` are name, x, y and color of each line, `line` the height of a line of text, as a share of the axis, which has
     its final scales and limits. A dot marks the end, so that the thin line to the name is not taken for more of it.
@@ -78,7 +73,7 @@ def name_ends(
         middles[place] = min(middles[place], ceiling - needed[place] / 2)
         ceiling = middles[place] - needed[place] / 2
     for (_, text, point, color), height in zip(named, middles, strict=True):
-        # Not clipped by the text's own box, at whose edge a steep one would end beside another's name.
+        # Not clipped by the text's own box, at whose edge a steep one would end next to another's name.
         leader = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0, "patchA": None}
         axis.plot(*point, "o", color=color, markersize=4)
         axis.annotate(
@@ -86,7 +81,7 @@ def name_ends(
         )
 
 
-def pyplot() -> Any:  # noqa: ANN401 - as above
+def pyplot() -> Any:
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -20,18 +20,18 @@ from benchmarks.kit import RESULTS, ROOT, parser
 from benchmarks.lab.contestants import EVERY_STEP
 from benchmarks.lab.plots import draw_setting, pyplot
 from benchmarks.lab.setting import Job, Setting
-from benchmarks.lab.tasks import SEQUENCES, Clock, Samples, accuracy, evaluated, loss_of, make_model
+from benchmarks.lab.tasks import SEQUENCES, Clock, Samples, accuracy, evaluation_samples, loss_of, make_model
 from benchmarks.lab.worker import APART, HEADER
 from partreduce.report.palette import INK, OKABE_ITO, quiet
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
+class CellResult:
     """One cell. `step_ms` is workers ÷ (steps per second of all together), so that free-running ones compare.
 
     The first step counts too: a cell has whole periods of every schedule then, as the simulator's rounds have. `curve`
     holds (steps per worker, seconds, training loss of the mean model); `nic_mb` what a node's NIC sent per step of all
-    workers, in megabytes (mean over nodes). `steps` and `ended` are for whoever looks into a run; no table needs them.
+    workers, in megabytes (mean over nodes). `steps` and `ended` are for a look into a run; no table needs them.
     A step that was skipped counts as one, as it does in Hop's paper. Where a sum does not wait for all, a step is a
     gradient, and `rounds` says how many sums the workers took (mean). `accuracies` holds (seconds, share of the held
     out samples that the mean model tells right), `own_accuracy` the mean of the workers' own models at the end.
@@ -47,22 +47,21 @@ class Measured:
     own_accuracy: float | None = None
 
     @classmethod
-    def of_json(cls, members: dict[str, Any]) -> Measured:
+    def of_json(cls, members: dict[str, Any]) -> CellResult:
         """Of what a file holds; older ones also say where the time went (`shares`)."""
         return cls(**{name: value for name, value in members.items() if name not in ("shares", "busy_ms")})
 
     def reached(self, target: float) -> tuple[float, ...] | None:
         """Steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
-        return kit.reached(self.curve, target)
+        return kit.loss_crossing(self.curve, target)
 
 
-def read_cell(job: Job, samples: Samples) -> Measured:
-    """Put a cell's files together."""
+def read_cell(job: Job, samples: Samples) -> CellResult:
     said = []
     for rank in range(job.num_workers):
         path = job.path / f"worker-{rank:03d}.json"
         said.append(json.loads(path.read_text()) if path.exists() else {"rank": rank, "failed": "left no result"})
-    # Whoever fails first ends the run for the others, whose words are then only "not ready" or "left".
+    # Who fails first ends the run for the others, whose words are then only "not ready" or "left".
     failed = sorted(
         (s["failed"] for s in said if "failed" in s), key=lambda words: words.startswith(("the others", "left"))
     )
@@ -79,7 +78,7 @@ def read_cell(job: Job, samples: Samples) -> Measured:
     sent = [said[job.first_of(node)]["sent"] for node in range(job.num_nodes)]
     rounds = [worker["rounds"] for worker in said if "rounds" in worker]
     curve, accuracies, own = _curve(job, samples, started, apart=apart or bool(rounds))
-    return Measured(
+    return CellResult(
         step_ms=1000 * job.num_workers / sum(speeds),
         steps=reached,
         ended="time" if any(worker["ended"] == "time" for worker in said) else "steps",
@@ -109,7 +108,7 @@ def _curve(
     free = job.free_running or apart
     together = not free and len({tuple(step for _, step, _ in track) for track in tracks}) == 1
     least = min(len(track) for track in tracks)
-    part = evaluated(samples, SEQUENCES) if job.task == "docstrings" else evaluated(samples)
+    part = evaluation_samples(samples, SEQUENCES) if job.task == "docstrings" else evaluation_samples(samples)
     curve: Curve = []
     accuracies: list[tuple[float, float]] = []
     told = None if job.task == "hyperplane" else samples.held_out  # heights have no right or wrong
@@ -176,7 +175,7 @@ class Row:
 
     contestant: str
     family: str
-    cells: list[Measured]
+    cells: list[CellResult]
     target: float
     learning_rate: float | None = None
 
@@ -188,33 +187,29 @@ class Row:
     def nic_mb(self) -> float:
         return median(cell.nic_mb for cell in self.cells)
 
-    def _reached(self, which: int) -> list[float]:
+    def reached(self, which: int) -> list[float]:
+        """Steps (0) or seconds (1) to the target, of every repetition that reached it."""
         return [found[which] for cell in self.cells if (found := cell.reached(self.target)) is not None]
+
+    def _middle(self, which: int) -> float | None:
+        """Their median; None unless most repetitions reached the target."""
+        found = self.reached(which)
+        return median(found) if 2 * len(found) > len(self.cells) else None
 
     @property
     def steps(self) -> float | None:
-        """Median steps to the target; None unless most repetitions reached it."""
-        found = self._reached(0)
-        return median(found) if 2 * len(found) > len(self.cells) else None
+        return self._middle(0)
 
     @property
     def seconds(self) -> float | None:
-        """Median seconds to the target; None unless most repetitions reached it."""
-        found = self._reached(1)
-        return median(found) if 2 * len(found) > len(self.cells) else None
-
-    @property
-    def all_seconds(self) -> list[float]:
-        """Seconds to the target of every repetition that reached it."""
-        return self._reached(1)
+        return self._middle(1)
 
     def loss_after(self, seconds: float) -> float:
         """Median loss of the mean model at the last evaluation until then."""
         return median([loss for _, at, loss in cell.curve if at <= seconds][-1] for cell in self.cells)
 
     def seconds_spread(self) -> str:
-        """Smallest and largest seconds to the target."""
-        values = sorted(self._reached(1))
+        values = sorted(self.reached(1))
         return f"[{values[0]:.1f}-{values[-1]:.1f}]" if values else ""
 
 
@@ -225,7 +220,7 @@ def baseline(rows: list[Row]) -> Row | None:
 
 
 def fraction_of_limit(row: Row, rows: list[Row], setting: Setting, num_workers: int) -> float | None:
-    """What All-Reduce's steps would take on a free network where nobody waits, over this row's seconds.
+    """What All-Reduce's steps would take on a free network where no one waits, over this row's seconds.
 
     All-Reduce's steps are the fewest of its forms: those that overlap need more.
     """
@@ -261,13 +256,11 @@ def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
 
 
 def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> str:
-    parts = ["# The lab's results", "", "Written by `python -m benchmarks.lab.run`; do not edit.", ""]
-    parts += [f"* {key}: {value}" for key, value in head.items()]
-    for name, text in blocks.items():
-        parts += ["", f"## {name}", "", text]
+    listed = "\n".join(f"* {key}: {value}" for key, value in head.items())
+    parts = [part for name, text in blocks.items() for part in (f"## {name}", text)]
     if notes:
-        parts += ["", "## Left out, failed, or to be known", "", *[f"* {note}" for note in notes]]
-    return "\n".join(parts) + "\n"
+        parts += ["## Left out, failed, or to be known", "\n".join(f"* {note}" for note in notes)]
+    return kit.page("The lab's results", "Written by `python -m benchmarks.lab.run`; do not edit.", listed, *parts)
 
 
 PREDICTION = "Simulator against lab"
@@ -280,12 +273,12 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
 
     The JSON file holds what tables and pictures are drawn from; `write_everything` keeps the rest.
     """
-    content = published(content)
+    content = keep_published(content)
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"lab-{name}"
     (folder / f"{stem}.json").write_text(kit.compact(content))
     (folder / f"{stem}.md").write_text(page(content))
-    for setting, rows in listed(content):
+    for setting, rows in rows_by_setting(content):
         count = content["measure"]["num_workers"]
         title = f"{setting.name}, {count} workers, computing {1e3 * setting.compute:g} ms per step"
         path = folder / f"{stem}-{setting.name.replace(' ', '-')}.png"
@@ -298,8 +291,8 @@ def write_everything(folder: Path, name: str, content: dict[str, Any]) -> None:
     (folder / "raw" / f"lab-{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
-def published(content: dict[str, Any]) -> dict[str, Any]:
-    """What `page` and the pictures read, and the planner's recommendations, for whoever trains with them again."""
+def keep_published(content: dict[str, Any]) -> dict[str, Any]:
+    """What `page` and the pictures read, and the planner's recommendations, for anyone who trains with them again."""
     kept = {
         key: content[key]
         for key in ("head", "measure", "settings", "notes", "recommendations", "cells")
@@ -314,23 +307,22 @@ def published(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def page(content: dict[str, Any]) -> str:
-    """The tables with their head and notes, as Markdown."""
     count = content["measure"]["num_workers"]
-    blocks = {setting.name: block(rows, setting, count) for setting, rows in listed(content)}
+    blocks = {setting.name: block(rows, setting, count) for setting, rows in rows_by_setting(content)}
     if content["prediction"]:
         blocks[PREDICTION] = content["prediction"]["words"]
     return document(content["head"], blocks, content["notes"])
 
 
-def listed(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
+def rows_by_setting(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
     """Every setting in which something was measured, with its rows in the order of the contestants."""
     measure, found = content["measure"], []
     for fields in content["settings"]:
         setting = Setting.of_json(fields)
-        cells: dict[str, list[Measured]] = {}
+        cells: dict[str, list[CellResult]] = {}
         for cell in content["cells"]:
             if cell["setting"] == setting.name:
-                cells.setdefault(cell["contestant"], []).append(Measured.of_json(cell["measured"]))
+                cells.setdefault(cell["contestant"], []).append(CellResult.of_json(cell["measured"]))
         rates = measure["rates"].get(setting.name, {})
         rows = [
             Row(name, family, cells[name], measure["targets"][setting.name], rates.get(name))
@@ -355,22 +347,22 @@ SHOWN = (
 """Contestant, its label, how its lines are drawn, and where the label stands."""
 
 
-def shown() -> list[Row]:
+def front_rows() -> list[Row]:
     """Return what is drawn, in the order of `SHOWN`; a contestant of both files has the runs of both."""
     found: dict[str, Row] = {}
     for name in FRONT:
-        ((_, rows),) = listed(json.loads((RESULTS / f"{name}.json").read_text()))
+        ((_, rows),) = rows_by_setting(json.loads((RESULTS / f"{name}.json").read_text()))
         for row in rows:
             found.setdefault(row.contestant, replace(row, cells=[])).cells.extend(row.cells)
     return [found[contestant] for contestant, *_ in SHOWN]
 
 
 def draw_front(path: Path) -> None:
-    """Draw every run of each contestant as a line of its own, with a mark where the averaged model was evaluated."""
+    """Draw every run of each contestant as its own line, with a mark where the averaged model was evaluated."""
     plt = pyplot()
     plt.rcParams["svg.hashsalt"] = "partreduce"  # the same bytes each time
     figure, axis = plt.subplots(figsize=(6.2, 4.1), layout="constrained")
-    rows = shown()
+    rows = front_rows()
     for row, (_, label, color, dash, place) in zip(rows, SHOWN, strict=True):
         for cell in row.cells:
             seconds, losses = ([point[which] for point in cell.curve] for which in (1, 2))

@@ -61,7 +61,7 @@ def main() -> int:
         if unknown := [name for name in given if name not in there]:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
-    from benchmarks.lab.campaign import Campaign, Experiment, joined, prediction_of, run
+    from benchmarks.lab.campaign import Campaign, Experiment, join_contents, prediction_of, run
     from benchmarks.lab.crew import NoLabError, provenance
     from benchmarks.lab.results import write, write_everything
 
@@ -84,7 +84,7 @@ def main() -> int:
     def keep(campaigns: list[Campaign], notes: list[str], is_over: bool) -> None:
         if is_over:
             contents = [campaign.content(provenance("lab.run")) for campaign in campaigns]
-            content = joined(contents, notes, prediction_of(campaigns, notes))
+            content = join_contents(contents, notes, prediction_of(campaigns, notes))
             write_everything(kit.RESULTS, chosen.name, content)
             write(kit.RESULTS, chosen.name, content)
             print(f"written: {kit.RESULTS}/lab-{chosen.name}.json, .md, -*.png", flush=True)

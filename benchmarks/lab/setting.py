@@ -70,8 +70,8 @@ class Lengths:
         return np.asarray(steady + held_up)
 
     def free_step(self, num_workers: int) -> float:
-        """Seconds per step (workers ÷ steps of all per second) over a free network on which nobody waits."""
-        with np.errstate(divide="ignore"):  # where nobody computes for a time, it is none
+        """Seconds per step (workers ÷ steps of all per second) over a free network on which no one waits."""
+        with np.errstate(divide="ignore"):  # where no one computes for a time, it is none
             return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
 
 
@@ -127,7 +127,6 @@ class Setting(Lengths):
 
     @property
     def megabits(self) -> float:
-        """The rate in Mbit/s."""
         number = self.rate.rstrip("abcdefghijklmnopqrstuvwxyz")
         unit = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}[self.rate[len(number) :]]
         return float(number) * unit
@@ -139,7 +138,7 @@ class Setting(Lengths):
 
     def case_of(self, num_workers: int) -> str:
         """Task and workers: what the steps to a loss depend on, links and speeds do not."""
-        return case_of(self.task, num_workers)
+        return self.task + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
 
     def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
         """What each algorithm of exact averaging takes on the wire at the link's nominal rate, without headers."""
@@ -150,10 +149,6 @@ class Setting(Lengths):
 
 REHEARSED_WORKERS = 16
 """Cases are named without their number of workers where there are so many."""
-
-
-def case_of(task: str, num_workers: int) -> str:
-    return task + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
 
 
 def settings(num_workers: int) -> dict[str, Setting]:
@@ -212,11 +207,9 @@ class Job(Lengths):
 
     @property
     def workers_of_nodes(self) -> tuple[int, ...]:
-        """How many each node holds."""
         return self.sizes or self.num_nodes * (self.workers_per_node,)
 
     def first_of(self, node: int) -> int:
-        """The lowest rank on a node."""
         return sum(self.workers_of_nodes[:node])
 
     @property

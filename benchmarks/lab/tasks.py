@@ -50,22 +50,13 @@ class Clock:
 
 class _Pass(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's own kind of object
-        tensor: torch.Tensor,
-        clock: Clock,
-        forward: float,
-        backward: float,
-    ) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, clock: Clock, forward: float, backward: float) -> torch.Tensor:
         ctx.clock, ctx.backward_share = clock, backward
         clock.until(forward)
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(
-        ctx: Any,  # noqa: ANN401 - as above
-        gradient: torch.Tensor,
-    ) -> tuple[torch.Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         ctx.clock.until(ctx.backward_share)
         return gradient, None, None, None
 
@@ -90,7 +81,7 @@ EVALUATED = 2048
 SEQUENCES = 512
 """Docstrings over which losses are reported: a recurrent model takes its time."""
 HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024}
-"""Samples that nobody trains with, of the tasks that have such; images are digits, told apart by two plain layers."""
+"""Samples that no one trains with, of the tasks that have such; images are digits, told apart by two plain layers."""
 PLANE, POINTS, NOISE = 512, 8192, 0.1
 """A hyperplane's coefficients, points on it with those held out, and what is off it, over the spread of what is on it.
 The paper's has 8,192 and 32,768."""
@@ -110,22 +101,21 @@ class Samples:
 
 @cache
 def samples_of(task: str) -> Samples:
-    """A task's samples, made in this process."""
-    return _parted(task, *_made(task))
+    return _split_held_out(task, *_make_samples(task))
 
 
 def write_data(task: str, path: Path) -> None:
     """Store a task's samples in one file, so that workers need no scikit-learn."""
-    inputs, labels = _made(task)
+    inputs, labels = _make_samples(task)
     np.savez(path, task=task, inputs=inputs, labels=labels)
 
 
 def read_data(path: str | Path) -> Samples:
     with np.load(path) as content:
-        return _parted(str(content["task"]), content["inputs"], content["labels"])
+        return _split_held_out(str(content["task"]), content["inputs"], content["labels"])
 
 
-def _made(task: str) -> tuple[np.ndarray, np.ndarray]:
+def _make_samples(task: str) -> tuple[np.ndarray, np.ndarray]:
     makers = {
         "text": _text,
         "svm": paragraph_samples,
@@ -135,7 +125,7 @@ def _made(task: str) -> tuple[np.ndarray, np.ndarray]:
     return makers.get(task, _digits)()
 
 
-def _parted(task: str, inputs: np.ndarray, labels: np.ndarray) -> Samples:
+def _split_held_out(task: str, inputs: np.ndarray, labels: np.ndarray) -> Samples:
     everything, used = Samples(torch.from_numpy(inputs), torch.from_numpy(labels)), len(labels) - HELD_OUT.get(task, 0)
     if used == len(labels):
         return everything
@@ -218,7 +208,7 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
 
-def balanced(said: Sequence[Sequence[str]]) -> tuple[list[str], npt.NDArray[np.int64]]:
+def balance(said: Sequence[Sequence[str]]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """As many texts of each package, in a fixed random order, and the number of each one's package."""
     rng = np.random.default_rng(0)
     least = min(map(len, said))
@@ -241,7 +231,7 @@ AT_ONCE = 64
 
 def docstring_samples() -> tuple[np.ndarray, np.ndarray]:
     """Words, shape (count, 256), filled up with zeros, and labels, shape (count,); as many of each package."""
-    texts, labels = balanced([_texts(package) for package in DOCSTRINGS_OF])
+    texts, labels = balance([_texts(package) for package in DOCSTRINGS_OF])
     rows = np.zeros((len(texts), MOST), dtype=np.int32)
     for row, text in zip(rows, texts, strict=True):
         words = [zlib.crc32(word.encode()) % (PLACES - 1) + 1 for word in text.split()[:MOST]]
@@ -301,7 +291,7 @@ def paragraph_samples(packages: tuple[str, str] = PARAGRAPHS_OF) -> tuple[np.nda
     """Features, shape (count, 128), filled up with zeros, and labels, shape (count,); as many of either package."""
     said = [_paragraphs(package) for package in packages]
     both = set(said[0]) & set(said[1])
-    texts, labels = balanced([[text for text in one if text not in both] for one in said])
+    texts, labels = balance([[text for text in one if text not in both] for one in said])
     return np.stack([_features(text) for text in texts]), labels
 
 
@@ -358,11 +348,10 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
             [nn.Linear(16 * CONTEXT, 950), nn.ReLU()],
             [nn.Linear(950, letters)],
         ]
-    return nn.Sequential(*_gated(layers, clock))
+    return nn.Sequential(*_with_gates(layers, clock))
 
 
 def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD with the job's momentum and weight decay."""
     return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay)
 
 
@@ -398,7 +387,7 @@ class SparseLinear(nn.Module):
         return torch.cat([torch.zeros_like(score), score], dim=1)
 
 
-def _gated(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
+def _with_gates(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
     """A third of a step's time goes forward and two thirds backward, spread evenly over the layers."""
     count, modules = len(layers), []
     for index, layer in enumerate(layers):
@@ -414,7 +403,7 @@ def shard(job: Job, rank: int, labels: torch.Tensor) -> torch.Tensor:
     return order[rank :: job.num_workers]
 
 
-def evaluated(samples: Samples, most: int = EVALUATED) -> Samples:
+def evaluation_samples(samples: Samples, most: int = EVALUATED) -> Samples:
     """The training samples over which losses are reported: all digits, a fixed draw of the text."""
     if len(samples) <= most:
         return samples

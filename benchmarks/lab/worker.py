@@ -57,7 +57,6 @@ class Board:
 
     @property
     def all_steps(self) -> int:
-        """Steps of all workers together."""
         return int(self._cells[self._count : -1].sum())
 
     @property
@@ -65,7 +64,6 @@ class Board:
         return bool(self._cells[-1])
 
     def end(self) -> None:
-        """End the run for all."""
         self._cells[-1] = 1
 
 
@@ -77,7 +75,7 @@ def _patience(job: Job) -> timedelta:
     return timedelta(seconds=job.limit + 20)
 
 
-def _group_of_node(job: Job) -> Any:  # noqa: ANN401 - a process group
+def _group_of_node(job: Job) -> Any:
     """This worker's node's; all workers make all nodes' together."""
     size, nodes = job.workers_per_node, range(job.num_nodes)
     made = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=_patience(job)) for n in nodes]
@@ -85,7 +83,7 @@ def _group_of_node(job: Job) -> Any:  # noqa: ANN401 - a process group
 
 
 class Alone:
-    """Nobody synchronizes: what the lab's own machinery leaves of the compute-only limit. The others step like it."""
+    """No one synchronizes: what the lab's own machinery leaves of the compute-only limit. The others step like it."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.model, self._optimizer = model, optimizer
@@ -285,7 +283,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
 
     def result(ended: str) -> dict[str, object]:
         found = {"ended": ended, "started": started, "times": list(times), "sent": bytes_out() - sent}
-        return {**found, "rounds": _reached(training)} if partial_sums else found
+        return {**found, "rounds": _progress_of(training)} if partial_sums else found
 
     if job.free_running:
         patience = FINISH_SECONDS if partial_sums else LEAVE_SECONDS
@@ -310,7 +308,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 computed = begun + due if job.how in ("ddp", "post-local") else time.monotonic()
                 training.step()
                 times.append((begun, computed, time.monotonic()))
-                reached = _reached(training) if apart else reached + 1
+                reached = _progress_of(training) if apart else reached + 1
                 board.stepped(rank, reached if job.free_running else min(reached, goal))
                 if time.monotonic() > end:
                     ended = "time"
@@ -347,7 +345,7 @@ def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> 
         time.sleep(0.005)
 
 
-def _reached(training: Training) -> int:
+def _progress_of(training: Training) -> int:
     """The step that a worker which keeps a gap has entered (it may have skipped some), or the sums that one took."""
     assert isinstance(training, Partreduce)
     return training.optimizer.round

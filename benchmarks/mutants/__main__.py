@@ -5,7 +5,7 @@
 
 mutmut changes one place of a function at a time, in a copy of the repository, and judges each mutant in a fork by those
 tests of `targets.toml` that come to its function. A line per file at the end: mutants judged, killed, survivors that
-`accepted.toml` gives a reason for, and survivors that nobody has named; the score is killed / (judged − equivalent),
+`accepted.toml` gives a reason for, and survivors without a name; the score is killed / (judged − equivalent),
 with Wilson's 95 % interval when it is of a sample. Exit code 1 if a survivor has no name. What mutmut has judged stands
 in build/mutants/ until the file or its tests change.
 """
@@ -47,13 +47,15 @@ def targets() -> dict[str, list[str]]:
 TARGETS = targets()
 
 
-def copied(name: str, settings: str = "") -> Path:
+def git_files(*options: str) -> list[str]:
+    command = ["git", "ls-files", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def copy_repository(name: str, settings: str = "") -> Path:
     """A copy of the repository, links as links: nothing is ever changed in the checkout itself."""
     copy = BUILD / name
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    for source, target in ((ROOT / one, copy / one) for one in listed):
+    for source, target in ((ROOT / one, copy / one) for one in git_files("-co", "--exclude-standard")):
         if source.is_symlink() or source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
@@ -74,11 +76,11 @@ def mutmut(copy: Path, *words: str) -> str:
 
 def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[str, str], Path]:
     """The verdict of every mutant that was judged, and the copy in which it was."""
-    tops = sorted({path.split("/")[0] for path in tracked() if path != "pyproject.toml"})
+    tops = sorted({path.split("/")[0] for path in git_files() if path != "pyproject.toml"})
     settings = {"source_paths": [file], "pytest_add_cli_args_test_selection": TARGETS[file], "also_copy": tops}
     settings["pytest_add_cli_args"] = ["-k", ISOLATED]
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    copy = copied(file.replace("/", "."), f"\n[tool.mutmut]\n{text}")
+    copy = copy_repository(file.replace("/", "."), f"\n[tool.mutmut]\n{text}")
     if sample is None:
         mutmut(copy, "run", "--max-children", str(jobs))
     else:
@@ -92,25 +94,19 @@ def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[
 
 
 @cache
-def tracked() -> list[str]:
-    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
-
-
-@cache
-def accepted() -> dict[str, list[dict[str, str]]]:
+def accepted_survivors() -> dict[str, list[dict[str, str]]]:
     return tomllib.loads(ACCEPTED.read_text("utf-8"))
 
 
 def reason(file: str, difference: str) -> str:
-    """What `accepted.toml` says of a survivor: "equivalent", "taste", or nothing.
+    """What `accepted_survivors.toml` says of a survivor: "equivalent", "taste", or nothing.
 
     Without `now` any change of the lines is meant; without `was` any change to those lines.
     """
     lines = [line for line in difference.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     signs = {"was": "-", "now": "+"}
     row = {what: "\n".join(one[1:].strip() for one in lines if one[0] == sign) for what, sign in signs.items()}
-    for entry in accepted().get(file, []):
+    for entry in accepted_survivors().get(file, []):
         if all(row[text] == entry.get(text, row[text]) for text in ("was", "now")):
             return entry["verdict"]
     return ""
@@ -135,9 +131,9 @@ def report(file: str, verdicts: dict[str, str], copy: Path, *, is_sample: bool) 
     return bool(verdicts) and not unnamed
 
 
-def planted() -> bool:
-    """Judge the bugs of `planted.toml`, and print which test kills each; whether all are dead."""
-    dead, copy = True, copied("planted")
+def judge_planted() -> bool:
+    """Judge the bugs of `judge_planted.toml`, and print which test kills each; whether all are dead."""
+    dead, copy = True, copy_repository("planted")
     environment = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     for file, bugs in tomllib.loads(PLANTED.read_text("utf-8")).items():
         source = (ROOT / file).read_text(encoding="utf-8")
@@ -155,7 +151,6 @@ def planted() -> bool:
 
 
 def main() -> None:
-    """The command."""
     arguments = parser(__doc__)
     arguments.add_argument("--file", action="append", choices=TARGETS, help="only this file; may be repeated")
     arguments.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
@@ -164,7 +159,7 @@ def main() -> None:
     arguments.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
     chosen = arguments.parse_args()
     if chosen.planted:
-        sys.exit(0 if planted() else 1)
+        sys.exit(0 if judge_planted() else 1)
     good = True
     for file in chosen.file or TARGETS:
         verdicts, copy = judge(file, sample=chosen.sample, seed=chosen.seed, jobs=chosen.jobs)

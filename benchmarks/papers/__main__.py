@@ -1,4 +1,4 @@
-"""The papers' tables: runs a paper's experiments in the lab and puts what it printed beside what was measured.
+"""The papers' tables: runs a paper's experiments in the lab and puts what it printed next to what was measured.
 
     python -m benchmarks.papers pipe-sgd --minutes 40     # root; says why and ends well where it cannot run
     python -m benchmarks.papers pipe-sgd --only lab       # one part, as its module names them

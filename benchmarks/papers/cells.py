@@ -18,7 +18,7 @@ from benchmarks.lab.campaign import Campaign, Experiment, prediction_of
 from benchmarks.lab.campaign import run as run_all
 from benchmarks.lab.crew import provenance
 from benchmarks.lab.results import Row as Contestant
-from benchmarks.lab.results import listed
+from benchmarks.lab.results import rows_by_setting
 from benchmarks.lab.setting import Setting, settings
 from benchmarks.papers.rows import RESULTS, Curve, Results, Row
 
@@ -39,7 +39,7 @@ class Cells:
         """The rows of the lab's own table, by setting; several experiments may have run in one."""
         found: dict[str, list[Contestant]] = {}
         for content in self.contents:
-            for setting, rows in listed(content):
+            for setting, rows in rows_by_setting(content):
                 found.setdefault(setting.name, []).extend(rows)
         return found
 

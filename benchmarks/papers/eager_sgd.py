@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.lab.contestants import eager_name
 from benchmarks.lab.plan import of_run, step_ms
-from benchmarks.lab.results import Measured
+from benchmarks.lab.results import CellResult
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
 from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Results, Row, compared, each, ms, ratio, value
+from benchmarks.papers.rows import FIGURES, Curve, Results, Row, each, ms, ratio, ratio_rows, value
 
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
 PUBLISHED = tuple(eager_name(f"{who}, as published") for who in ("solo", "majority"))
 LATEST = {**dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)), HALF: eager_name("half, latest")}
-"""Who lets the newest result replace older ones where another, who starts sums alike, applies each."""
+"""Who lets the newest result replace older ones where another, who starts sums the same way, applies each."""
 
 SLOW, SHIFTING, TEXT = "images, one 5× slow", "images, 50 to 400 ms shifting", "docstrings, lengths as they are"
 DELAYS = (200, 300, 400)
@@ -44,12 +44,11 @@ Block = dict[str, "Contestant"]
 
 
 def rows(cells: Cells) -> Iterator[Row]:
-    """All that the cells say, figure by figure."""
     for where, block in cells.by_contestant().items():
         yield from _speeds(where, block)
-        yield from compared(TO_LOSS, block, ALL_REDUCE, setting=_words(where))
+        yield from ratio_rows(TO_LOSS, block, ALL_REDUCE, setting=_words(where))
         if where not in HYPERPLANE.values():
-            yield from _learned(where, block)
+            yield from _accuracy_rows(where, block)
         else:
             yield from each(LEFT, block, _last_losses, "loss", setting=_words(where))
         yield from each(ROUNDS, block, _in_a_sum, "workers", setting=_words(where))
@@ -71,8 +70,8 @@ def words(name: str) -> str:
     return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("eager ")
 
 
-def printed(where: str, name: str) -> float | None:
-    """The paper's ratio of whoever starts a sum, in the published way or not."""
+def paper_ratio(where: str, name: str) -> float | None:
+    """The paper's ratio of those who start a sum, in the published way or not."""
     return PRINTED.get(where, {}).get(words(name).partition(", ")[0])
 
 
@@ -81,20 +80,20 @@ def _speeds(where: str, block: Block) -> Iterator[Row]:
     assert made.steps is not None
     taken = made.steps
 
-    def predicted(name: str) -> float | None:
+    def predict(name: str) -> float | None:
         runs = len(block[name].cells)
         mine, theirs = (step_ms(one, made.setting, made.shape, taken, runs) for one in (name, ALL_REDUCE))
         return theirs / mine if mine and theirs else None
 
     def paper(name: str) -> float | None:
-        return printed(where, name)
+        return paper_ratio(where, name)
 
-    yield from compared(
-        SPEED, block, ALL_REDUCE, ms, setting=_words(where), paper=paper, aim=paper, predicted=predicted
+    yield from ratio_rows(
+        SPEED, block, ALL_REDUCE, ms, setting=_words(where), paper=paper, aim=paper, predicted=predict
     )
 
 
-def _learned(where: str, block: Block) -> Iterator[Row]:
+def _accuracy_rows(where: str, block: Block) -> Iterator[Row]:
     """What was learned in the end, by the mean model and by the workers' own, and when the fastest was through."""
     block = {name: row for name, row in block.items() if all(cell.accuracies for cell in row.cells)}
     for name, row in block.items():
@@ -107,11 +106,11 @@ def _learned(where: str, block: Block) -> Iterator[Row]:
         return
     instant = min(cell.accuracies[-1][0] for row in block.values() for cell in row.cells)
     for name, row in block.items():
-        then = [told_at(cell, instant) for cell in row.cells]
+        then = [accuracy_at(cell, instant) for cell in row.cells]
         yield value(then, figure=IN_TIME, setting=f"{where}: {words(name)}", unit="share")
 
 
-def told_at(cell: Measured, instant: float) -> float:
+def accuracy_at(cell: CellResult, instant: float) -> float:
     """The share told right at an instant, by the last evaluation before it."""
     return [share for at, share in cell.accuracies if at <= instant][-1]
 
@@ -136,7 +135,7 @@ def _curves(cells: Cells) -> Iterator[Curve]:
 
 
 def _scaling(_: Results) -> Iterator[Row]:
-    """What more workers change, where only computing takes time: each with a batch of its own, or a part of one.
+    """What more workers change, where only computing takes time: each with its own batch, or a part of one.
 
     Section 6.2.2 of the paper delays 4 of 64.
     """

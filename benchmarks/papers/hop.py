@@ -2,7 +2,7 @@
 
 16 workers on 4 nodes learn digits (a convolutional network) and whose documentation a paragraph is (a support vector
 machine with log loss), with momentum as in the paper. A cell runs the same number of steps for everybody; how long they
-took and when the loss was reached are both read from it. Beside a step's time stands what physics allows: the same
+took and when the loss was reached are both read from it. Next to a step's time stands what physics allows: the same
 schedule and the same lengths of steps in virtual time, where links and cores cost nothing.
 """
 
@@ -16,22 +16,22 @@ from benchmarks.lab.plan import step_ms
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
 from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Row, compared, each, ms, ratio, steps
+from benchmarks.papers.rows import FIGURES, Curve, Row, each, ms, ratio, ratio_rows, steps
 
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
 SPARSE = "ring-based"
 """The graph of the paper's figures that compare settings."""
-EQUAL, RANDOM, SLOW, THIN = "all alike", "6× at random", "one 4× slow", "thin links"
-BEST = ", each at its best rate"
+EQUAL, RANDOM, SLOW, THIN = "all equal", "6× at random", "one 4× slow", "thin links"
+BEST = ", each with its best rate"
 """Of settings in which everybody runs at each of the same rates."""
 STEP = "Milliseconds per step"
-F12 = "Figure 12: steps where workers are 6× slower at random, over steps where all are alike"
+F12 = "Figure 12: steps where workers are 6× slower at random, over steps where all are equal"
 F13 = "Figure 13: speed to the loss, BSP server = 1"
 F15 = "Figure 15: steps to the loss where workers are 6× slower at random, standard = 1"
 F16 = "Figures 16 and 17: speed per step where workers are 6× slower at random, standard = 1"
 F17 = "Figures 14 and 17: speed to the loss where workers are 6× slower at random, standard = 1"
-F18 = "Figure 18: steps where one worker is 4× slower, over steps where all are alike"
+F18 = "Figure 18: steps where one worker is 4× slower, over steps where all are equal"
 F19 = "Figure 19: speed to the loss where one worker is 4× slower, standard = 1"
 F20 = "Figure 20: speed to the loss over thin links, ring-based = 1"
 FEW = "4, 2 and 2 workers: svm, 100 Mbit/s"
@@ -60,11 +60,10 @@ def _is_thin(name: str, task: str, kind: str) -> bool:
 
 
 def rows(cells: Cells) -> Iterator[Row]:
-    """All that the cells say, figure by figure."""
     blocks = cells.by_contestant()
     for task in TASKS:
         yield from _of_task(task, blocks)
-    yield from compared(F20, blocks.get(FEW, {}), hop_name(SPARSE, STANDARD), setting=_words(FEW))
+    yield from ratio_rows(F20, blocks.get(FEW, {}), hop_name(SPARSE, STANDARD), setting=_words(FEW))
     yield from _gap_rows()
     for where, block in blocks.items():
         yield from _step_rows(where, block)
@@ -72,20 +71,21 @@ def rows(cells: Cells) -> Iterator[Row]:
 
 def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
     alike, random, slow, thin = (blocks.get(setting_of(task, k).name, {}) for k in (EQUAL, RANDOM, SLOW, THIN))
-    yield from _slowed(F12, task, RANDOM, random, alike)
+    yield from _slow_rows(F12, task, RANDOM, random, alike)
     for kind, block in ((EQUAL, alike), (RANDOM, random)):
         ours = [name for name in block if gap_of(name)]
-        yield from compared(F13, block, SERVER, setting=_words(f"{task}, {kind}"), only=ours)
+        yield from ratio_rows(F13, block, SERVER, setting=_words(f"{task}, {kind}"), only=ours)
     for graph in GRAPHS:
         yield from _random_rows(task, graph, random)
-    yield from _slowed(F18, task, SLOW, slow, alike)
+    yield from _slow_rows(F18, task, SLOW, slow, alike)
     standard = hop_name(SPARSE, STANDARD)
-    yield from compared(
+    yield from ratio_rows(
         F19, slow, standard, setting=_words(task), paper=lambda name: TOLD["printed_19"].get(gap_of(name))
     )
     for kind, figure in ((RANDOM, F17), (SLOW, F19)):
-        yield from compared(figure, blocks.get(f"{task}, {kind}{BEST}", {}), standard, setting=_words(f"{task}{BEST}"))
-    yield from compared(F20, thin, standard, setting=_words(setting_of(task, THIN).name))
+        block = blocks.get(f"{task}, {kind}{BEST}", {})
+        yield from ratio_rows(figure, block, standard, setting=_words(f"{task}{BEST}"))
+    yield from ratio_rows(F20, thin, standard, setting=_words(setting_of(task, THIN).name))
 
 
 def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
@@ -93,18 +93,18 @@ def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
     standard, called = hop_name(graph, STANDARD), _words(task)
     ours = [name for name in block if name.startswith(f"Hop {graph}, ") and name != standard]
 
-    def predicted(name: str) -> float | None:
+    def predict(name: str) -> float | None:
         mine, theirs = (physics(task, RANDOM, one, len(block[name].cells)) for one in (name, standard))
         return theirs / mine if mine and theirs else None
 
-    yield from compared(
+    yield from ratio_rows(
         F16,
         block,
         standard,
         ms,
         setting=called,
         only=ours,
-        predicted=predicted,
+        predicted=predict,
         paper=lambda name: TOLD["printed_16"].get(gap_of(name)),
         aim=lambda name: TOLD["aims_16"].get(gap_of(name)),
     )
@@ -112,18 +112,18 @@ def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
     for name in ours:
         if usual and steps(block[name]):
             yield ratio(steps(block[name]), usual, figure=F15, setting=called(name))
-    yield from compared(F17, block, standard, setting=called, only=ours)
+    yield from ratio_rows(F17, block, standard, setting=called, only=ours)
 
 
 def _step_rows(where: str, block: Block) -> Iterator[Row]:
     task, _, kind = where.partition(", ")
 
-    def predicted(name: str) -> float | None:
+    def predict(name: str) -> float | None:
         if where == FEW:  # physics knows nodes of one size
             return None
         return physics(task, THIN if kind.endswith("Mbit/s") else kind, name, len(block[name].cells))
 
-    yield from each(STEP, block, ms, "milliseconds", setting=_words(where), predicted=predicted)
+    yield from each(STEP, block, ms, "milliseconds", setting=_words(where), predicted=predict)
 
 
 def _words(where: str) -> Callable[[str], str]:
@@ -140,7 +140,7 @@ def gap_of(name: str) -> str:
 
 
 def _late_ms(row: Contestant) -> list[float]:
-    """Milliseconds per step behind the first third: at first workers that are far from a slow one go on unhindered."""
+    """Milliseconds per step behind the first third: at first workers far from a slow one continue unhindered."""
     found = []
     for cell in row.cells:
         later = [point for point in cell.curve if point[0] >= LATE]
@@ -149,8 +149,8 @@ def _late_ms(row: Contestant) -> list[float]:
     return found
 
 
-def _slowed(figure: str, task: str, kind: str, block: Block, alike: Block) -> Iterator[Row]:
-    """A contestant's steps over those of the standard setting of its graph (or its own) where all are alike."""
+def _slow_rows(figure: str, task: str, kind: str, block: Block, alike: Block) -> Iterator[Row]:
+    """A contestant's steps over those of the standard setting of its graph (or its own) where all are equal."""
     papers, aims, of, after = (
         ({}, {}, ms, 0) if figure is F12 else (TOLD["printed_18"], TOLD["aims_18"], _late_ms, LATE)
     )

@@ -36,7 +36,6 @@ class Paper:
     answered_at: str = ""
 
     def load(self) -> LabPaper:
-        """Its experiments."""
         paper: LabPaper = import_module(f"benchmarks.papers.{self.name.replace('-', '_')}").PAPER
         return paper
 
@@ -88,7 +87,7 @@ def short(paper: Paper, found: Results) -> str:
     if not shown:
         return "\n".join([*parts, f"Here: {NOT_YET}.", ""])
     parts += [f"**Measured here.** {paper.regime}", ""]
-    lines = [[f"{row.figure}: {row.setting}", printed(row), measured(row), row.runs] for row in shown]
+    lines = [[f"{row.figure}: {row.setting}", paper_words(row), measured_words(row), row.runs] for row in shown]
     parts += [kit.table(["figure", "paper", "measured [low–high]", "runs"], lines)]
     parts += [f"**Why they differ.** {paper.why}", ""]
     if paper.picture is not None:
@@ -98,15 +97,15 @@ def short(paper: Paper, found: Results) -> str:
 
 
 def tables(paper: Paper, found: Results) -> str:
-    """All that was measured of one paper, as a file beside its JSON."""
-    parts = [f"# {paper.title}: all rows", "", "Written by `python -m benchmarks.papers --write`; do not edit.", ""]
-    if not found.rows:
-        return "\n".join([*parts, f"{paper.claim} Here: {NOT_YET}.", ""])
-    parts += [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", "", table(found), ""]
-    parts += [f"![{plot}]({name})\n" for plot, name in {**bar_names(found), **names(found)}.items()]
-    if found.notes:
-        parts += ["How the runs went:", "", *[f"* {note}" for note in found.notes], ""]
-    return "\n".join(parts).rstrip() + "\n"
+    """All that was measured of one paper, as a file next to its JSON."""
+    parts = [f"{paper.claim} Here: {NOT_YET}."]
+    if found.rows:
+        parts = [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", table(found)]
+        parts += [f"![{plot}]({name})" for plot, name in {**bar_names(found), **names(found)}.items()]
+    if found.rows and found.notes:
+        parts += ["How the runs went:", "\n".join(f"* {note}" for note in found.notes)]
+    written = "Written by `python -m benchmarks.papers --write`; do not edit."
+    return kit.page(f"{paper.title}: all rows", written, *parts)
 
 
 def table(found: Results) -> str:
@@ -119,7 +118,7 @@ def table(found: Results) -> str:
         lines = []
         for row in rows:
             commit = f" (at {row.commit})" if row.commit and row.commit != found.commit else ""
-            cells = [row.setting + commit, printed(row), measured(row)]
+            cells = [row.setting + commit, paper_words(row), measured_words(row)]
             if predicted:
                 cells.append("" if row.predicted is None else _number(row.predicted, row.unit) + SHORT[row.unit])
             lines.append([*cells, row.runs])
@@ -129,7 +128,7 @@ def table(found: Results) -> str:
     return "\n".join(parts).rstrip()
 
 
-def printed(row: Row) -> str:
+def paper_words(row: Row) -> str:
     """What the paper printed, and the aim."""
     if row.paper is None:
         said = "–"
@@ -140,7 +139,7 @@ def printed(row: Row) -> str:
     return said if row.aim is None else f"{said} (aim: {row.aim:g})"
 
 
-def measured(row: Row) -> str:
+def measured_words(row: Row) -> str:
     """The median with its ends; one run has none."""
     about = "≈ " if row.derived else ""
     low, high = _number(row.low, row.unit), _number(row.high, row.unit)
@@ -161,7 +160,6 @@ DPI = 120
 
 
 def draw(found: Results, folder: Path = RESULTS) -> list[Path]:
-    """A file for every plot that has curves."""
     made = []
     for plot, name in names(found).items():
         _draw(folder / name, plot, [curve for curve in found.curves if curve.plot == plot])
@@ -179,7 +177,6 @@ def names(found: Results) -> dict[str, str]:
 
 
 def bar_names(found: Results) -> dict[str, str]:
-    """The file of each figure that is drawn as bars."""
     figures = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
     return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in figures}
 
@@ -203,7 +200,7 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
         if known:
             axis.plot([at for _, at in known], [place for place, _ in known], "k|", markersize=9, label="predicted")
         axis.set(yticks=places, yticklabels=[row.setting.partition(": ")[2] for row in shown])
-        axis.set_title(where, loc="right")  # a long one goes on to the left, over the names
+        axis.set_title(where, loc="right")  # a long one continues to the left, over the names
         axis.invert_yaxis()
     axes.flat[-1].set_xlabel(fill(figure, 60), loc="right")
     drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
@@ -217,7 +214,7 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     figure, axes = plt.subplots(2, 1, figsize=(WIDTH, 7.5), layout="constrained")
     figure.suptitle(fill(plot, 60), fontsize=11)
     by_steps = all(curve.steps for curve in curves)
-    shown, left_out = _shown(curves)
+    shown, left_out = _choose_runs(curves)
     if left_out:
         missing = fill(f"not drawn, but in the table: {', '.join(left_out)}", 64)
         axes[0].set_title(missing, fontsize=9, color=PALE, loc="left")
@@ -240,7 +237,7 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     plt.close(figure)
 
 
-def _shown(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
+def _choose_runs(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
     """A run of each of the first six contestants, that of the median loss at the end; and who is left out."""
     runs: dict[str, list[Curve]] = {}
     for curve in curves:
@@ -262,7 +259,7 @@ def _labels(plot: str) -> tuple[str, tuple[str, ...], str]:
     )
 
 
-def _show_the_end(axis: Any, curves: list[Curve]) -> None:  # noqa: ANN401 - matplotlib has no stubs
+def _show_the_end(axis: Any, curves: list[Curve]) -> None:
     """The last third alone, where ends can be told apart."""
     end = max(curve.at[-1] for curve in curves)
     late = [loss for curve in curves for at, loss in zip(curve.at, curve.losses, strict=True) if at >= 2 / 3 * end]

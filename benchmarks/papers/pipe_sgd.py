@@ -13,7 +13,7 @@ from benchmarks.lab.contestants import RECOMMENDED
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import TARGETS
 from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Results, Row, compared, each, ms, seconds, share_of, steps
+from benchmarks.papers.rows import FIGURES, Curve, Results, Row, each, ms, ratio_rows, seconds, share_of, steps
 
 TOLD = FIGURES["pipe-sgd"]
 D_SYNC, PS_SYNC, RARE = "flat ring", "server on one host, synchronous", "node-then-all 23, hierarchical"
@@ -64,7 +64,7 @@ def _step_rows(where: str, named: dict[str, Contestant], cells: Cells) -> Iterat
     known, called = cells.predictions(), _words(where)
     yield from each(STEP, named, ms, "milliseconds", setting=called, predicted=lambda name: known.get((where, name)))
     for figure, theirs, paper in ((STEP_D, D_SYNC, (2.0, 3.2)), (STEP_PS, PS_SYNC, (4.0, 5.4))):
-        yield from compared(figure, named, theirs, ms, setting=called, only=LATE, paper=paper)
+        yield from ratio_rows(figure, named, theirs, ms, setting=called, only=LATE, paper=paper)
 
 
 def _steps_rows(where: str, named: dict[str, Contestant]) -> Iterator[Row]:
@@ -75,7 +75,7 @@ def _steps_rows(where: str, named: dict[str, Contestant]) -> Iterator[Row]:
         yield from each(STEPS, base, steps, "steps", setting=_words(f"digits, 4x4, loss {least:g}"))
 
 
-def derived(found: Results) -> tuple[Row, ...]:
+def derive(found: Results) -> tuple[Row, ...]:
     """Seconds to the loss from the steps to it and the seconds of a step, and what follows from them."""
     kept = {row.key: row for row in found.rows}
     made: dict[tuple[str, str], Row] = {}
@@ -106,7 +106,7 @@ def derived(found: Results) -> tuple[Row, ...]:
 def _pieces(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:
     """Computing, the sum as long as it takes alone, and what is left of a step: under Pipe less than nothing.
 
-    There the sum runs beside computing, so that much of it is hidden.
+    There the sum runs next to computing, so that much of it is hidden.
     """
     computing = 1e3 * PAPER.settings[PIECES_SETTING].compute
     for protocol in ("D-Sync", "Pipe"):
@@ -138,7 +138,7 @@ def _limits(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:
             yield _quotient(steps, took, least, figure=LIMIT, setting=setting, unit="share", aim=0.9)
 
 
-def _quotient(theirs: Row, ours: Row, factor: float = 1.0, **fields: Any) -> Row:  # noqa: ANN401 - fields of Row
+def _quotient(theirs: Row, ours: Row, factor: float = 1.0, **fields: Any) -> Row:
     return Row(
         measured=factor * theirs.measured / ours.measured,
         low=factor * theirs.low / ours.high,
@@ -157,7 +157,6 @@ def _close(cells: Cells) -> Iterator[Row]:
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:
-    """Loss over seconds of the recommendations."""
     for where, block in cells.blocks().items():
         for row in block if where.endswith(TO_TARGET) else ():
             for seed, cell in enumerate(row.cells):
@@ -165,4 +164,4 @@ def _curves(cells: Cells) -> Iterator[Curve]:
                 yield Curve(plot=RECOMMENDATIONS, name=f"{WORDS[row.contestant]}, seed {seed}", at=at, losses=losses)
 
 
-PAPER = LabPaper(name="pipe-sgd", rows=rows, curves=_curves, derived=derived, predicts=True)
+PAPER = LabPaper(name="pipe-sgd", rows=rows, curves=_curves, derived=derive, predicts=True)

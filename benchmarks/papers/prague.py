@@ -1,6 +1,6 @@
 """Prague's rows: its ratios of times to a loss, from the lab's cells, over thin links and in the paper's own regime.
 
-The paper's links are fast beside its computing, and a slow worker takes 2 or 5 step times longer (Figures 18 to 20):
+The paper's links are fast next to its computing, and a slow worker takes 2 or 5 step times longer (Figures 18 to 20):
 1 Gbit/s and settings `slow +2` and `slow +5` here.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.results import baseline
 from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Row, compared, each, ms, steps
+from benchmarks.papers.rows import FIGURES, Row, each, ms, ratio_rows, steps
 
 Block = dict[str, Contestant]
 Rows = Iterator[Row]
@@ -23,11 +23,11 @@ FLAT, OVERLAPPED, PUBLISHED = "flat ring", "hierarchical, overlapped", "generato
 WORDS: dict[str, str] = FIGURES["prague"]["words"]
 OWN_WORDS = {**WORDS, **FIGURES["prague"]["own_words"]}
 
-EQUAL, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker 5× slower"
+EQUAL, SLOW = "Over All-Reduce, all workers equal", "Over All-Reduce, one worker 5× slower"
 SLOW_2 = "Over All-Reduce, one worker 2× slower"
-PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
+PAIRS, SERVER = "Over AD-PSGD, all workers equal", "Over a parameter server"
 
-OWN = {"homogeneous": "all workers alike", "slow +2": "one worker +2 steps", "slow +5": "one worker +5 steps"}
+OWN = {"homogeneous": "all workers equal", "slow +2": "one worker +2 steps", "slow +5": "one worker +5 steps"}
 OWN_LINKS = {"1gbit": "1 Gbit/s", "250mbit": "1 Gbit/s at quarter speed"}
 """The paper's own regime: 1 Gbit/s and 80 ms of computing, and the same with all of it four times slower."""
 PRINTED: dict[str, dict[str, float]] = FIGURES["prague"]["printed"]
@@ -45,7 +45,7 @@ def rows(cells: Cells) -> Iterator[Row]:
     fast = blocks.get("200mbit homogeneous", {})
 
     def over(figure: str, block: Block, theirs: str, ours: Iterable[str], paper: float | None, more: str = "") -> Rows:  # noqa: PLR0917
-        return compared(figure, block, theirs, setting=lambda name: WORDS[name] + more, only=ours, paper=paper)
+        return ratio_rows(figure, block, theirs, setting=lambda name: WORDS[name] + more, only=ours, paper=paper)
 
     yield from over(EQUAL, alike, _best(alike), WORDS, 1.2, ", 40 Mbit/s")
     yield from over(SLOW, slow, _best(slow), WORDS, 4.4)
@@ -68,9 +68,9 @@ def _own_rows(kind: str, where: str, block: Block) -> Rows:
     def paper(name: str) -> float | None:
         return PRINTED[kind].get(name)
 
-    yield from compared(OVER_FLAT, block, FLAT, setting=setting, paper=paper)
-    yield from compared(OVER_HIDDEN, block, OVERLAPPED, setting=setting)
-    yield from compared(PER_STEP, block, FLAT, ms, setting=setting)
+    yield from ratio_rows(OVER_FLAT, block, FLAT, setting=setting, paper=paper)
+    yield from ratio_rows(OVER_HIDDEN, block, OVERLAPPED, setting=setting)
+    yield from ratio_rows(PER_STEP, block, FLAT, ms, setting=setting)
     yield from each(STEPS, block, steps, "steps", setting=setting)
     yield from each(MS, block, ms, "milliseconds", setting=setting)
 

@@ -1,4 +1,4 @@
-"""Rows of a paper's table: what it printed beside what the lab measured, as values and as a JSON file."""
+"""Rows of a paper's table: what it printed next to what the lab measured, as values and as a JSON file."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Losses over steps or seconds, for a picture: `plot` names it. `steps` are there beside seconds."""
+    """Losses over steps or seconds, for a picture: `plot` names it. `steps` are there next to seconds."""
 
     plot: str
     name: str
@@ -151,18 +151,18 @@ def add(newer: Results, folder: Path = RESULTS) -> Results:
     return merged
 
 
-def value(values: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - fields of Row
+def value(values: Sequence[float], **fields: Any) -> Row:
     """A row of repeated measurements of one thing."""
     return Row(measured=median(values), low=min(values), high=max(values), runs=len(values), **fields)
 
 
-def share_of(those: Sequence[bool], **fields: Any) -> Row:  # noqa: ANN401 - as above
+def share_of(those: Sequence[bool], **fields: Any) -> Row:
     """A row that says which share of several things is so."""
     share = sum(those) / len(those)
     return Row(measured=share, low=share, high=share, runs=len(those), unit="share", **fields)
 
 
-def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:  # noqa: ANN401 - as above
+def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:
     """A row that says how many times as fast ours are: seconds over seconds."""
     return Row(
         measured=median(theirs) / median(ours),
@@ -182,15 +182,14 @@ def ms(row: Contestant) -> list[float]:
 
 
 def seconds(row: Contestant) -> list[float]:
-    """Seconds to the loss, of the runs that reached it."""
-    return row.all_seconds
+    return row.reached(1)
 
 
 def steps(row: Contestant) -> list[float]:
-    return [found[0] for cell in row.cells if (found := cell.reached(row.target)) is not None]
+    return row.reached(0)
 
 
-def compared(
+def ratio_rows(
     figure: str,
     block: Mapping[str, Contestant],
     base: str,
@@ -198,7 +197,7 @@ def compared(
     *,
     setting: Callable[[str], str],
     only: Iterable[str] | None = None,
-    **said: Any,  # noqa: ANN401 - fields of Row, or functions from a contestant to them
+    **said: Any,
 ) -> Iterator[Row]:
     """How many times as fast as the base each contestant of a setting is; nothing where a run of either is missing."""
     theirs = of(block[base]) if base in block else []
@@ -210,13 +209,7 @@ def compared(
 
 
 def each(
-    figure: str,
-    block: Mapping[str, Contestant],
-    of: Quantity,
-    unit: str,
-    *,
-    setting: Callable[[str], str],
-    **said: Any,  # noqa: ANN401 - as above
+    figure: str, block: Mapping[str, Contestant], of: Quantity, unit: str, *, setting: Callable[[str], str], **said: Any
 ) -> Iterator[Row]:
     """A row for every contestant of a setting that has the quantity in most of its runs."""
     for name, row in block.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.forgery.dense import averaging
 from partreduce import Objective
 from partreduce.planner.axes import within_gap
 from partreduce.planner.measuring import measure, traveling
@@ -61,7 +62,7 @@ def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: i
     """
     n = cluster.num_workers
     partitions = list(_partitions(n))
-    matrices = np.stack([_mixing(n, groups) for groups in partitions])  # (A, n, n)
+    matrices = np.stack([averaging(n, [(group, 1) for group in groups]) for groups in partitions])  # (A, n, n)
     seconds = np.array([_seconds(cluster, groups, algorithm) for groups in partitions])
     sizes = np.array([max((len(group) for group in groups), default=0) for groups in partitions])
     silent, nodes = sizes == 0, [{*cluster.workers_of(v)} for v in range(cluster.num_nodes)]
@@ -97,13 +98,6 @@ def _partitions(n: int) -> Iterator[list[list[int]]]:
 def _longest_gap(crosses: list[bool]) -> float:
     at = [t for t, over in enumerate(crosses) if over]
     return max((later - t - 1 for t, later in pairwise([*at, at[0] + len(crosses)])), default=0) if at else math.inf
-
-
-def _mixing(n: int, groups: list[list[int]]) -> Floats:
-    matrix = np.eye(n)
-    for group in groups:
-        matrix[np.ix_(group, group)] = 1.0 / len(group)
-    return matrix
 
 
 def _seconds(cluster: Cluster, groups: list[list[int]], algorithm: AllReduceAlgorithm) -> float:
@@ -193,7 +187,7 @@ def run(
         outcome.wrong += [*_recommend(planned, job), *_front(planned), *_document(planned)]
         outcome.wrong += _settings(planned, job) if settings else []
     if exhaust:
-        outcome.wrong += _exhausted(job, planned, error)
+        outcome.wrong += _compare_with_all(job, planned, error)
     if again and job.effort is not None and planned is not None and not planned.answer.capped:
         second = plan(job)
         if not second.answer.capped and json.dumps(second.to_json()) != json.dumps(planned.to_json()):
@@ -316,7 +310,7 @@ def _document(planned: Plan) -> list[str]:
     return wrong
 
 
-def _exhausted(job: PlanRequest, planned: Plan | None, error: PartreduceError | None) -> list[str]:
+def _compare_with_all(job: PlanRequest, planned: Plan | None, error: PartreduceError | None) -> list[str]:
     """The sentences about what no schedule of plain means can do, against all of them with at most two phases."""
     every = all_schedules(job.cluster, job.problem().algorithm, 2)
     fits = _kept_by(every, job.limits)

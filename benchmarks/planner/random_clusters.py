@@ -1,4 +1,4 @@
-"""The planner on clusters, limits and times that nobody chose: no internal error, no false sentence, no broken limit.
+"""The planner on clusters, limits and times that no one chose: no internal error, no false sentence, no broken limit.
 
     python -m benchmarks.planner.random_clusters --number 2000 --seed 0
 
@@ -155,7 +155,6 @@ def _limits(rng: np.random.Generator, cluster: Cluster, hardware: Hardware, *, t
 
 
 def main() -> int:
-    """Plan and check; print what is wrong as it comes, and a summary."""
     arguments = parser(__doc__)
     arguments.add_argument("--number", type=int, default=2000)
     arguments.add_argument("--seed", type=int, default=0)

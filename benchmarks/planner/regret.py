@@ -1,4 +1,4 @@
-"""The recommendation's regret on jobs that nobody chose: its true time to a loss over the best trained one's.
+"""The recommendation's regret on jobs that no one chose: its true time to a loss over the best trained one's.
 
     python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0] [--seeds 6] [--thorough]
 
@@ -38,7 +38,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parameters_to_vector
 
 from benchmarks import kit
-from benchmarks.lab.tasks import Samples, evaluated, samples_of
+from benchmarks.lab.tasks import Samples, evaluation_samples, samples_of
 from benchmarks.planner.training import by_schedule, by_turns, steps_to
 from partreduce import PlanRequest
 from partreduce.planner.calibration import trained_sha256
@@ -150,7 +150,7 @@ class Network:
         self.named = [(name, shape.numel()) for name, shape in self._shapes.items()]
         self.models = parameters_to_vector(self._module.parameters()).detach().repeat(self.count, 1)
         self._own = self._shards(shuffled=shuffled)
-        self._evaluated = evaluated(self._samples, EVALUATED)
+        self._evaluated = evaluation_samples(self._samples, EVALUATED)
         self._of_all = vmap(grad(self._loss))
 
     def _shards(self, *, shuffled: bool) -> list[npt.NDArray[np.int64]]:
@@ -237,7 +237,6 @@ def tasks() -> dict[str, tuple[float, float]]:
 
 
 def draw(seed: int, number: int) -> tuple[PlanRequest, str]:
-    """A job and its task."""
     rng = np.random.default_rng([seed, number])
     cluster = Cluster.parse(str(rng.choice(SHAPES)))
     slow = ((int(rng.integers(cluster.num_workers)), float(rng.choice([1.5, 2.0, 4.0]))),) if rng.random() < 0.3 else ()
@@ -321,7 +320,7 @@ class Trainer:
         return [round(steps * option.step_seconds, 4) for steps in found]
 
 
-def covered(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]], job: PlanRequest) -> list[bool]:
+def in_intervals(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]], job: PlanRequest) -> list[bool]:
     """Of every two options whether the measured ratio of their times lies in the stated interval."""
     found = []
     for one, other in combinations(options, 2):
@@ -330,7 +329,7 @@ def covered(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]
     return found
 
 
-def judged(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *, thorough: bool = False) -> Row:
+def judge(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *, thorough: bool = False) -> Row:
     """A job's row, with the seconds of every option that was trained with every seed."""
     job, task = draw(seed, number)
     mode = "shuffled" if job.data is Data.SHUFFLED else "per-worker"
@@ -355,7 +354,7 @@ def judged(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, 
     for option in rivals(options, job):
         if label(option) not in seconds and sum(trainer.seconds(option, min(FIRST, seeds))) <= hopeless:
             seconds[label(option)] = trainer.seconds(option)
-    pairs = covered([one for one in options if label(one) in seconds], seconds, job)
+    pairs = in_intervals([one for one in options if label(one) in seconds], seconds, job)
     ratio = float(np.mean(seconds[label(chosen)]) / chosen.step_seconds / np.mean(trainer.base))
     return {
         "number": number,
@@ -399,7 +398,6 @@ def ratios(row: Row) -> dict[str, float]:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The table of jobs."""
     cells, words = [], ("regret", "fair", *ASKED)
     for row in rows:
         taken = {name: float(np.mean(found)) for name, found in row["seconds"].items()}
@@ -410,7 +408,6 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """The numbers."""
     found = [ratios(row) for row in rows]
     cells = []
     for name in {name: None for one in found for name in one}:
@@ -443,7 +440,7 @@ def main() -> None:
     known: dict[str, float] = json.loads(chosen.output.read_text())["steps"] if chosen.output.exists() else {}
     rows: list[Row] = []
     for number in range(chosen.first, chosen.first + chosen.number):
-        rows.append(judged(chosen.seed, number, known, chosen.seeds, thorough=chosen.thorough))
+        rows.append(judge(chosen.seed, number, known, chosen.seeds, thorough=chosen.thorough))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         chosen.output.write_text(kit.compact({"rows": rows, "steps": known}))
     about = f"`{kit.command('planner.regret')}`; no pilot, {chosen.seeds} seeds, commit {kit.commit()}."

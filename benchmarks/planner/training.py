@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EVERY = 4
 
 
-def by_turns(training: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as said above
+def by_turns(training: Any, schedule: Schedule) -> Callable[[int], None]:
     """The steps of a schedule with outer steps or fragments, of as many steps per round for all workers."""
     strategy, steps_per_round = schedule.strategy, schedule.steps_per_round_of(0)
     matrices = [
@@ -48,7 +48,7 @@ def by_turns(training: Any, schedule: Schedule) -> Callable[[int], None]:  # noq
     return advance
 
 
-def numbers_of(training: Any, schedule: Schedule) -> torch.Tensor:  # noqa: ANN401 - as above
+def numbers_of(training: Any, schedule: Schedule) -> torch.Tensor:
     """The fragment of each number of a model."""
     named: list[tuple[str, int]] = training.named
     found = assign(schedule.strategy.payload.fragments, [((name,), size) for name, size in named])
@@ -61,12 +61,12 @@ class _Part:
     All arrays are (workers, numbers).
     """
 
-    def __init__(self, training: Any, mine: torch.Tensor, schedule: Schedule) -> None:  # noqa: ANN401 - as above
+    def __init__(self, training: Any, mine: torch.Tensor, schedule: Schedule) -> None:
         places = mine.nonzero().flatten()
         first, end = int(places[0]), int(places[-1]) + 1
         self._mine = slice(first, end) if end - first == len(places) else mine  # a slice needs no copy
         self._training, self._outer = training, schedule.strategy.payload.outer
-        self._coded = Coded.of(schedule)
+        self._coded = CodedMean.of(schedule)
         self._outer_params = training.models[:, self._mine].clone()
         self._momenta = torch.zeros_like(self._outer_params)
         self._sent: torch.Tensor | None = None
@@ -101,7 +101,7 @@ class _Part:
         return torch.where(self._steps, self._outer_params, sent)
 
 
-class Coded:
+class CodedMean:
     """Means of what all workers have, as the runtime sends them: codes of node sums are added, and so is the sum's.
 
     Where there are no nodes to add up in, each worker's own movement is coded. With error feedback what a rounding took
@@ -115,7 +115,7 @@ class Coded:
         self._left: list[torch.Tensor | None] = [None] * (self._count + 1)
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Coded | None:
+    def of(cls, schedule: Schedule) -> CodedMean | None:
         """None where numbers are sent as they are."""
         transport = schedule.strategy.transport
         return cls(transport, schedule.cluster) if transport.codec.has_blocks else None
@@ -142,12 +142,7 @@ class Coded:
 
 
 def steps_to(
-    target: float,
-    training: Any,  # noqa: ANN401 - as said above
-    advance: Callable[[int], None],
-    most: int,
-    *,
-    every: int = EVERY,
+    target: float, training: Any, advance: Callable[[int], None], most: int, *, every: int = EVERY
 ) -> float | None:
     """Steps until the mean model's loss, interpolated between evaluations, falls to the target; None if it does not.
 
@@ -167,7 +162,7 @@ def steps_to(
     return None
 
 
-def by_schedule(training: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as above
+def by_schedule(training: Any, schedule: Schedule) -> Callable[[int], None]:
     """The steps of a schedule with fixed phases: steps per round, overlap, step-normalized averaging."""
     matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
     overlap = schedule.strategy.mixes_late

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.gpu.stages import _compared
+from benchmarks.gpu.stages import _compare_all
 from helpers.device.cells import CELLS as CELLS_OF_ALL
 from helpers.device.cells import Cell, compare, run_cell
 from helpers.device.table_cells import TABLE_CELLS
@@ -28,10 +28,10 @@ def gap(cell, _kind, *, place, seconds):
 
 def test_every_cell_is_compared_at_every_place_and_what_differs_or_raises_is_named():
     good = [cell for cell in CELLS if cell.name not in ("cell 1", "cell 3")]
-    found = _compared(good, PLACES, gap, lambda _: 0.0)
+    found = _compare_all(good, PLACES, gap, lambda _: 0.0)
     assert found == {"cells": 6, "largest relative difference": 0.0}
     with pytest.raises(AssertionError) as problem:
-        _compared(CELLS, PLACES, gap, lambda _: 0.0)
+        _compare_all(CELLS, PLACES, gap, lambda _: 0.0)
     text = str(problem.value)
     assert text.startswith("3 of 10: "), text
     assert "cell 1: ValueError: too late" in text

@@ -1,11 +1,8 @@
-"""What the benchmark of recovery reads from its workers, and whom it measures."""
+"""What the benchmark of recovery reads from its workers."""
 
 import json
 
-import pytest
-
 from benchmarks import recovery
-from benchmarks.recovery_torchft import Settings
 
 
 def test_a_diary_holds_the_present_process_s_steps_and_every_discarded_one_and_no_half_line(tmp_path):
@@ -19,19 +16,3 @@ def test_a_diary_holds_the_present_process_s_steps_and_every_discarded_one_and_n
     with path.open("a") as file:
         file.write("5]\n")
     assert diary.read().steps == [(5, 9.0), (6, 9.5)]
-
-
-def test_torchft_runs_by_its_readme_and_tuned_and_only_where_asked():
-    assert list(recovery.contestants(None)) == ["partreduce"]
-    assert len(recovery.contestants("torchft")) == 3
-    assert recovery.TUNED.silence < Settings().silence
-    assert Settings(**json.loads(recovery.TUNED.text())) == recovery.TUNED
-
-
-def test_torchft_that_is_not_installed_is_named_with_the_way_out(monkeypatch):
-    def missing(name):
-        raise recovery.PackageNotFoundError(name)
-
-    monkeypatch.setattr(recovery, "version", missing)
-    with pytest.raises(SystemExit, match=r"torchft is not installed.*PYTHONPATH"):
-        recovery._torchft()

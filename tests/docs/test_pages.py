@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from benchmarks.lab.results import listed
+from benchmarks.lab.results import rows_by_setting
 from docs import links
 from helpers.command_runs import ran
 from helpers.warm import WARM
@@ -83,7 +83,7 @@ def test_the_commands_of_a_page_print_what_it_shows_in_this_order(path, tmp_path
 
 def rows_of(name):
     """The rows of a lab's result by contestant."""
-    ((_, rows),) = listed(json.loads((RESULTS / f"lab-{name}.json").read_text()))
+    ((_, rows),) = rows_by_setting(json.loads((RESULTS / f"lab-{name}.json").read_text()))
     return {row.contestant: row for row in rows}
 
 
@@ -100,7 +100,7 @@ def rows_of(name):
 ])  # fmt: skip
 def test_the_seconds_of_a_guide_are_the_measured_ones(page, label, results, contestant):
     (line,) = (line for line in text_of(f"how-to/{page}").splitlines() if line.startswith(f"| {label} |"))
-    cells = [cell for name in results for cell in rows_of(name)[contestant].all_seconds]
+    cells = [cell for name in results for cell in rows_of(name)[contestant].reached(1)]
     _, _, seconds, *runs = (cell.strip() for cell in line.split("|")[:-1])
     assert seconds == f"{sum(cells) / len(cells):.1f}"
     assert runs in ([], [str(len(cells))])

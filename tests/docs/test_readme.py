@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from benchmarks.lab.results import draw_front, shown
+from benchmarks.lab.results import draw_front, front_rows
 from benchmarks.papers import page, rows
 from helpers.command_runs import ran
 from helpers.warm import WARM
@@ -77,16 +77,16 @@ def test_the_bytes_and_the_embeddings_of_the_readme_are_the_measured_ones():
     assert README.count(f"[1/{whole[0] / ours:.0f}](benchmarks/results/long_regions.md)") == 2
     key = ("Hybrid over the better of TF-PS and Horovod", "language, 4x4: hybrid")
     (row,) = (row for row in rows.read("parallax").rows if row.key == key)
-    assert f"[{page.measured(row).split('×')[0]}](benchmarks/results/papers/parallax.md)" in README
+    assert f"[{page.measured_words(row).split('×')[0]}](benchmarks/results/papers/parallax.md)" in README
 
 
 def test_the_caption_says_how_often_and_how_long_the_contestants_of_the_picture_ran():
-    steps = {round(row.steps) for row in shown()}
+    steps = {round(row.steps) for row in front_rows()}
     assert f"{min(steps)} or {max(steps)} steps to the target" in README
-    assert [len(row.cells) for row in shown()] == [1, 1, 1, 2, 1]
+    assert [len(row.cells) for row in front_rows()] == [1, 1, 1, 2, 1]
     assert "one run each (post-local SGD: two)" in README
-    *_, strongest, ours = (row.seconds for row in shown())
-    assert f"ours is {strongest / ours:.2f} times as fast, not {shown()[0].seconds / ours:.1f}" in README
+    *_, strongest, ours = (row.seconds for row in front_rows())
+    assert f"ours is {strongest / ours:.2f} times as fast, not {front_rows()[0].seconds / ours:.1f}" in README
 
 
 def test_the_commands_of_the_quickstart_print_what_the_readme_shows(tmp_path):
@@ -110,7 +110,7 @@ def test_the_picture_of_the_readme_is_drawn_from_the_kept_cells_and_says_their_m
     draw_front(tmp_path / "drawn.svg")
     assert (tmp_path / "drawn.svg").stat().st_size < 200_000
     (alternative,) = re.findall(r"^!\[(.*)\]\(docs/pictures/loss-over-seconds.svg\)$", README, re.MULTILINE)
-    assert re.findall(r"[\d.]+ s\b", alternative) == [f"{row.seconds:.1f} s" for row in reversed(shown())]
+    assert re.findall(r"[\d.]+ s\b", alternative) == [f"{row.seconds:.1f} s" for row in reversed(front_rows())]
 
 
 @pytest.mark.parametrize("text", [README, *(path.read_text(encoding="utf-8") for path in GUIDES)])

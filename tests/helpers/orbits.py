@@ -2,9 +2,9 @@
 
 from itertools import permutations
 
-from benchmarks.explore.explorer import Gone
+from benchmarks.explore.explorer import Ended
 from benchmarks.explore.search import Breadth
-from benchmarks.explore.system import Stopped
+from benchmarks.explore.system import StoppedProcess
 from partreduce.schedulers.protocols.hop import HopState
 
 
@@ -69,7 +69,7 @@ class Facts:
         return [("on its way", ends, tuple(sorted(map(repr, messages))) if system.network.reorder else messages)]
 
     def worker(self, v, local):
-        if isinstance(local, Gone | Stopped):
+        if isinstance(local, Ended | StoppedProcess):
             return [(type(local).__name__, (v,), None)]
         if not isinstance(local, HopState):
             waits = (v, local.waits_for) if local.waits_for >= 0 else (v,)

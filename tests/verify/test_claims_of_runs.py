@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from benchmarks.forgery import payloads, runs
-from benchmarks.forgery.campaign import certified, refusal
+from benchmarks.forgery.campaign import certify, refusal
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, explicit, graph, random_allreduce, random_schedule, rule, shift
 from helpers.claims import claims_of_runs, facts_of
@@ -47,7 +47,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser(sched
     for number in range(schedules):
         schedule = random_allreduce(draw) if number % 2 else random_schedule(draw)
         proof = prove(schedule)
-        raw, certificate = certified(schedule)
+        raw, certificate = certify(schedule)
         listed, matrices = dense(raw)
         n, late, delay = schedule.num_workers, runs.missing_rounds(raw), runs.delay_of(raw)
         assert refusal(json.loads(json.dumps(raw)), certificate) is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.forgery import quorums
-from benchmarks.forgery.campaign import certified, objection
+from benchmarks.forgery.campaign import certify, objection
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import (
@@ -222,7 +222,7 @@ def test_the_checker_reads_exactly_the_settings_that_there_are():
 def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
     for members in filter(fits, OF_ALL):
         schedule = by_quorum(4, PartialAllReduce(**members))
-        raw, certificate = certified(schedule)
+        raw, certificate = certify(schedule)
         spelled = parse_schedule(json.dumps(written_quorum(members)).encode())
         assert spelled.strategy == schedule.strategy
         assert checker.read_schedule(dump_schedule(spelled)).sha256 == schedule_sha256(schedule), "one canonical form"
@@ -243,8 +243,8 @@ def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
 def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused():
     assert not quorums.is_true({"claim": "staleness", "rounds": 3}, quorums.USUAL | {"quorum": "solo"}, 4)
     assert not quorums.is_true({"claim": "deadlock-free", "needed": 2}, quorums.USUAL | {"quorum": "majority"}, 4)
-    raw, certificate = certified(SCHEDULES["quorum"])
-    of_synchronous = certified(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))[1]
+    raw, certificate = certify(SCHEDULES["quorum"])
+    of_synchronous = certify(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))[1]
     read = checker.read_schedule(json.loads(json.dumps(raw)))
     assert of_synchronous["claims"]
     for entry in of_synchronous["claims"]:

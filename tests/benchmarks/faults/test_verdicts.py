@@ -15,7 +15,7 @@ from benchmarks.faults import verdicts
 from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import belonging
 from benchmarks.faults.running import Cell, Outcome, Running, Task
-from benchmarks.faults.views import Replay
+from benchmarks.faults.views import Replay, states
 
 STEPS = 6
 
@@ -28,15 +28,15 @@ def line(what, instant, step, values, more=None):
 def healthy(name):
     """What four workers of a kind with a reference write in a run without faults."""
     lag = KINDS[name].lag
-    states = KINDS[name].states(STEPS + lag)
+    held = states(KINDS[name], STEPS + lag)
     diaries = []
     for rank in range(WORKERS):
-        lines = [line("begins", 0.0, 0, states[0][rank], 1)]
+        lines = [line("begins", 0.0, 0, held[0][rank], 1)]
         for step in range(STEPS):
-            lines.append(line("enters", step, step, states[step][rank]))
-            lines.append(line("leaves", step + 0.5, step, states[step + 1][rank], []))
-        lines.append(line("finishes", STEPS, STEPS, states[STEPS][rank]))
-        lines.append(line("finished", STEPS, STEPS, states[STEPS + lag].mean(axis=0)))
+            lines.append(line("enters", step, step, held[step][rank]))
+            lines.append(line("leaves", step + 0.5, step, held[step + 1][rank], []))
+        lines.append(line("finishes", STEPS, STEPS, held[STEPS][rank]))
+        lines.append(line("finished", STEPS, STEPS, held[STEPS + lag].mean(axis=0)))
         diaries.append(lines)
     return diaries
 
@@ -61,32 +61,32 @@ WITH_REFERENCE = [name for name, kind in KINDS.items() if kind.law == "reference
 
 @pytest.mark.parametrize("name", [name for name in WITH_REFERENCE if KINDS[name].outer.is_plain])
 def test_the_reference_alone_keeps_every_sum_of_progress(name):
-    states = KINDS[name].states(STEPS)
+    held = states(KINDS[name], STEPS)
     steps = np.maximum(np.arange(STEPS + 1) - KINDS[name].lag, 0)
-    assert np.allclose(states.mean(axis=1), steps[:, None] / WORKERS)
+    assert np.allclose(held.mean(axis=1), steps[:, None] / WORKERS)
 
 
 def test_the_reference_of_outer_steps_is_nesterovs():
     """Movements are 3/4 a round; its momentum is 3/4, then 0.9 · 3/4 + 3/4 = 1.425."""
     first = 0.7 * (0.75 + 0.9 * 0.75)
-    assert np.allclose(KINDS["outer"].states(6)[[3, 6]][:, 2], [[first], [first + 0.7 * (0.75 + 0.9 * 1.425)]])
+    assert np.allclose(states(KINDS["outer"], 6)[[3, 6]][:, 2], [[first], [first + 0.7 * (0.75 + 0.9 * 1.425)]])
 
 
 def test_the_reference_of_a_late_merge_takes_what_was_sent_a_step_before():
     """Movements are 2/4; the worker whose row it is keeps half of its 3, the others half of their 0."""
     outer_params = 0.7 * (0.5 + 0.9 * 0.5)
-    late = KINDS["outer merged late"].states(3)[3]
+    late = states(KINDS["outer merged late"], 3)[3]
     assert np.allclose(late[:, 2], [outer_params / 2, outer_params / 2, (3 + outer_params) / 2, outer_params / 2])
 
 
 def test_the_reference_of_fragments_and_of_pairs_has_turns_and_anchors_of_their_own():
     """Row 0 has its turn after 1 of 3 steps, row 3 after 3; in pairs who is in none with a row holds nothing of it."""
-    x = KINDS["fragments"].states(3)
+    x = states(KINDS["fragments"], 3)
     step = 0.7 * (1 + 0.9)
     assert np.allclose(x[1][:, 0], step / 4)
     assert np.allclose(x[1:3, 3, 3], [1, 2])
     assert np.allclose(x[3][:, 3], step * 3 / 4)
-    pairs = KINDS["outer of pairs"].states(2)[2]
+    pairs = states(KINDS["outer of pairs"], 2)[2]
     assert np.allclose(pairs[:, 0], [0.7, 0.7, 0, 0])
 
 
@@ -339,7 +339,7 @@ def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothi
     first = next(entry for entry in found[3] if entry[0] == "enters" and entry[2] == step_of(KINDS[kind], 5))
     first[3][1] = [first[3][1][0] + amount] * 2
     said = judged(verdicts.judge_values, found, kind)
-    assert any("worker 3 joined step" in text and "which nobody had" in text for text in said) == bool(amount)
+    assert any("worker 3 joined step" in text and "which no one had" in text for text in said) == bool(amount)
     assert amount or not said
 
 

@@ -14,8 +14,8 @@ from benchmarks import kit
 from benchmarks.lab.campaign import Campaign, Experiment, best_rate, keep_rates, known_rates, rates_key
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.network import why_not
-from benchmarks.lab.plan import Point, predicted
-from benchmarks.lab.results import Measured, Row, baseline, block, page, published, read_cell
+from benchmarks.lab.plan import Point, predict_all
+from benchmarks.lab.results import CellResult, Row, baseline, block, keep_published, page, read_cell
 from benchmarks.lab.run import main as lab_main
 from benchmarks.lab.setting import MODEL_BYTES, REHEARSED, SEGMENTS, Job, Lengths, Setting, StepLengths
 from benchmarks.lab.tasks import write_data
@@ -32,7 +32,7 @@ FOUR = Cluster.regular(4, 4)
 
 
 def measured(step_ms, curve=(), nic=1.0):
-    return Measured(step_ms=step_ms, nic_mb=nic, curve=list(curve))
+    return CellResult(step_ms=step_ms, nic_mb=nic, curve=list(curve))
 
 
 def test_nodes_may_hold_different_numbers_of_workers():
@@ -111,16 +111,16 @@ def test_cells_are_predicted_from_profiled_links_by_the_simulators_step_times():
     # All of the model goes when backward has come to the first layer, and a ring of 16 sends 15/8 of it.
     ms = 1e3 * (PLAIN.compute + 15 / 8 * MODEL_BYTES["digits"] * 8e-6 / PLAIN.megabits)
     points = [Point(name, PLAIN, ring, "ring", ms * off, steps=4) for name, off in (("near", 1.1), ("far", 1.3))]
-    found = predicted(points, {PLAIN.name: hardware})
+    found = predict_all(points, {PLAIN.name: hardware})
     assert [one["predicted"] for one in found["points"]] == pytest.approx([ms, ms])
     assert "1 of 2 cells within 15 %" in found["words"]
-    assert predicted(points, {}) is None
+    assert predict_all(points, {}) is None
 
 
 def test_every_published_result_makes_its_tables_again():
-    published = sorted((HOME / "benchmarks/results").glob("lab-*.json"))
-    assert published
-    for path in published:
+    keep_published = sorted((HOME / "benchmarks/results").glob("lab-*.json"))
+    assert keep_published
+    for path in keep_published:
         content = json.loads(path.read_text())
         text = page(content)
         assert all(f"## {cell['setting']}" in text and cell["contestant"] in text for cell in content["cells"]), path
@@ -138,7 +138,7 @@ def test_what_is_published_makes_the_page_of_all_that_was_measured():
         "profiles": {"slow": [1.0] * 100},
         "prediction": None,
     }
-    text = kit.compact(published(everything))
+    text = kit.compact(keep_published(everything))
     assert page(json.loads(text)) == page(everything)
     assert "profiles" not in json.loads(text)
     assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "curve"}

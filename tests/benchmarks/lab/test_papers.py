@@ -134,7 +134,7 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
         row(steps, f"{shape}: D-Sync", 30.0, low=28.0, high=33.0, runs=3, unit="steps"),
         row(steps, f"{shape}: Pipe", 60.0, high=70.0, runs=3, unit="steps"),
     )
-    found = {kept.key: kept for kept in pipe_sgd.derived(Results(paper="p", rows=made))}
+    found = {kept.key: kept for kept in pipe_sgd.derive(Results(paper="p", rows=made))}
     alike = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: D-Sync, layer by layer"]
     assert (alike.measured, alike.runs, alike.derived) == (3.0, 1, True), "the same mathematics takes the same steps"
     late = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: Pipe"]
@@ -193,7 +193,7 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
     assert made[hop.F17, "svm: ring-based, backup 1"].measured == pytest.approx(30 * 440 / (36 * 275))
     assert made[hop.F12, "svm: All-Reduce"].measured == 4.0
     assert made[hop.F12, "svm: ring-based, standard"].measured == pytest.approx(2.2)
-    assert made[hop.F13, "svm, all alike: ring-based, standard"].measured == 2.0
+    assert made[hop.F13, "svm, all equal: ring-based, standard"].measured == 2.0
     held = made[hop.F18, "svm: ring-based, backup 1, skip 10"]
     assert (held.measured, held.paper) == (pytest.approx(1.1), 1.1)
     assert held.predicted == pytest.approx(1.0, abs=0.02)

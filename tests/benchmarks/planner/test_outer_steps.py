@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.setting import settings
-from benchmarks.planner.training import Coded, by_schedule, by_turns
+from benchmarks.planner.training import CodedMean, by_schedule, by_turns
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.strategies.axes import Transport
@@ -80,7 +80,7 @@ def test_every_contestant_by_outer_steps_can_be_trained():
 def test_what_a_codec_takes_is_made_good_by_the_next_sums(algorithm):
     """Movements of all sizes in four bits: each mean is within the blocks' steps, and the mean of many is exact."""
     transport = Transport(algorithm=algorithm, codec="int4", error_feedback=True)
-    coded = Coded(transport, CLUSTER)
+    coded = CodedMean(transport, CLUSTER)
     given = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 600))).float()
     means = torch.stack([coded.mean(given) for _ in range(40)])
     step = given.abs().max() / 7

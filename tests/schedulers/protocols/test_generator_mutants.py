@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore.explorer import Network
-from benchmarks.explore.generator import SMALL, divided, generator, meeting, random, smart
+from benchmarks.explore.generator import SMALL, generator, meeting, random, smart, split_globally
 from benchmarks.explore.reductions import GroupSystem
 from helpers.group_draw_laws import broken_law
 from helpers.seeded import PartBugs, put, sends
@@ -33,12 +33,12 @@ KILLERS = (
     SMALL[9],
     generator("random pairs of 3, 1 round", GroupSystem(random((0, 0, 0)), rounds=1)),
     generator("random pairs of 2, doubled", GroupSystem(random((0, 0))), Network(duplicates=1)),
-    generator("divided 3, one crash, 1 round", GroupSystem(divided((0, 0, 0)), rounds=1),
+    generator("divided 3, one crash, 1 round", GroupSystem(split_globally((0, 0, 0)), rounds=1),
               Network(crashes=1, detect=True)),
     generator("inter/intra 3, crash, 1 round", GroupSystem(smart((0, 0, 1)), rounds=1),
               Network(crashes=1, detect=True)),
     generator("divided 3, broken once, 1 round",
-              GroupSystem(divided((0, 0, 0), 3), rounds=1, breakers=(0,))),
+              GroupSystem(split_globally((0, 0, 0), 3), rounds=1, breakers=(0,))),
 )  # fmt: skip
 """In the order in which most bugs die for the least time."""
 
@@ -193,11 +193,11 @@ mutant("generator", "answered", "an answered worker stays in the queue",
 mutant("generator", "served", "only the first in the queue is answered",
     seen=lambda s: replace(s, waiting=s.waiting[:1]),
     left=lambda now, was: replace(now, waiting=(*now.waiting, *was.waiting[1:])))
-mutant("generator", "served", "groups start only when nobody runs", instead=one_after_another)
+mutant("generator", "served", "groups start only when no one runs", instead=one_after_another)
 mutant("generator", "served", "the last member is not told that its group runs", told=lambda actions:
     tuple(a for a in actions if not (sends(a, Grant) and a.to == a.message.members[-1])))
 mutant("generator", "void", "members of a lost group are not told", instead=lambda *_: ())
-mutant("generator", "void", "only the first member of a lost group is told",
+mutant("generator", "void", "only the first member of a lost group hears of it",
     instead=lambda original, *arguments: original(*arguments)[:1])
 mutant("generator", "forgotten", "a void group is granted to a repeated request", instead=lambda _, s, __: s)
 mutant("generator", "idle", "workers that left are idle", instead=lambda _, s, __:
@@ -249,7 +249,7 @@ mutant("drawing", "node_then_all", "node groups wait for busy workers",
 def killer_of(name):
     """What kills a bug: (property or law, configuration), None if nothing does."""
     if MUTANTS[name][0] == "drawing":
-        setting = divided((0, 0, 1, 1, 1))
+        setting = split_globally((0, 0, 1, 1, 1))
         inter_intra, meets = smart((0, 0, 1, 1), 2), meeting((0, 0, 1, 1), 2)
         for chosen in (setting, replace(setting, slow_threshold=2), inter_intra, random((0, 0, 1, 1)), meets):
             drawing = Drawing(chosen)

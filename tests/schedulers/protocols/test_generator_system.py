@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.explore.generator import SMALL, divided, random, smart
+from benchmarks.explore.generator import SMALL, random, smart, split_globally
 from benchmarks.explore.reductions import GroupSystem
 from helpers.group_draw_laws import broken_law
 from helpers.machine_laws import Walk
@@ -409,7 +409,7 @@ def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
     assert min(granted) > 20, granted
 
 
-@pytest.mark.parametrize("setting", [divided((0, 0, 1, 1)), random((0, 0, 1, 1)), smart((0, 0, 1, 1), None)])
+@pytest.mark.parametrize("setting", [split_globally((0, 0, 1, 1)), random((0, 0, 1, 1)), smart((0, 0, 1, 1), None)])
 def test_no_group_is_granted_with_a_member_that_is_silent_since_its_group_failed(setting):
     """Worker 3 dies inside a group; nobody tells the generator who it was, and the survivors go on."""
     machine = GroupGenerator(setting)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.forgery.campaign import (
     WAYS,
-    certified,
+    certify,
     donors,
     entries_by_kind,
     moved_to,
@@ -73,7 +73,7 @@ def test_corrupted_certificates_are_refused_or_still_true(kind):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_certificates_of_another_schedule_are_refused_or_still_true(name):
     draw = random.Random(f"schedule {name}")
-    raw, certificate = certified(SCHEDULES[name])
+    raw, certificate = certify(SCHEDULES[name])
     count = COUNT // 4 if name in PAYLOADS or name.startswith("gap-") else COUNT
     changed = accepted = 0
     for _ in range(20 * COUNT):
@@ -98,7 +98,7 @@ def test_certificates_of_another_schedule_are_refused_or_still_true(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_true_certificates_are_accepted(name):
-    raw, certificate = certified(SCHEDULES[name])
+    raw, certificate = certify(SCHEDULES[name])
     assert refusal(fresh(raw), certificate) is None
     assert all(is_true(entry, raw) for entry in certificate["claims"])
 

@@ -314,7 +314,7 @@ def test_of_what_is_sent_over_a_link_that_is_cut_a_first_part_arrives_and_both_s
 
 def test_cuts_that_mean_nothing_are_refused():
     refused(InputError, "keep their order", Network, cuts=1, reorder=True)
-    refused(InputError, "nobody takes another process for dead", explore, TwoSpinners(), network=Network(cuts=1))
+    refused(InputError, "no one takes another process for dead", explore, TwoSpinners(), network=Network(cuts=1))
     refused(InputError, "cuts are numbers", Network, cuts=-1)
 
 
@@ -325,5 +325,5 @@ def test_a_trace_says_who_is_cut_off():
 
 
 def test_suspicion_where_nobody_watches_anybody_is_refused():
-    refused(InputError, "nobody takes another process for dead", explore, TwoSpinners(), network=Network(suspicions=1))
+    refused(InputError, "no one takes another process for dead", explore, TwoSpinners(), network=Network(suspicions=1))
     refused(InputError, "suspicions and cuts are numbers", Network, suspicions=-1)

@@ -232,7 +232,7 @@ bug("_updates_to", "The last out-neighbor gets no update when there are two.",
 bug("step", "NOTIFY-ACK: an update is acknowledged when it arrives, before it is reduced.", instead=acknowledged_early)
 bug("step", "NOTIFY-ACK: the acknowledgement of the last update is not waited for again.",
     left=on(SendUpdate, lambda now, *_: replace(now, acked=(True,) * len(now.acked))))
-bug("step", "NOTIFY-ACK: nobody acknowledges.",
+bug("step", "NOTIFY-ACK: no one acknowledges.",
     told=lambda actions: tuple(a for a in actions if not sends(a, Ack)))
 bug("_jump", "A worker skips one step more than its limit.", instead=one_too_far)
 bug("_served", "A worker skips ahead without the updates that renew its parameters.",
@@ -251,7 +251,7 @@ bug("_jump", "A worker skips by fewer steps than the trigger asks for.", instead
 bug("_jump", "A worker skips before it is as far behind as the condition to jump asks for.",
     "skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair", instead=from_too_near)
 bug("_jump", "A worker skips by as few steps as it may.", instead=smallest)
-bug("_jump", "A worker left behind goes on step by step.", instead=lambda *_: 0)
+bug("_jump", "A worker left behind continues step by step.", instead=lambda *_: 0)
 bug("step", "After a skip the queues stand as after one step.",
     left=on_skips(lambda now, was: replace(now, updates=tuple(queue >> 1 for queue in was.updates))))
 bug("step", "A worker sends the update of a step that it skipped.", instead=of_a_skipped_step)
