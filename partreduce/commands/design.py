@@ -38,18 +38,10 @@ LISTING = ("cluster", "listing", "build", "as_json")
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
 MAX_PERIOD = 512
 
-AlgorithmChoice = StrEnum("AlgorithmChoice", {"ANY": "any", "RING": "ring", "HIERARCHICAL": "hierarchical"})
-OptimizerChoice = StrEnum("OptimizerChoice", {"ANY": "any", "SGD": "sgd", "MOMENTUM": "momentum", "ADAM": "adam"})
-CodecChoice = StrEnum(
-    "CodecChoice", {"ANY": "any", "NONE": "none", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT8": "int8"}
-)
-SyncChoice = StrEnum(
-    "SyncChoice",
-    {
-        "ANY": "any", "SYNCHRONOUS": "synchronous", "DELAY": "delay", "PIPELINE": "pipeline",
-        "ITERATION_GAP": "iteration_gap", "PARTIAL": "partial",
-    },
-)  # fmt: skip
+AlgorithmChoice = StrEnum("AlgorithmChoice", ["any", "ring", "hierarchical"])
+OptimizerChoice = StrEnum("OptimizerChoice", ["any", "sgd", "momentum", "adam"])
+CodecChoice = StrEnum("CodecChoice", ["any", "none", "float16", "bfloat16", "int8"])
+SyncChoice = StrEnum("SyncChoice", ["any", "synchronous", "delay", "pipeline", "iteration_gap", "partial"])
 in_catalogue, in_transport, in_limits = map(panel, ("The catalogue", "How workers may average", "Objective and limits"))
 
 
@@ -80,18 +72,18 @@ def command(
         Path | None, in_model("Prices of your own job, as measured by partreduce measure.", metavar="FILE")
     ] = None,
     settings: options.Settings = None,
-    algorithm: Annotated[AlgorithmChoice, in_transport("How groups average.")] = AlgorithmChoice.ANY,
+    algorithm: Annotated[AlgorithmChoice, in_transport("How groups average.")] = AlgorithmChoice.any,
     sync: Annotated[
         SyncChoice,
         in_transport(
             "What a round waits for: for its averages (synchronous), for those of the round before (delay), gradients "
             "of an earlier step (pipeline), neighbors within a gap of iterations (iteration_gap), a quorum (partial)."
         ),
-    ] = SyncChoice.ANY,
+    ] = SyncChoice.any,
     codec: Annotated[
         CodecChoice,
         in_transport("Encoding of averages and of table rows; any chooses float16 or int8 where it pays."),
-    ] = CodecChoice.NONE,
+    ] = CodecChoice.none,
     objective: Annotated[Objective, in_limits("Objective of the recommendation.")] = Objective.BALANCED,
     most: Annotated[
         list[str] | None,
@@ -174,7 +166,7 @@ def command(
     if model is not None:
         facts = read_model(model, place, touched=cluster_options.touched_of(given.get("touched", []), place))
     assumed = cluster_options.hardware_defaults(place, given, model_bytes=model_bytes)
-    told = options.member_or_none(Optimizer, optimizer or OptimizerChoice.ANY)
+    told = options.member_or_none(Optimizer, optimizer or OptimizerChoice.any)
     if optimizer is None and facts is not None:
         told = facts.optimizer
     if optimizer is None and told is None and pilot is None:
@@ -190,8 +182,8 @@ def command(
         limits=limits,
         algorithm=options.member_or_none(AllReduceAlgorithm, algorithm),
         sync=options.member_or_none(Delay, sync),
-        quorum={SyncChoice.ANY: None, SyncChoice.PARTIAL: True}.get(sync, False),
-        gap={SyncChoice.ANY: None, SyncChoice.ITERATION_GAP: True}.get(sync, False),
+        quorum={SyncChoice.any: None, SyncChoice.partial: True}.get(sync, False),
+        gap={SyncChoice.any: None, SyncChoice.iteration_gap: True}.get(sync, False),
         max_queues=queues,
         codec=options.member_or_none(Codec, codec),
         optimizer=told,

@@ -17,14 +17,10 @@ from partreduce.topo.document.writer import write_schedule
 
 Format = StrEnum(
     "Format",
-    {
-        "NODE_LINK": "node-link", "GRAPHML": "graphml", "EDGE_LIST": "edge-list", "NPY": "npy",
-        "MATRIX_STACK": "matrix-stack", "MAXTEXT": "maxtext", "TORCHFT": "torchft", "TORCHTITAN": "torchtitan",
-        "PARTREDUCE": "partreduce",
-    },
-)  # fmt: skip
+    ["node-link", "graphml", "edge-list", "npy", "matrix-stack", "maxtext", "torchft", "torchtitan", "partreduce"],
+)
 """The choices of --format: `schedulers.imports.formats()`."""
-Weights = StrEnum("Weights", {"METROPOLIS": "metropolis", "UNIFORM": "uniform", "BEST_CONSTANT": "best-constant"})
+Weights = StrEnum("Weights", ["metropolis", "uniform", "best-constant"])
 own = panel()
 
 
@@ -35,7 +31,7 @@ def command(
         Format | None, own("Its format; recognized by name and content when left out.", "--format")
     ] = None,
     cluster: Annotated[str | None, own("Where the workers run, such as 4x4 (default: a node for each).")] = None,
-    weights: Annotated[Weights, own("For graphs without weights.")] = Weights.METROPOLIS,
+    weights: Annotated[Weights, own("For graphs without weights.")] = Weights.metropolis,
     param: Annotated[list[str] | None, own("An option of the format.", "--param", "-p", metavar="KEY=VALUE")] = None,
     output: Annotated[Path | None, own("Where to write the schedule.", "--output", "-o")] = None,
     as_json: Json = False,

@@ -121,19 +121,32 @@ def _cluster_measurement(
     function = None if step is None else _step_of(step)
 
     def measure() -> None:
-        measured = _measure(size, function, repetitions=repetitions, quiet=as_json)
-        if measured is not None and model_bytes is None:  # neither option nor file gives the size of the model
-            measured = _with_hardware(measured, model_bytes=None)
-        if measured is not None:
-            _report_cluster(measured, output, as_json=as_json)
+        """Runs on every worker; rank 0 reports."""
+        import torch
+
+        from partreduce.runtime.profile import cluster_of, gpu_topology, num_rails, profile, slurm_switches
+        from partreduce.runtime.transport.rendezvous import default_world
+
+        device = torch.device("cpu")
+        if torch.cuda.is_available():
+            device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")))
+        world = default_world(device, timedelta(seconds=120), lambda _store, _rank, _size: None)
+        first = world.rank == 0
+        measured = profile(
+            cluster_of(world), model_bytes=size, step=function, repetitions=repetitions, device=device, world=world,
+            progress=console(errors=True).print if first and not as_json else None,
+        )  # fmt: skip
+        found: dict[str, Any] = {"switches": slurm_switches(world, measured.cluster)}
+        if (table := gpu_topology()) is not None:
+            found["num_nics"] = num_rails(table)
+        if model_bytes is None:  # neither option nor file gives the size of the model
+            found["model_bytes"] = None
+        if first:
+            hardware = replace(measured.cluster.hardware or Hardware(), **found)
+            whole = replace(measured, cluster=replace(measured.cluster, hardware=hardware))
+            _report_cluster(whole, output, as_json=as_json)
 
     return measure
-
-
-def _with_hardware(profile: "Profile", **changes: Any) -> "Profile":  # noqa: ANN401 - members of Hardware
-    """The profile with other members of its cluster's hardware."""
-    hardware = replace(profile.cluster.hardware or Hardware(), **changes)
-    return replace(profile, cluster=replace(profile.cluster, hardware=hardware))
 
 
 def _step_of(text: str) -> Callable[[], None]:
@@ -148,28 +161,6 @@ def _step_of(text: str) -> Callable[[], None]:
             raise InputError(f"--step {text}: called without arguments, it raised {one_line(error)}") from error
 
     return step
-
-
-def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, quiet: bool) -> "Profile | None":
-    """Runs on every worker; the profile on rank 0, None elsewhere."""
-    import torch
-
-    from partreduce.runtime.profile import cluster_of, gpu_topology, num_rails, profile, slurm_switches
-    from partreduce.runtime.transport.rendezvous import default_world
-
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")))
-    world = default_world(device, timedelta(seconds=120), lambda _store, _rank, _size: None)
-    first = world.rank == 0
-    measured = profile(
-        cluster_of(world), model_bytes=size, step=step, repetitions=repetitions,
-        device=device, world=world, progress=console(errors=True).print if first and not quiet else None,
-    )  # fmt: skip
-    measured = _with_hardware(measured, switches=slurm_switches(world, measured.cluster))
-    if (table := gpu_topology()) is not None:
-        measured = _with_hardware(measured, num_nics=num_rails(table))
-    return measured if first else None
 
 
 def _report_cluster(profile: "Profile", output: Path, *, as_json: bool) -> None:
@@ -230,39 +221,31 @@ def _job_measurement(
         job = PlanRequest(cluster=cluster_options.with_defaults(load_cluster(cluster)), data=data)
 
     def measure() -> None:
-        build = function_of(function, "FILE.py:NAME")
-        pilot = _run_on_workers(build, str(data), job, steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
-        if pilot is not None:
-            _report_job(pilot, output, cluster or "CLUSTER", as_json=as_json)
+        from partreduce.runtime.pilot.run import run_pilot
+        from partreduce.runtime.transport.rendezvous import place
+
+        build, (rank, count) = function_of(function, "FILE.py:NAME"), place()
+        if job is not None and count > 1 and job.cluster.num_workers != count:
+            rule = "schedules of the one do not run on the other: start as many, or leave CLUSTER out"
+            raise InputError(f"CLUSTER: has {job.cluster.num_workers} workers and {count} run here; {rule}")
+        say = console(errors=True).print if rank == 0 and not as_json else None
+        run_off = None if job is None else RunOff(job, steps=steps)
+        curves = run_pilot(
+            build, steps=steps, seeds=range(seeds), warm_up=warm_up, data=str(data), progress=say,
+            then=None if run_off is None else run_off.next,
+        )  # fmt: skip
+        if rank:
+            return
+        if run_off is None:
+            pilot = calibrate(curves, data=str(data), steps=steps)
+        else:
+            pilot, names = run_off.pilot(curves), [planned.recommendation.name for planned in run_off.plans]
+            if say is not None:
+                last = names[-1] if names[-1] != names[0] else "it still is"
+                say(f"by the probes {names[0]} would be recommended, after the run-off {last}")
+        _report_job(pilot, output, cluster or "CLUSTER", as_json=as_json)
 
     return measure
-
-
-def _run_on_workers(
-    build: Callable[..., Any], data: str, job: PlanRequest | None, *, steps: int, seeds: int, warm_up: int, quiet: bool
-) -> Pilot | None:
-    """Runs on every worker; the pilot on rank 0, None elsewhere."""
-    from partreduce.runtime.pilot.run import run_pilot
-    from partreduce.runtime.transport.rendezvous import place
-
-    rank, count = place()
-    if job is not None and count > 1 and job.cluster.num_workers != count:
-        rule = "schedules of the one do not run on the other: start as many, or leave CLUSTER out"
-        raise InputError(f"CLUSTER: has {job.cluster.num_workers} workers and {count} run here; {rule}")
-    say = console(errors=True).print if rank == 0 and not quiet else None
-    run_off = None if job is None else RunOff(job, steps=steps)
-    curves = run_pilot(
-        build, steps=steps, seeds=range(seeds), warm_up=warm_up, data=data, progress=say,
-        then=None if run_off is None else run_off.next,
-    )  # fmt: skip
-    if rank:
-        return None
-    if run_off is None:
-        return calibrate(curves, data=data, steps=steps)
-    if say is not None:
-        first, last = (planned.recommendation.name for planned in (run_off.plans[0], run_off.plans[-1]))
-        say(f"by the probes {first} would be recommended, after the run-off {last if last != first else 'it still is'}")
-    return run_off.pilot(curves)
 
 
 def _report_job(pilot: Pilot, output: Path, cluster: str, *, as_json: bool) -> None:

@@ -10,22 +10,16 @@ import typer
 from partreduce.console import claim_stdout, console, emit_json, write_text
 from partreduce.topo.document.schema import cluster_schema, pilot_schema, schedule_schema
 
-
-class Format(StrEnum):
-    """The files that have a schema."""
-
-    SCHEDULE = "schedule"
-    CLUSTER = "cluster"
-    PILOT = "pilot"
+Format = StrEnum("Format", ["schedule", "cluster", "pilot"])
 
 
 def command(
-    format_: Annotated[Format, typer.Argument(help="The kind of file.")] = Format.SCHEDULE,
+    format_: Annotated[Format, typer.Argument(help="The kind of file.")] = Format.schedule,
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here instead of printing it.")] = None,
 ) -> None:
     """Print the JSON Schema that every schedule, cluster or pilot file obeys."""
-    schemas = {Format.SCHEDULE: schedule_schema, Format.CLUSTER: cluster_schema, Format.PILOT: pilot_schema}
+    schemas = {Format.schedule: schedule_schema, Format.cluster: cluster_schema, Format.pilot: pilot_schema}
     document = schemas[format_]()
     if output is None:
         emit_json(document)

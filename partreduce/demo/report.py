@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from partreduce.console import number
 from partreduce.demo.stages import SCRIPT, TARGET, THIN_WORDS, Candidate, Result, conclusion, span
 from partreduce.report import page
 from partreduce.report.grid import Grid, grid_of
@@ -29,8 +30,8 @@ def draw_curves(measured: Sequence[Result], target: float) -> Figure:
             look = style(index)
             turns = [result.steps] if word == "steps" else list(result.seconds)
             wide = 2.0 if len(turns) == 1 else 1.2
-            for number, across in enumerate(turns):
-                name = result.name if number == 0 else None
+            for turn, across in enumerate(turns):
+                name = result.name if turn == 0 else None
                 axis.plot(across, result.loss, look.dash, color=look.color, linewidth=wide, label=name)
             reached = result.reached(target)
             if reached is not None:
@@ -181,4 +182,4 @@ def next_commands(candidates: list[Candidate]) -> list[str]:
 def _metrics(candidate: Candidate) -> list[str]:
     of_schedule = metrics(candidate.schedule)
     values = (of_schedule.contraction, of_schedule.consensus_distance, of_schedule.drift.worker)
-    return ["-" if figure.value is None else f"{figure.value:.4g}" for figure in values]
+    return [number(figure.value) for figure in values]

@@ -59,13 +59,6 @@ class Result:
         return self.bytes_across / float(self.steps[-1])
 
 
-def read_result(folders: list[Path], schedule: Schedule, name: str) -> Result:
-    """Put the workers' files of all turns together; losses and bytes are those of the first."""
-    first, *others = [_read_turn(folder, schedule, name) for folder in folders]
-    seconds = np.concatenate([first.seconds, *(other.seconds for other in others)])
-    return replace(first, seconds=seconds)
-
-
 def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
     try:
         parts = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
@@ -158,8 +151,12 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
     """Run the plan in its own processes; `watch(name, step)` is called as it advances."""
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
+    # No package is looked for in the working directory, where a folder may shadow one of ours.
+    home = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({home!r}); from partreduce.demo.train import main; sys.exit(main(sys.argv[1]))"
+    command = [sys.executable, "-P", "-c", code, str(path)]
     with log.open("wb") as output:
-        process = subprocess.Popen(_command(path), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -177,18 +174,13 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
         watch(name, plan.steps * plan.turns)
 
 
-def _command(plan: Path) -> list[str]:
-    """Start the runs without looking for packages in the working directory, where a folder may shadow one of ours."""
-    home = str(Path(__file__).resolve().parents[2])
-    code = f"import sys; sys.path.append({home!r}); from partreduce.demo.train import main; sys.exit(main(sys.argv[1]))"
-    return [sys.executable, "-P", "-c", code, str(plan)]
-
-
 def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:
-    """What every run measured."""
-    return [
-        read_result([plan.place(c.key, turn) for turn in range(plan.turns)], c.schedule, c.label) for c in candidates
-    ]
+    """What every run measured; losses and bytes are those of the first turn."""
+    found = []
+    for one in candidates:
+        turns = [_read_turn(plan.place(one.key, turn), one.schedule, one.label) for turn in range(plan.turns)]
+        found.append(replace(turns[0], seconds=np.concatenate([turn.seconds for turn in turns])))
+    return found
 
 
 def conclusion(measured: list[Result], target: float) -> list[str]:
