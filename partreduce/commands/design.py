@@ -39,7 +39,9 @@ LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "q
 MAX_PERIOD = 512
 
 AlgorithmChoice = StrEnum("AlgorithmChoice", {"ANY": "any", "RING": "ring", "HIERARCHICAL": "hierarchical"})
-OptimizerChoice = StrEnum("OptimizerChoice", {"ANY": "any", "SGD": "sgd", "MOMENTUM": "momentum", "ADAM": "adam"})
+OptimizerChoice = StrEnum(
+    "OptimizerChoice", {"ANY": "any", "SGD": "sgd", "MOMENTUM": "momentum", "ADAM": "adam", "ADAMW": "adamw"}
+)
 CodecChoice = StrEnum(
     "CodecChoice", {"ANY": "any", "NONE": "none", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT8": "int8"}
 )
@@ -72,8 +74,9 @@ def command(
     optimizer: Annotated[
         OptimizerChoice | None,
         in_model(
-            "Predict steps for this optimizer; AdamW is adam, which is assumed where neither --model nor --pilot says "
-            "it."
+            "Predict steps for this optimizer; adam and adamw are one, which is assumed where neither --model nor "
+            "--pilot says it. momentum is SGD with momentum.",
+            case_sensitive=False,
         ),
     ] = None,
     pilot: Annotated[
@@ -174,7 +177,8 @@ def command(
     if model is not None:
         facts = read_model(model, place, touched=cluster_options.touched_of(given.get("touched", []), place))
     assumed = cluster_options.hardware_defaults(place, given, model_bytes=model_bytes)
-    told = options.member_or_none(Optimizer, optimizer or OptimizerChoice.ANY)
+    named = OptimizerChoice.ADAM if optimizer is OptimizerChoice.ADAMW else optimizer or OptimizerChoice.ANY
+    told = options.member_or_none(Optimizer, named)
     if optimizer is None and facts is not None:
         told = facts.optimizer
     if optimizer is None and told is None and pilot is None:
