@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -222,6 +223,12 @@ class PlanRequest:
         return model if self.curvature is None else model.at_curvature(self.curvature)
 
     @property
+    def as_measured(self) -> PlanRequest:
+        """Return a request that is equal for jobs under which schedules have equal seconds and metrics."""
+        data = Data.PER_NODE if self.push == "node" else Data.SHUFFLED
+        return _as_measured(self.cluster, self.algorithm, self.codec, self.disturbance, self.seed, data=data)
+
+    @property
     def hardware(self) -> Hardware:
         """Return the cluster's hardware (checked at construction)."""
         return check_cluster(self.cluster)
@@ -331,3 +338,16 @@ class PlanRequest:
             limits=self.limits,
             algorithm=self.algorithm or AllReduceAlgorithm.HIERARCHICAL,
         )
+
+
+@lru_cache(maxsize=16)
+def _as_measured(
+    cluster: Cluster,
+    algorithm: AllReduceAlgorithm | None,
+    codec: Codec | None,
+    disturbance: StragglerModel | None,
+    seed: int,
+    *,
+    data: Data,
+) -> PlanRequest:
+    return PlanRequest(cluster=cluster, algorithm=algorithm, codec=codec, disturbance=disturbance, seed=seed, data=data)
