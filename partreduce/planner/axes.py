@@ -56,7 +56,6 @@ class Setting(NamedTuple):
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def of(self, schedule: Schedule) -> Schedule:
-        """Return a synchronous schedule of one step per round, or of unequal steps, in this setting."""
         own = schedule.strategy.steps_per_round
         return with_timing(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
 
@@ -78,34 +77,27 @@ class Timings:
         runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
         self.period = TimedPeriod.of(runs, job.hardware, self.times, algorithm=algorithm).merged()
         self.seconds, self.steps = cache(self._seconds), cache(self._steps)
-        self._first = cache(self._first_round)
 
     def transport(self, setting: Setting) -> Transport:
         return replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
 
     def sent(self, setting: Setting) -> Traffic:
-        """Return the traffic of a step in a setting."""
-        is_usual = not setting.is_layered
-        cost = self.costed.cost if is_usual else cost_of(self.schedule, self.job, self.transport(setting))
+        cost = self.costed.cost
+        if setting.is_layered:
+            cost = cost_of(self.schedule, self.job, self.transport(setting))
         return Traffic(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
 
     def _seconds(self, setting: Setting) -> Seconds:
-        base, count = self.times.base, setting.steps_per_round
+        base, count, sync = self.times.base, setting.steps_per_round, setting.sync.sync
         if setting.is_layered:
             runs = traveling(setting.of(self.schedule), self.transport(setting))
             return seconds_of(runs, self.job, self.costed.transport.algorithm)
         if not self.is_equal:
-            return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, base)
-        if not setting.is_late and self.period.steps.max() == self.period.steps.min():
+            return Seconds(self.period.cycle(sync=sync).per_step, base)
+        if count > 1 and not setting.is_late and self.period.steps.max() == self.period.steps.min():
             # All workers compute equally long, so every path through a period gains equally from a longer round.
-            return Seconds((self._first(setting.sync) + (count - 1) * base) / count, base)
-        if count == 1:
-            return Seconds(self._first(setting.sync), base)
-        return Seconds(self.period.cycle(steps_per_round=count, sync=setting.sync.sync).per_step, base)
-
-    def _first_round(self, sync: Delay) -> float:
-        """Return the seconds of a round of one step at fixed speeds."""
-        return self.period.cycle(steps_per_round=1, sync=sync.sync).per_round
+            return Seconds((self.seconds(Setting(setting.sync, 1)).step + (count - 1) * base) / count, base)
+        return Seconds(self.period.cycle(steps_per_round=count, sync=sync).per_step, base)
 
     def _steps(self, delay: Delay, most: int) -> list[float]:
         """Return the step seconds of 1 to `most` steps per round.
@@ -279,7 +271,6 @@ class Axes:
         return self.timings[paying(costs, self.job, overlaps=setting.is_late)]
 
     def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
-        """Return the costs of a setting, computing its step seconds from the timings."""
         return self._costs(setting, timing, timing.seconds(setting).step, model)
 
     def _costs(self, setting: Setting, timing: Timings, step_seconds: float, model: StepsModel) -> Costs:
@@ -311,7 +302,6 @@ class Axes:
         return self.usual.lost.includes(known(metrics.consensus_distance) - added, metrics.late_distance)
 
     def extrapolates(self, setting: Setting) -> bool:
-        """Return whether the metrics lie outside the range that the steps model was fitted to."""
         spread, drift, _ = self.measured.numbers(setting.sync, setting.steps_per_round)
         return self.usual.extrapolates(spread, 0.0 if self.job.data is Data.SHUFFLED else drift)
 

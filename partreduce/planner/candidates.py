@@ -122,7 +122,6 @@ class Slowdown:
 
     @property
     def has_spikes(self) -> bool:
-        """Return whether some steps of any worker are long."""
         return self.spike >= SPIKE
 
     @property
@@ -329,7 +328,6 @@ def quorum_settings(
 def _round_seconds(
     base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> float:
-    """Estimate the seconds of a round under a quorum."""
     word = max(job.hardware.inside.latency, job.hardware.nic.latency)
     return balance(seconds, setting, word=word, sum_seconds=base.communication).seconds
 

@@ -44,7 +44,6 @@ class Costs(NamedTuple):
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
 
     def all(self) -> tuple[float, ...]:
-        """Return all costs; less is better for each."""
         return (self.communication, self.consensus_distance, self.drift, self.step_seconds, self.steps_ratio)
 
 
@@ -208,7 +207,6 @@ class CandidateSchedule:
         return self.is_among(self.model.lost)
 
     def is_among(self, failures: FailurePoint) -> bool:
-        """Return whether a network failed with averages as rare, or as late, as these."""
         return failures.includes(self.synchronous_distance, self.late_distance)
 
     @property

@@ -64,7 +64,6 @@ class Answer:
     capped: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as `partreduce design --json` prints it."""
         return {**asdict(self), "status": str(self.status)}
 
 
@@ -256,7 +255,6 @@ class RunOff:
         self.plans: list[Plan] = []
 
     def pilot(self, curves: Sequence[Curve]) -> Pilot:
-        """Return the pilot with its prices and finalists."""
         return calibrate(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
 
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:

@@ -102,7 +102,6 @@ def _waits_as(option: CandidateSchedule, job: PlanRequest) -> bool:
 
 
 def _exactly(option: CandidateSchedule) -> Fraction | None:
-    """Return the consensus distance as a fraction if it can be computed."""
     try:
         return exact_consensus_distance(option.schedule)
     except PartreduceError:  # no rule, or a rule with too many local ranks
@@ -345,7 +344,6 @@ class Gain:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether the option is faster by more than the prediction error."""
         return self.low > 1
 
     def to_json(self) -> dict[str, Any]:

@@ -100,13 +100,11 @@ class Candidate(NamedTuple):
     make: Callable[[], CandidateSchedule] | None = None
 
     def work(self, num_rounds: int | None = None) -> float:
-        """Return the nominal seconds of a run, or of `make`."""
         if self.seconds is not None:
             return self.seconds
         return PER_EVENT * (num_rounds or self.rounds) * _events(self.schedule)
 
     def option(self, job: PlanRequest) -> CandidateSchedule | None:
-        """Return the option of a run; None if its workers deadlock, or it does not suit the job."""
         if self.make is not None:
             return self.make()
         if (outcome := self.run(job, self.rounds)) is None:
@@ -114,7 +112,6 @@ class Candidate(NamedTuple):
         return replace(price_option(self, outcome, job), longer=self if outcome.is_sampled else None)
 
     def run(self, job: PlanRequest, num_rounds: int) -> Outcome | None:
-        """Return the outcome of a run of so many rounds; None if the workers deadlock."""
         with suppress(PartreduceError):
             return trial(self, job.as_measured, num_rounds)
         return None
