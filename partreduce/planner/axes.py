@@ -212,10 +212,11 @@ class Axes:
         if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers and most:
             always.append(Setting(Delay.SYNCHRONOUS, 1, GradientBuckets.PER_LAYER))
         kept = {setting: self.timing(setting) for setting in always}
+        models = _models(self.usual, self.job.fastest or self.job.objective is not Objective.BALANCED)
         for late in allowed:
             counts = _lengths(late, range(1, most + 1), most)
             safe = [count for count in counts if not self._may_fail(Setting(late, count))]
-            for model in self._models():
+            for model in models:
                 if (best := self.best(late, counts, model)) is not None:
                     kept.setdefault(*best)
                     if best[0].steps_per_round not in safe and (second := self.best(late, safe, model)) is not None:
@@ -231,13 +232,6 @@ class Axes:
         while most < MOST and not self.extrapolates(Setting(Delay.SYNCHRONOUS, most + 1)):
             most += 1
         return most if gap is None else min(most, gap)
-
-    def _models(self) -> list[StepsModel]:
-        """Return the job's model, and for time to loss its cases with the lowest and highest distance price."""
-        if self.job.fastest or self.job.objective is not Objective.BALANCED:
-            return [self.usual]
-        cases = sorted(self.usual.cases, key=lambda case: case.a)
-        return [self.usual, *dict.fromkeys((cases[0], cases[-1]))]
 
     def best(self, delay: Delay, counts: Sequence[int], model: StepsModel) -> tuple[Setting, Timings] | None:
         """Return the setting that the objective prefers within the limits on metrics; None if none keeps them.
@@ -308,6 +302,13 @@ class Axes:
     def option(self, setting: Setting, name: str, timing: Timings, status: str = "catalogue") -> CandidateSchedule:
         """Return the option of this setting with all its costs."""
         return reprice(self.measured.option(setting, name, timing, status), self.job)
+
+
+@lru_cache(maxsize=16)
+def _models(usual: StepsModel, is_alone: bool) -> list[StepsModel]:
+    """Return a model, and unless it is alone its cases with the lowest and highest distance price."""
+    cases = sorted(usual.cases, key=lambda case: case.a)
+    return [usual] if is_alone else [usual, *dict.fromkeys((cases[0], cases[-1]))]
 
 
 def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:

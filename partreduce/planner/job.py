@@ -225,8 +225,7 @@ class PlanRequest:
     @property
     def as_measured(self) -> PlanRequest:
         """Return a request that is equal for jobs under which schedules have equal seconds and metrics."""
-        data = Data.PER_NODE if self.push == "node" else Data.SHUFFLED
-        return _as_measured(self.cluster, self.algorithm, self.codec, self.disturbance, self.seed, data=data)
+        return _as_measured(self)
 
     @property
     def hardware(self) -> Hardware:
@@ -341,13 +340,12 @@ class PlanRequest:
 
 
 @lru_cache(maxsize=16)
-def _as_measured(
-    cluster: Cluster,
-    algorithm: AllReduceAlgorithm | None,
-    codec: Codec | None,
-    disturbance: StragglerModel | None,
-    seed: int,
-    *,
-    data: Data,
-) -> PlanRequest:
-    return PlanRequest(cluster=cluster, algorithm=algorithm, codec=codec, disturbance=disturbance, seed=seed, data=data)
+def _as_measured(job: PlanRequest) -> PlanRequest:
+    return PlanRequest(
+        cluster=job.cluster,
+        algorithm=job.algorithm,
+        codec=job.codec,
+        disturbance=job.disturbance,
+        seed=job.seed,
+        data=Data.PER_NODE if job.push == "node" else Data.SHUFFLED,
+    )

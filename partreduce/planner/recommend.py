@@ -410,8 +410,8 @@ def _nothing(options: Options, job: PlanRequest) -> str:
         return f"no schedule that reaches consensus was found; raise {' or '.join(ways)}"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
     if budget is not None and cheapest.communication > budget:
-        least = f"expected at least {ms(cheapest.communication)} per step, got {ms(budget)}"
-        return f"--max communication: {least}; raise it or --max period"
+        expected = f"expected at least {ms(cheapest.communication)} per step, got {ms(budget)}"
+        return f"--max communication: {expected}; raise it or --max period"
     calmest = min(usable, key=lambda option: float(option.consensus_distance))
     return (
         f"max-consensus-distance {job.limits.max_consensus_distance}: the least found is "

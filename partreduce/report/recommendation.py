@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from partreduce.console import seconds, size
-from partreduce.planner.job import EFFORTS, Data, PlanRequest
+from partreduce.planner.job import EFFORTS, PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import competitors
 from partreduce.planner.plan import Plan, decide
@@ -39,9 +39,7 @@ CELLS = 10
 """Columns of a number in the table."""
 MOST_LINES = 3
 """Most lines of a schedule in the table."""
-OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "AdamW"}
-
-
+OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
 """Catalogue entries that are priced for the comparison if the job's limits exclude them all."""
 
@@ -67,9 +65,9 @@ class Comparison:
 
 
 class Variant(NamedTuple):
-    """The answer for another optimizer, or other data: its speedup over All-Reduce, and whether it differs."""
+    """The answer for another optimizer: its speedup over All-Reduce, and whether it is another schedule."""
 
-    value: str
+    optimizer: Optimizer
     speedup: float
     is_other: bool
 
@@ -110,22 +108,16 @@ def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candid
 
 
 def variants(chosen: CandidateSchedule, job: PlanRequest) -> Iterator[Variant]:
-    """Yield the quick answers to neighboring questions (optimizer, data), as `design` gives them.
-
-    What a search found, or a pilot measured, has no such answers.
-    """
-    if job.pilot is not None:
-        return
-    asked = replace(job, take=None, effort=EFFORTS["quick"], time_limit=None)
-    others = {str(one): replace(asked, optimizer=one) for one in Optimizer if one is not job.optimizer}
-    if job.data is Data.SHUFFLED:
-        others["per-worker"] = replace(asked, data=Data.PER_WORKER)
-    for value, other in others.items():
+    """Yield the quick answers for other optimizers, as `design` gives them; none for a pilot, which ran with one."""
+    for optimizer in Optimizer:
+        if optimizer is job.optimizer or job.pilot is not None:
+            continue
+        other = replace(job, optimizer=optimizer, take=None, effort=EFFORTS["quick"], time_limit=None)
         with suppress(PartreduceError):  # no option keeps the limits
             found = decide(other)
             compared = compare(found.chosen, found.options, other)
             is_other = describe(found.chosen.schedule) != describe(chosen.schedule)
-            yield Variant(value, compared.over_every_step.ratio, is_other)
+            yield Variant(optimizer, compared.over_every_step.ratio, is_other)
 
 
 def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], proved: str) -> list[str]:
@@ -300,13 +292,12 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
 
 
 def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """Return the effects of a codec, another optimizer or other data, as priced; the largest change of data first."""
+    """Return the effects of a codec and of another optimizer, as priced; the largest change first."""
     said: list[tuple[float, str]] = []
     now = compared.over_every_step.ratio
-    for value, speedup, is_other in variants(compared.chosen, job):
-        name = OPTIMIZERS.get(value, f"{value} data")
+    for optimizer, speedup, is_other in variants(compared.chosen, job):
         change = max(speedup / now, now / speedup) if speedup > 0 else math.inf
-        said.append((change, f"{_factor(speedup)}x with {name}{' (another schedule)' * is_other}"))
+        said.append((change, f"{_factor(speedup)}x with {OPTIMIZERS[optimizer]}{' (another schedule)' * is_other}"))
     words = [f"over All-Reduce {', '.join(one for _, one in sorted(said, key=lambda one: -one[0]))}"] if said else []
     if coded := best_with_codec(compared.chosen, options, job):
         words.insert(0, f"at least {_factor(coded[1])}x faster with --codec {coded[0].transport.codec}")
