@@ -124,7 +124,7 @@ class Timings:
         return [found[count] / count for count in range(1, most + 1)]
 
 
-class Measured:
+class Measurements:
     """A synchronous schedule of one step per round, or of unequal steps, with the seconds and metrics of its settings.
 
     Its own delay and equal steps per round are ignored. `timings` holds one entry for each algorithm and codec of its
@@ -175,7 +175,7 @@ class Measured:
         )
 
 
-measured = lru_cache(maxsize=256)(Measured)
+measured = lru_cache(maxsize=256)(Measurements)
 """The measurements of a schedule, shared by the answers for other optimizers and data."""
 
 
