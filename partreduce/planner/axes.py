@@ -190,6 +190,7 @@ class Axes:
         self.measured = measured(schedule, job.as_measured)
         self.schedule, self.timings, self.metrics = self.measured.schedule, self.measured.timings, self.measured.metrics
         self.job, self.usual, self.timing = job, job.steps_model, cache(self._timing)
+        self.delayed = cache(lambda delay: job.delayed(delay.sync))
 
     def options(
         self,
@@ -271,9 +272,8 @@ class Axes:
         spread, drift, late = self.measured.numbers(setting.sync, setting.steps_per_round)
         gradients = self._averages_gradients(setting)
         pushed = 0.0 if self.job.data is Data.SHUFFLED else drift
-        ratio = model.steps_ratio(
-            spread, pushed, late=late, delayed=self.job.delayed(setting.sync.sync), gradients=gradients
-        )
+        delayed = self.delayed(setting.sync)
+        ratio = model.steps_ratio(spread, pushed, late=late, delayed=delayed, gradients=gradients)
         return Costs(timing.sent(setting).seconds, step_seconds, spread, drift, ratio)
 
     def _averages_gradients(self, setting: Setting) -> bool:

@@ -289,7 +289,7 @@ class PlanRequest:
 
     def compute_times(self) -> ComputeTimes:
         """Return the workers' compute times (zero if the hardware does not state them)."""
-        return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
+        return _compute_times(self)
 
     @property
     def at_mean_speeds(self) -> PlanRequest:
@@ -337,6 +337,11 @@ class PlanRequest:
             limits=self.limits,
             algorithm=self.algorithm or AllReduceAlgorithm.HIERARCHICAL,
         )
+
+
+@lru_cache(maxsize=16)  # called for every candidate
+def _compute_times(job: PlanRequest) -> ComputeTimes:
+    return replace(ComputeTimes.of(job.hardware), disturbance=job.disturbance)
 
 
 @lru_cache(maxsize=16)
