@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -189,6 +189,7 @@ def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
     return math.hypot(max(own, math.log1p(LEAST_ERROR)), NINE_OF_TEN * option.step_error)
 
 
+@lru_cache(maxsize=1024)
 def family(schedule: Schedule) -> str:
     """Return the simple baseline that a schedule belongs to; empty if none."""
     strategy, has_one_number = schedule.strategy, isinstance(schedule.strategy.steps_per_round, int)
