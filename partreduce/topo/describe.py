@@ -449,8 +449,9 @@ def _unequal_steps(schedule: Schedule) -> Part:
     who, verb, short = f"{len(slow)} slower workers", "take", f"{len(slow)} slower"
     if len(slow) == 1:
         who, verb, short = f"worker {slow[0]}", "takes", f"worker {slow[0]}"
-    others = f"the other{'s take' if len(steps) - len(slow) > 1 else ' takes'}"
-    return f"{who} {verb} {takes} step{'s' * (more > 1)} where {others} {most}", f"{short}: {takes} of {most}"
+    others = "others take" if len(steps) - len(slow) > 1 else "other takes"
+    plain = f"{who} {verb} {takes} step{'s' * (more > 1)}"
+    return f"{plain} where the {others} {most}", f"{plain}, {others} {most}", f"{short}: {takes} of {most}"
 
 
 def _every(schedule: Schedule, rounds: int = 1) -> str:
