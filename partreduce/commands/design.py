@@ -39,7 +39,7 @@ LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "q
 MAX_PERIOD = 512
 
 AlgorithmChoice = StrEnum("AlgorithmChoice", ["any", "ring", "hierarchical"])
-OptimizerChoice = StrEnum("OptimizerChoice", ["any", "sgd", "momentum", "adam"])
+OptimizerChoice = StrEnum("OptimizerChoice", ["any", "sgd", "momentum", "adam", "adamw"])
 CodecChoice = StrEnum("CodecChoice", ["any", "none", "float16", "bfloat16", "int8"])
 SyncChoice = StrEnum("SyncChoice", ["any", "synchronous", "delay", "pipeline", "iteration_gap", "partial"])
 in_catalogue, in_transport, in_limits = map(panel, ("The catalogue", "How workers may average", "Objective and limits"))
@@ -64,8 +64,9 @@ def command(
     optimizer: Annotated[
         OptimizerChoice | None,
         in_model(
-            "Predict steps for this optimizer; AdamW is adam, which is assumed where neither --model nor --pilot says "
-            "it."
+            "Predict steps for this optimizer; adam and adamw are one, which is assumed where neither --model nor "
+            "--pilot says it. momentum is SGD with momentum.",
+            case_sensitive=False,
         ),
     ] = None,
     pilot: Annotated[
@@ -166,7 +167,8 @@ def command(
     if model is not None:
         facts = read_model(model, place, touched=cluster_options.touched_of(given.get("touched", []), place))
     assumed = cluster_options.hardware_defaults(place, given, model_bytes=model_bytes)
-    told = options.member_or_none(Optimizer, optimizer or OptimizerChoice.any)
+    named = OptimizerChoice.adam if optimizer is OptimizerChoice.adamw else optimizer or OptimizerChoice.any
+    told = options.member_or_none(Optimizer, named)
     if optimizer is None and facts is not None:
         told = facts.optimizer
     if optimizer is None and told is None and pilot is None:

@@ -56,7 +56,9 @@ def search(
         with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
             job = job if hybrid is None else hybrid.job
-            planned = add_reasons(plan(job, progress=say) if hybrid is None else hybrid.planned, job)
+            planned = plan(job, progress=say) if hybrid is None else hybrid.planned
+            if as_json or explain:
+                planned = add_reasons(planned, job)
             hybrid = None if hybrid is None else replace(hybrid, planned=planned)
     except (InfeasibleError, UndecidedError) as error:
         if as_json:

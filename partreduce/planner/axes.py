@@ -2,8 +2,7 @@
 
 Transport changes no metric, so it is chosen by cost alone (`measuring.transports_of`). The metrics of all delays and k
 follow from those at k = 1 (`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and
-codec. The best k is exact at fixed speeds: settings are tried in the order of a lower bound on the objective, until the
-bound exceeds the best value. Where step times vary, the settings that are good at mean speeds are sampled
+codec. The best k is exact at fixed speeds. Where step times vary, the settings that are good at mean speeds are sampled
 (`planner.options`). All-Reduce's gradients at k = 1 may also arrive late, on all workers, which changes no metric and
 costs extra steps; or be sent layer by layer. Where workers take different numbers of steps, delay and k are kept, since
 the metrics of other settings do not follow.
@@ -11,18 +10,17 @@ the metrics of other settings do not follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from partreduce.planner.job import Delay, PlanRequest
+from partreduce.planner.job import Data, Delay, PlanRequest
 from partreduce.planner.measuring import (
     CostedTransport,
-    Label,
     ScheduleMetrics,
     Seconds,
     Traffic,
@@ -31,14 +29,13 @@ from partreduce.planner.measuring import (
     cost_of,
     metrics_of,
     paying,
-    predict_steps,
-    pushed_by,
+    reprice,
     seconds_of,
     transports_of,
     traveling,
     with_timing,
 )
-from partreduce.planner.option import CandidateSchedule, Costs, added_by_delay, known, preference
+from partreduce.planner.option import NOTHING, CandidateSchedule, Costs, added_by_delay, known, merit, preference
 from partreduce.planner.steps_model import StepsModel
 from partreduce.schedulers.synthesis.problem import Limits, Objective
 from partreduce.topo.metrics.evaluate import retime
@@ -59,7 +56,6 @@ class Setting(NamedTuple):
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def of(self, schedule: Schedule) -> Schedule:
-        """Return a synchronous schedule of one step per round, or of unequal steps, in this setting."""
         own = schedule.strategy.steps_per_round
         return with_timing(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
 
@@ -80,82 +76,133 @@ class Timings:
         self.is_equal = isinstance(schedule.strategy.steps_per_round, int)
         runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
         self.period = TimedPeriod.of(runs, job.hardware, self.times, algorithm=algorithm).merged()
-        self.seconds, self.least_step = cache(self._seconds), cache(self._least_step)
-        self._first = cache(self._first_round)
+        self.seconds, self.steps = cache(self._seconds), cache(self._steps)
 
     def transport(self, setting: Setting) -> Transport:
         return replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
 
     def sent(self, setting: Setting) -> Traffic:
-        """Return the traffic of a step in a setting."""
-        is_usual = not setting.is_layered
-        cost = self.costed.cost if is_usual else cost_of(self.schedule, self.job, self.transport(setting))
+        cost = self.costed.cost
+        if setting.is_layered:
+            cost = cost_of(self.schedule, self.job, self.transport(setting))
         return Traffic(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
 
     def _seconds(self, setting: Setting) -> Seconds:
-        base, count = self.times.base, setting.steps_per_round
+        base, count, sync = self.times.base, setting.steps_per_round, setting.sync.sync
         if setting.is_layered:
             runs = traveling(setting.of(self.schedule), self.transport(setting))
             return seconds_of(runs, self.job, self.costed.transport.algorithm)
         if not self.is_equal:
-            return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, base)
-        if not setting.is_late and self.period.steps.max() == self.period.steps.min():
+            return Seconds(self.period.cycle(sync=sync).per_step, base)
+        if count > 1 and not setting.is_late and self.period.steps.max() == self.period.steps.min():
             # All workers compute equally long, so every path through a period gains equally from a longer round.
-            return Seconds((self._first(setting.sync) + (count - 1) * base) / count, base)
-        if count == 1:
-            return Seconds(self._first(setting.sync), base)
-        return Seconds(self.period.cycle(steps_per_round=count, sync=setting.sync.sync).per_step, base)
+            return Seconds((self.seconds(Setting(setting.sync, 1)).step + (count - 1) * base) / count, base)
+        return Seconds(self.period.cycle(steps_per_round=count, sync=sync).per_step, base)
 
-    def _first_round(self, sync: Delay) -> float:
-        """Return the seconds of a round of one step at fixed speeds."""
-        return self.period.cycle(steps_per_round=1, sync=sync.sync).per_round
+    def _steps(self, delay: Delay, most: int) -> list[float]:
+        """Return the step seconds of 1 to `most` steps per round.
 
-    @cached_property
-    def _own(self) -> npt.NDArray[np.float64]:
-        """Return the seconds that a worker's own communication takes (stages, workers)."""
-        return np.array([stage.after() for stage in self.period.stages])
-
-    def _least_step(self, setting: Setting) -> float:
-        """Return a lower bound on the step time at fixed speeds: every worker computes and communicates.
-
-        A longer round lengthens every cycle of workers that wait for one another by at least the computing time of its
-        fastest worker for each step. With delay, where communication may fill that time, the bound does not grow.
+        The seconds of a round are the largest mean of a cycle of waiting workers, so they are convex in the steps:
+        where the middle of a range lies on its chord, so does all of it.
         """
-        if not self.is_equal:
-            return self.seconds(setting).step
-        steps, count, first = self.period.steps, setting.steps_per_round, self._first(setting.sync)
-        if setting.sync is Delay.PIPELINE:
-            return max(float(steps.max()), first / count)
-        if setting.is_late:
-            return max(float(np.maximum(self._own, steps * count).mean(axis=0).max()), first) / count
-        added = (count - 1) * float(steps.min())
-        return max(float((self._own.mean(axis=0) + steps * count).max()), first + added) / count
+
+        def per_round(count: int) -> float:
+            return self.seconds(Setting(delay, count)).step * count
+
+        found = {count: per_round(count) for count in (1, most)}
+        ranges = [(1, most)]
+        while ranges:
+            low, high = ranges.pop()
+            slope = (found[high] - found[low]) / max(1, high - low)
+            between = {count: found[low] + slope * (count - low) for count in range(low + 1, high)}
+            middle = (low + high) // 2
+            if between and not math.isclose(exact := per_round(middle), between[middle], rel_tol=1e-9):
+                found[middle] = exact
+                ranges += [(low, middle), (middle, high)]
+            else:
+                found |= between
+        return [found[count] / count for count in range(1, most + 1)]
 
 
-class Axes:
-    """A synchronous schedule of one step per round, or of unequal steps, with the data shared by all its settings.
+class Measurements:
+    """A synchronous schedule of one step per round, or of unequal steps, with the seconds and metrics of its settings.
 
     Its own delay and equal steps per round are ignored. `timings` holds one entry for each algorithm and codec of its
     sums, the finest codec first; `metrics` those of every number of steps per round, None where numbers are unequal.
+    Nothing here depends on the optimizer, the objective or limits.
+    """
+
+    def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
+        own = schedule.strategy.steps_per_round
+        self.schedule, self.job = with_timing(schedule, SYNCHRONOUS, 1 if isinstance(own, int) else own), job
+        self.timings = tuple(Timings(self.schedule, job, one) for one in transports_of(self.schedule, job))
+        self.metrics = retime(self.schedule, job.push) if isinstance(own, int) else None
+        self.at, self.numbers, self.option = cache(self._metrics_at), cache(self._numbers), cache(self._option)
+
+    def _metrics_at(self, sync: Delay, count: int) -> ScheduleMetrics:
+        if self.metrics is None:
+            return metrics_of(Setting(sync, count).of(self.schedule), self.job.push)
+        late = sync is Delay.LATE
+        spread, pushed = (at(count, late=late) for at in (self.metrics.consensus_distance_at, self.metrics.drift_at))
+        return ScheduleMetrics(
+            spread, pushed, self.metrics.contraction, self.metrics.late_distance_at(count) if late else 0.0
+        )
+
+    def _numbers(self, delay: Delay, count: int) -> tuple[float, float, float]:
+        metrics = self.at(delay, count)
+        return known(metrics.consensus_distance), known(metrics.drift), metrics.late_distance
+
+    def _option(self, setting: Setting, name: str, timing: Timings, status: str) -> CandidateSchedule:
+        schedule, transport, count = setting.of(self.schedule), timing.transport(setting), setting.steps_per_round
+        words = [name]
+        if count > 1 and schedule.strategy.averages_everyone:
+            schedule = replace(schedule, name=f"{schedule.name}(every={count})")
+            words = [f"{name}(every={count})"]
+        elif count > 1:
+            words.append(f"every {count}")
+        words += [setting.sync.label] * setting.is_late
+        if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
+            words.append(str(transport.algorithm))
+        return assemble(
+            traveling(schedule, transport),
+            self.job,
+            " ".join([*words, *coded_words(transport)]),
+            algorithm=transport.algorithm,
+            sent=timing.sent(setting),
+            seconds=timing.seconds(setting),
+            metrics=self.at(setting.sync, count),
+            status=status,
+        )
+
+
+measured = lru_cache(maxsize=256)(Measurements)
+"""The measurements of a schedule, shared by the answers for other optimizers and data."""
+
+
+class Axes:
+    """The settings of a schedule, and which of them a job prefers.
 
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
     """
 
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
-        own = schedule.strategy.steps_per_round
-        self.schedule = with_timing(schedule, SYNCHRONOUS, 1 if isinstance(own, int) else own)
-        self.job, self.usual = job, job.steps_model
-        self.timings = tuple(Timings(self.schedule, job, one) for one in transports_of(self.schedule, job))
-        self.metrics = retime(self.schedule, job.push) if isinstance(own, int) else None
-        self.timing, self._at = cache(self._timing), cache(self._metrics_at)
+        self.measured = measured(schedule, job.as_measured)
+        self.schedule, self.timings, self.metrics = self.measured.schedule, self.measured.timings, self.measured.metrics
+        self.job, self.usual, self.timing = job, job.steps_model, cache(self._timing)
+        self.delayed = cache(lambda delay: job.delayed(delay.sync))
 
     def options(
-        self, label: Label, rounds: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
+        self,
+        name: str,
+        rounds: Sequence[int] = (),
+        *,
+        pays: Callable[[], bool] = lambda: True,
+        status: str = "catalogue",
     ) -> list[CandidateSchedule]:
         """Return synchronous rounds of one and of `rounds` steps, late ones of one step, and the best by the objective.
 
-        The first option is synchronous where that is allowed; each later one is added only while `go_on()` is true.
+        The first option is synchronous where that is allowed; each later one is added only while `pays()` is true.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed:
@@ -166,16 +213,17 @@ class Axes:
         if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers and most:
             always.append(Setting(Delay.SYNCHRONOUS, 1, GradientBuckets.PER_LAYER))
         kept = {setting: self.timing(setting) for setting in always}
+        models = _models(self.usual, self.job.fastest or self.job.objective is not Objective.BALANCED)
         for late in allowed:
-            settings = [Setting(late, count) for count in _lengths(late, range(1, most + 1), most)]
-            safe = [setting for setting in settings if not self._may_fail(setting)]
-            for model in self._models():
-                if (best := self.best(settings, model)) is not None:
+            counts = _lengths(late, range(1, most + 1), most)
+            safe = [count for count in counts if not self._may_fail(Setting(late, count))]
+            for model in models:
+                if (best := self.best(late, counts, model)) is not None:
                     kept.setdefault(*best)
-                    if best[0] not in safe and (second := self.best(safe, model)) is not None:
+                    if best[0].steps_per_round not in safe and (second := self.best(late, safe, model)) is not None:
                         kept.setdefault(*second)
         ordered = sorted(kept, key=lambda one: (allowed.index(one.sync), one.steps_per_round, one.is_layered))
-        return [self.option(setting, label, kept[setting]) for i, setting in enumerate(ordered) if not i or go_on()]
+        return [self.option(one, name, kept[one], status) for i, one in enumerate(ordered) if not i or pays()]
 
     def most(self) -> int:
         """Return the most steps per round to consider: `ALWAYS`, or the steps model's range, within `max_gap`."""
@@ -186,34 +234,29 @@ class Axes:
             most += 1
         return most if gap is None else min(most, gap)
 
-    def _models(self) -> list[StepsModel]:
-        """Return the job's model, and for time to loss its cases with the lowest and highest distance price."""
-        if self.job.fastest or self.job.objective is not Objective.BALANCED:
-            return [self.usual]
-        cases = sorted(self.usual.cases, key=lambda case: case.a)
-        return [self.usual, *dict.fromkeys((cases[0], cases[-1]))]
-
-    def best(self, settings: Sequence[Setting], model: StepsModel) -> tuple[Setting, Timings] | None:
+    def best(self, delay: Delay, counts: Sequence[int], model: StepsModel) -> tuple[Setting, Timings] | None:
         """Return the setting that the objective prefers within the limits on metrics; None if none keeps them.
 
         A coarser codec is chosen if its best setting is sufficiently better than that of the finer codecs.
         """
-        found = [(setting, one) for one in self.timings if (setting := self._best(settings, one, model)) is not None]
+        found = [(Setting(delay, best), one) for one in self.timings if (best := self._best(delay, counts, one, model))]
         if not found:
             return None
-        return found[paying([self.reached(*one, model) for one in found], self.job, overlaps=settings[0].is_late)]
+        return found[
+            paying([self.reached(*one, model) for one in found], self.job, overlaps=delay is not Delay.SYNCHRONOUS)
+        ]
 
-    def _best(self, settings: Sequence[Setting], timing: Timings, model: StepsModel) -> Setting | None:
-        goal, limits = self.job.objective, self.job.limits
-        bounds = [(self.costs(setting, timing, timing.least_step(setting), model), setting) for setting in settings]
-        chosen: tuple[tuple[float, ...], Setting] | None = None
-        for least, setting in sorted((preference(costs, goal), one) for costs, one in bounds if costs.keep(limits)):
-            if chosen is not None and least >= chosen[0]:
-                break
-            reached = preference(self.reached(setting, timing, model), goal)
-            if chosen is None or reached < chosen[0]:
-                chosen = reached, setting
-        return None if chosen is None else chosen[1]
+    def _best(self, delay: Delay, counts: Sequence[int], timing: Timings, model: StepsModel) -> int | None:
+        if not counts:
+            return None
+        goal, steps, costs = self.job.objective, timing.steps(delay, counts[-1]), dict[int, Costs]()
+        for count in counts:
+            one = self._costs(Setting(delay, count), timing, steps[count - 1], model)
+            if one.keep(self.job.limits):
+                costs[count] = one
+        least = min((merit(one, goal) for one in costs.values()), default=(0.0,))
+        near = [count for count, one in costs.items() if merit(one, goal)[0] <= least[0] * (1 + 1e-8) + NOTHING]
+        return min(near, key=lambda count: preference(costs[count], goal), default=None)
 
     def _timing(self, setting: Setting) -> Timings:
         """Return the timings of the finest codec, unless a coarser one saves enough in this setting."""
@@ -223,37 +266,20 @@ class Axes:
         return self.timings[paying(costs, self.job, overlaps=setting.is_late)]
 
     def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
-        """Return the costs of a setting, computing its step seconds from the timings."""
-        return self.costs(setting, timing, timing.seconds(setting).step, model)
+        return self._costs(setting, timing, timing.seconds(setting).step, model)
 
-    def costs(self, setting: Setting, timing: Timings, step_seconds: float, model: StepsModel) -> Costs:
-        """Return the costs of a setting for given seconds per step."""
-        metrics, gradients = self.at(setting), self._averages_gradients(setting)
-        return Costs(
-            communication=timing.sent(setting).seconds,
-            step_seconds=step_seconds,
-            consensus_distance=known(metrics.consensus_distance),
-            drift=known(metrics.drift),
-            steps_ratio=predict_steps(metrics, self.job, setting.sync.sync, gradients=gradients, model=model),
-        )
+    def _costs(self, setting: Setting, timing: Timings, step_seconds: float, model: StepsModel) -> Costs:
+        spread, drift, late = self.measured.numbers(setting.sync, setting.steps_per_round)
+        gradients = self._averages_gradients(setting)
+        pushed = 0.0 if self.job.data is Data.SHUFFLED else drift
+        delayed = self.delayed(setting.sync)
+        ratio = model.steps_ratio(spread, pushed, late=late, delayed=delayed, gradients=gradients)
+        return Costs(timing.sent(setting).seconds, step_seconds, spread, drift, ratio)
 
     def _averages_gradients(self, setting: Setting) -> bool:
         """Return whether gradients are averaged: by All-Reduce in every step, unless its parameters are late."""
         is_every_step = setting.steps_per_round == 1 and setting.sync is not Delay.LATE
         return is_every_step and self.schedule.strategy.averages_gradients
-
-    def at(self, setting: Setting) -> ScheduleMetrics:
-        """Return the metrics of a setting; gradients equally late on all workers keep the models identical."""
-        return self._at(setting.sync, setting.steps_per_round)
-
-    def _metrics_at(self, sync: Delay, count: int) -> ScheduleMetrics:
-        if self.metrics is None:
-            return metrics_of(Setting(sync, count).of(self.schedule), self.job)
-        late = sync is Delay.LATE
-        spread, pushed = (at(count, late=late) for at in (self.metrics.consensus_distance_at, self.metrics.drift_at))
-        return ScheduleMetrics(
-            spread, pushed, self.metrics.contraction, self.metrics.late_distance_at(count) if late else 0.0
-        )
 
     def _may_fail(self, setting: Setting) -> bool:
         """Return `CandidateSchedule.may_fail`: by its drift, or because no measured schedule averages as rarely."""
@@ -261,39 +287,28 @@ class Axes:
             return False
         if self.usual.is_unpriced_beyond and self.extrapolates(setting):
             return True
-        metrics = self.at(setting)
+        metrics = self.measured.at(setting.sync, setting.steps_per_round)
         if not self.job.bears_drift(metrics.drift.value or 0.0):
             return True
-        added = added_by_delay(setting.of(self.schedule)) if setting.sync is Delay.LATE else 0.0
+        own = self.schedule.strategy.steps_per_round
+        steps = setting.steps_per_round if isinstance(own, int) else own
+        added = added_by_delay(steps, self.schedule.num_workers) if setting.sync is Delay.LATE else 0.0
         return self.usual.lost.includes(known(metrics.consensus_distance) - added, metrics.late_distance)
 
     def extrapolates(self, setting: Setting) -> bool:
-        """Return whether the metrics lie outside the range that the steps model was fitted to."""
-        metrics = self.at(setting)
-        return self.usual.extrapolates(known(metrics.consensus_distance), pushed_by(metrics.drift, self.job))
+        spread, drift, _ = self.measured.numbers(setting.sync, setting.steps_per_round)
+        return self.usual.extrapolates(spread, 0.0 if self.job.data is Data.SHUFFLED else drift)
 
-    def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> CandidateSchedule:
+    def option(self, setting: Setting, name: str, timing: Timings, status: str = "catalogue") -> CandidateSchedule:
         """Return the option of this setting with all its costs."""
-        timing = timing or self.timing(setting)
-        schedule, transport, count = setting.of(self.schedule), timing.transport(setting), setting.steps_per_round
-        words = [label.name]
-        if count > 1 and schedule.strategy.averages_everyone:
-            schedule = replace(schedule, name=f"{schedule.name}(every={count})")
-            words = [f"{label.name}(every={count})"]
-        elif count > 1:
-            words.append(f"every {count}")
-        words += [setting.sync.label] * setting.is_late
-        if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
-            words.append(str(transport.algorithm))
-        return assemble(
-            traveling(schedule, transport),
-            self.job,
-            replace(label, name=" ".join([*words, *coded_words(transport)])),
-            algorithm=transport.algorithm,
-            sent=timing.sent(setting),
-            seconds=timing.seconds(setting),
-            metrics=self.at(setting),
-        )
+        return reprice(self.measured.option(setting, name, timing, status), self.job)
+
+
+@lru_cache(maxsize=16)
+def _models(usual: StepsModel, is_alone: bool) -> list[StepsModel]:
+    """Return a model, and unless it is alone its cases with the lowest and highest distance price."""
+    cases = sorted(usual.cases, key=lambda case: case.a)
+    return [usual] if is_alone else [usual, *dict.fromkeys((cases[0], cases[-1]))]
 
 
 def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:

@@ -106,7 +106,6 @@ def as_trained(schedule: Schedule, *, name: str) -> Schedule:
 
 
 def _six_digits(value: float) -> float:
-    """Round to six digits: more than any pilot resolves, and short in its file."""
     return float(f"{value:.6g}")
 
 

@@ -33,7 +33,6 @@ from partreduce.planner.steps_model import (
 )
 from partreduce.planner.trials import ROUNDS, Candidate, memory_bytes
 from partreduce.schedulers import registry
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -123,7 +122,6 @@ class Slowdown:
 
     @property
     def has_spikes(self) -> bool:
-        """Return whether some steps of any worker are long."""
         return self.spike >= SPIKE
 
     @property
@@ -330,7 +328,6 @@ def quorum_settings(
 def _round_seconds(
     base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> float:
-    """Estimate the seconds of a round under a quorum."""
     word = max(job.hardware.inside.latency, job.hardware.nic.latency)
     return balance(seconds, setting, word=word, sum_seconds=base.communication).seconds
 
@@ -339,40 +336,34 @@ def _weighs_on_request(job: PlanRequest) -> bool:
     return job.is_open and job.cluster.num_workers <= MOST_ON_REQUEST and not Slowdown.of(job).is_even
 
 
-def _groups(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
-    """Yield Prague's divisions in pairs and threes, where stragglers delay no other group; all meet rarely."""
-    make = partial(DynamicGroups, slow_worker_policy=SlowWorkerPolicy.DEFER)
-    for division, size in product((GroupSplit.RANDOM, GroupSplit.GLOBAL, GroupSplit.INTER_INTRA), (2, 3)):
-        yield f"generated: {division}, groups of {size}", make(division=division, group_size=size)
-    if max(cluster.node_sizes()) > 1:
-        for every in (4, 16):
-            split = GroupSplit.NODE_THEN_ALL
-            yield f"generated: {split}, all every {every}", make(division=split, all_every=every)
+def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
+    """Yield the strategies of a kind that suit the cluster and the limits.
 
-
-def _pairs(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
-    """Yield pairings in which every second worker asks, so that each node has both sides; after or during its step."""
-    active = tuple(range(0, cluster.num_workers, 2))
-    yield "pairwise: AD-PSGD", Pairwise(active=active)
-    yield "pairwise: AD-PSGD, late", Pairwise(active=active, sync=DelayedAveraging())
-
-
-def _servers(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
-    """Yield servers with one shard on each node."""
-    hosts = tuple(cluster.workers_of(node)[0] for node in range(cluster.num_nodes))
-    yield "server: synchronous", Server(hosts=hosts)
-    yield "server: asynchronous", Server(hosts=hosts, synchronous=False)
-
-
-def _on_request(
-    kind: str, strategies: Callable[[Cluster], Iterator[tuple[str, Strategy]]], job: PlanRequest, _pay: Pay
-) -> Iterator[Candidate]:
-    """Yield the strategies of a kind that suit the cluster and the limits."""
-    for name, strategy in strategies(job.cluster):
-        size = getattr(strategy, "group_size", 2)
+    Groups are Prague's divisions in pairs and threes, where stragglers delay no other group, or all meet rarely. Every
+    second worker of pairs asks, so that each node has both sides. Servers have one shard on each node.
+    """
+    cluster, defer = job.cluster, SlowWorkerPolicy.DEFER
+    strategies: dict[str, Strategy] = {}
+    if kind == "dynamic_groups":
+        for division, size in product((GroupSplit.RANDOM, GroupSplit.GLOBAL, GroupSplit.INTER_INTRA), (2, 3)):
+            groups = DynamicGroups(division=division, group_size=size, slow_worker_policy=defer)
+            strategies[f"generated: {division}, groups of {size}"] = groups
+        for every in (4, 16) if max(cluster.node_sizes()) > 1 else ():
+            groups = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, all_every=every, slow_worker_policy=defer)
+            strategies[f"generated: {groups.division}, all every {every}"] = groups
+    elif kind == "pairwise":
+        pairs = Pairwise(active=tuple(range(0, cluster.num_workers, 2)))
+        strategies = {
+            "pairwise: AD-PSGD": pairs,
+            "pairwise: AD-PSGD, late": replace(pairs, sync=DelayedAveraging()),
+        }
+    else:
+        server = Server(hosts=tuple(cluster.workers_of(node)[0] for node in range(cluster.num_nodes)))
+        strategies = {"server: synchronous": server, "server: asynchronous": replace(server, synchronous=False)}
+    for name, strategy in strategies.items():
         with suppress(PartreduceError):
-            schedule = Schedule(name, job.cluster, strategy)
-            if job.limits.max_group is None or size <= job.limits.max_group:
+            schedule = Schedule(name, cluster, strategy)
+            if job.limits.max_group is None or getattr(strategy, "group_size", 2) <= job.limits.max_group:
                 yield Candidate(kind, name, name, schedule, strategy.transport.algorithm)
 
 
@@ -394,10 +385,10 @@ KINDS: dict[str, Kind] = {
     "iteration_gap": Kind("neighbors that keep a gap", 0.15, _weighs_gaps, _gaps),
     "partial": Kind("quorums", 0.15, _weighs_quorums, _quorums),
     "dynamic_groups": Kind(
-        "groups on request", 0.05, _weighs_on_request, partial(_on_request, "dynamic_groups", _groups), is_quick=False
+        "groups on request", 0.05, _weighs_on_request, partial(_on_request, "dynamic_groups"), is_quick=False
     ),
-    "pairwise": Kind("pairs", 0.05, _weighs_on_request, partial(_on_request, "pairwise", _pairs)),
-    "server": Kind("servers", 0.05, _weighs_on_request, partial(_on_request, "server", _servers), is_quick=False),
+    "pairwise": Kind("pairs", 0.05, _weighs_on_request, partial(_on_request, "pairwise")),
+    "server": Kind("servers", 0.05, _weighs_on_request, partial(_on_request, "server"), is_quick=False),
 }
 """Kinds by `Facts.kind`, in trial order: those of DiLoCo, Hop, eager-SGD, Prague and AD-PSGD."""
 

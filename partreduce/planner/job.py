@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -222,6 +223,11 @@ class PlanRequest:
         return model if self.curvature is None else model.at_curvature(self.curvature)
 
     @property
+    def as_measured(self) -> PlanRequest:
+        """Return a request that is equal for jobs under which schedules have equal seconds and metrics."""
+        return _as_measured(self)
+
+    @property
     def hardware(self) -> Hardware:
         """Return the cluster's hardware (checked at construction)."""
         return check_cluster(self.cluster)
@@ -283,7 +289,7 @@ class PlanRequest:
 
     def compute_times(self) -> ComputeTimes:
         """Return the workers' compute times (zero if the hardware does not state them)."""
-        return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
+        return _compute_times(self)
 
     @property
     def at_mean_speeds(self) -> PlanRequest:
@@ -331,3 +337,20 @@ class PlanRequest:
             limits=self.limits,
             algorithm=self.algorithm or AllReduceAlgorithm.HIERARCHICAL,
         )
+
+
+@lru_cache(maxsize=16)  # called for every candidate
+def _compute_times(job: PlanRequest) -> ComputeTimes:
+    return replace(ComputeTimes.of(job.hardware), disturbance=job.disturbance)
+
+
+@lru_cache(maxsize=16)
+def _as_measured(job: PlanRequest) -> PlanRequest:
+    return PlanRequest(
+        cluster=job.cluster,
+        algorithm=job.algorithm,
+        codec=job.codec,
+        disturbance=job.disturbance,
+        seed=job.seed,
+        data=Data.PER_NODE if job.push == "node" else Data.SHUFFLED,
+    )

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from math import inf, isfinite
 from statistics import geometric_mean
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule, Costs, known, preference
-from partreduce.planner.steps_model import StepsModel
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
@@ -61,8 +61,7 @@ SETTINGS = 4
 """Settings of a schedule from the search: synchronous, late, and the best of each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostedTransport:
+class CostedTransport(NamedTuple):
     """A transport of one schedule's sums, and its cost."""
 
     transport: Transport
@@ -96,7 +95,7 @@ def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTran
             has_scopes = codec is not Codec.NONE and algorithm is AllReduceAlgorithm.HIERARCHICAL
             for where in (CodecScope.ALL, CodecScope.ACROSS_NODES)[: 1 + has_scopes]:
                 transport = Transport(algorithm=algorithm, codec=codec, where=where)
-                listed.append(CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)))
+                listed.append(CostedTransport(transport, cost_of(schedule, job, transport)))
         cheapest.append(min(listed, key=lambda one: one.cheapness))
     return cheapest
 
@@ -130,25 +129,21 @@ def coded_words(transport: Transport) -> list[str]:
 
 def worth(schedule: Schedule) -> float:
     """Return the fraction of the objective that the schedule's codec must save; 0 without one."""
-    is_plain = schedule.strategy.transport.codec is Codec.NONE
-    return 0.0 if is_plain else worth_of_codec(overlaps=schedule.strategy.is_delayed)
-
-
-def worth_of_codec(*, overlaps: bool) -> float:
-    """Return the fraction of the objective that a codec must save, if its sums overlap with computing or not."""
-    return WORTH_OVERLAPPED if overlaps else WORTH
+    if schedule.strategy.transport.codec is Codec.NONE:
+        return 0.0
+    return WORTH_OVERLAPPED if schedule.strategy.is_delayed else WORTH
 
 
 def paying(costs: Sequence[Costs], job: PlanRequest, *, overlaps: bool) -> int:
     """Return the index of the finest codec whose costs are as good as the best; costs are ordered finest first.
 
-    Costs are as good if `worth_of_codec` explains the difference; those that keep the limits are preferred. For a
-    balanced objective only time counts, as hidden communication justifies no rounding.
+    Costs are as good if `WORTH` explains the difference; those that keep the limits are preferred. For a balanced
+    objective only time counts, as hidden communication justifies no rounding.
     """
     able = [i for i, one in enumerate(costs) if one.keep(job.limits)] or list(range(len(costs)))
     is_balanced = job.objective is Objective.BALANCED
     merits = [(one.time,) if is_balanced else preference(one, job.objective) for one in costs]
-    best, part = min(merits[i] for i in able), 1 - worth_of_codec(overlaps=overlaps)
+    best, part = min(merits[i] for i in able), 1 - (WORTH_OVERLAPPED if overlaps else WORTH)
     return next(i for i in able if all(own * part <= least for own, least in zip(merits[i], best, strict=True)))
 
 
@@ -181,17 +176,7 @@ class ScheduleMetrics(NamedTuple):
     late_distance: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """The name of a candidate and the search's status of it."""
-
-    name: str
-    status: str = "catalogue"
-
-
-def measure(
-    schedule: Schedule, job: PlanRequest, *, label: Label | None = None, algorithm: AllReduceAlgorithm | None = None
-) -> CandidateSchedule:
+def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorithm | None = None) -> CandidateSchedule:
     """Return all metrics of one schedule unchanged, with its delay, by the best algorithm and codec.
 
     With an `algorithm`, the schedule uses that one and its own codec.
@@ -199,12 +184,12 @@ def measure(
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
     """
-    metrics, label = metrics_of(schedule, job), label or Label(name=schedule.name)
+    metrics = metrics_of(schedule, job.push)
     if algorithm is None:
         transports = transports_of(schedule, job)
     else:
         transport = replace(schedule.strategy.transport, algorithm=algorithm)
-        transports = (CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)),)
+        transports = (CostedTransport(transport, cost_of(schedule, job, transport)),)
     options = []
     for costed in transports:
         runs, words = traveling(schedule, costed.transport), [] if algorithm else coded_words(costed.transport)
@@ -212,7 +197,7 @@ def measure(
             assemble(
                 runs,
                 job,
-                replace(label, name=" ".join([label.name, *words])),
+                " ".join([schedule.name, *words]),
                 algorithm=costed.transport.algorithm,
                 sent=Traffic(costed.cost.per_step, costed.cost.nic_bytes_per_step),
                 seconds=seconds_of(runs, job, costed.transport.algorithm),
@@ -222,13 +207,14 @@ def measure(
     return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
 
 
-def metrics_of(schedule: Schedule, job: PlanRequest) -> ScheduleMetrics:
+@lru_cache(maxsize=256)
+def metrics_of(schedule: Schedule, push: Literal["worker", "node"]) -> ScheduleMetrics:
     """Return the metrics of a schedule unchanged.
 
     Raises:
         PartreduceError: it has no fixed phases, or a metric was not found within its limit.
     """
-    spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
+    spread, pushed = consensus_distance(schedule), drift(schedule, push)
     return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))
 
 
@@ -250,11 +236,14 @@ def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorit
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 
 
+_sampled_seconds = lru_cache(maxsize=256)(seconds_of)
+
+
 def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
     """Return an option measured at mean speeds with sampled seconds under the job's step times."""
     if job.compute_times().is_fixed:
         return option
-    seconds = seconds_of(option.schedule, job, option.algorithm)
+    seconds = _sampled_seconds(option.schedule, job.as_measured, option.algorithm)
     waiting = seconds.waiting(0.0 if option.late else option.communication)
     return replace(option, step_seconds=seconds.step, step_error=seconds.error, waiting=waiting)
 
@@ -262,17 +251,17 @@ def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSched
 def assemble(
     schedule: Schedule,
     job: PlanRequest,
-    label: Label,
+    name: str,
     *,
     algorithm: AllReduceAlgorithm,
     sent: Traffic,
     seconds: Seconds,
     metrics: ScheduleMetrics,
+    status: str = "catalogue",
 ) -> CandidateSchedule:
     """Build the option of a schedule that is already measured; its file says how to run it with this transport."""
-    strategy, model = schedule.strategy, job.steps_model
-    return CandidateSchedule(
-        name=label.name,
+    option = CandidateSchedule(
+        name=name,
         schedule=schedule,
         algorithm=algorithm,
         period=schedule.period,
@@ -280,35 +269,28 @@ def assemble(
         nic_bytes=sent.nic_bytes,
         step_seconds=seconds.step,
         step_error=seconds.error,
-        waiting=seconds.waiting(0.0 if strategy.is_delayed else sent.seconds),
+        waiting=seconds.waiting(0.0 if schedule.strategy.is_delayed else sent.seconds),
         **metrics._asdict(),
-        steps_ratio=predict_steps(metrics, job, strategy.sync, gradients=strategy.averages_gradients),
-        model=model,
-        extrapolated=model.extrapolates(known(metrics.consensus_distance), pushed_by(metrics.drift, job)),
-        status=label.status,
+        steps_ratio=inf,
+        model=job.steps_model,
+        extrapolated=False,
+        status=status,
     )
-
-
-def predict_steps(
-    metrics: ScheduleMetrics, job: PlanRequest, sync: Sync, *, gradients: bool, model: StepsModel | None = None
-) -> float:
-    """Return the steps over All-Reduce's that fixed rounds with these metrics need, by the job's model or another."""
-    return (model or job.steps_model).steps_ratio(
-        known(metrics.consensus_distance),
-        pushed_by(metrics.drift, job),
-        late=metrics.late_distance,
-        delayed=job.delayed(sync),
-        gradients=gradients,
-    )
+    return reprice(option, job)
 
 
 def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return an option of fixed rounds with the steps that another job's prices predict from its metrics."""
+    """Return an option of fixed rounds with the steps that a job's prices predict from its metrics."""
     model, strategy = job.steps_model, option.schedule.strategy
-    metrics = ScheduleMetrics(option.consensus_distance, option.drift, option.contraction, option.late_distance)
-    ratio = predict_steps(metrics, job, strategy.sync, gradients=strategy.averages_gradients)
-    is_beyond = model.extrapolates(known(option.consensus_distance), pushed_by(option.drift, job))
-    return replace(option, steps_ratio=ratio, model=model, extrapolated=is_beyond)
+    spread, pushed = known(option.consensus_distance), pushed_by(option.drift, job)
+    ratio = model.steps_ratio(
+        spread,
+        pushed,
+        late=option.late_distance,
+        delayed=job.delayed(strategy.sync),
+        gradients=strategy.averages_gradients,
+    )
+    return replace(option, steps_ratio=ratio, model=model, extrapolated=model.extrapolates(spread, pushed))
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from partreduce.planner.job import Data, Delay
 from partreduce.planner.steps_model import FailurePoint, StepsModel
@@ -23,8 +23,7 @@ NOTHING = 1e-12
 """Values below it are rounding errors of zero."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class Costs(NamedTuple):
     """The costs that decide: seconds per step, metrics (infinite where unknown), and the predicted steps ratio."""
 
     communication: float
@@ -45,25 +44,25 @@ class Costs:
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
 
     def all(self) -> tuple[float, ...]:
-        """Return all costs; less is better for each."""
         return (self.communication, self.consensus_distance, self.drift, self.step_seconds, self.steps_ratio)
 
 
-def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
-    """Return a sort key, less is better, to nine digits, so that schedules that differ by rounding tie.
-
-    The key never decreases when the seconds per step increase, so a lower bound on the seconds bounds the preference.
-    """
-    key: tuple[float, ...] = (costs.time, costs.communication)
+def merit(costs: Costs, objective: Objective) -> tuple[float, ...]:
+    """Return what an objective minimizes, the first number first."""
     if objective is Objective.COMMUNICATION:
-        key = (float(costs.steps_ratio > MAX_STEPS_RATIO_WHEN_CHEAP), costs.communication, costs.time)
-    elif objective is Objective.CONSENSUS_DISTANCE:
-        key = (costs.consensus_distance, costs.communication)
-    elif objective is Objective.DRIFT:
-        key = (costs.drift, costs.communication)
-    elif objective is Objective.WAITING:
-        key = (costs.step_seconds, costs.steps_ratio)
-    return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in key)
+        return (float(costs.steps_ratio > MAX_STEPS_RATIO_WHEN_CHEAP), costs.communication, costs.time)
+    if objective is Objective.CONSENSUS_DISTANCE:
+        return (costs.consensus_distance, costs.communication)
+    if objective is Objective.DRIFT:
+        return (costs.drift, costs.communication)
+    if objective is Objective.WAITING:
+        return (costs.step_seconds, costs.steps_ratio)
+    return (costs.time, costs.communication)
+
+
+def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
+    """Return `merit` to nine digits, so that schedules that differ by rounding tie."""
+    return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in merit(costs, objective))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,13 +207,14 @@ class CandidateSchedule:
         return self.is_among(self.model.lost)
 
     def is_among(self, failures: FailurePoint) -> bool:
-        """Return whether a network failed with averages as rare, or as late, as these."""
         return failures.includes(self.synchronous_distance, self.late_distance)
 
     @property
     def synchronous_distance(self) -> float:
         """Return the consensus distance without delay, which measures how rare the averages are."""
-        return known(self.consensus_distance) - (added_by_delay(self.schedule) if self.late else 0.0)
+        return known(self.consensus_distance) - (
+            added_by_delay(self.steps_per_round, self.schedule.num_workers) if self.late else 0.0
+        )
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
         """Return `time` at the prices of one case of the `usual` model; delay is priced only if `delay` is true.
@@ -322,13 +322,12 @@ class CandidateSchedule:
         }
 
 
-def added_by_delay(schedule: Schedule) -> float:
+def added_by_delay(steps: StepsPerRound, num_workers: int) -> float:
     """Return the consensus distance added by averages that are one round late: the noise of one more round's steps.
 
     This is exact where all workers take the same number of steps (`topo.metrics.late_distance`); else for their mean.
     """
-    steps, count = schedule.strategy.steps_per_round, schedule.num_workers
-    return (1 - 1 / count) * (steps if isinstance(steps, int) else sum(steps) / count)
+    return (1 - 1 / num_workers) * (steps if isinstance(steps, int) else sum(steps) / num_workers)
 
 
 def known(metric: Metric) -> float:

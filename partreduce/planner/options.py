@@ -13,7 +13,6 @@ from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.measuring import (
     MAX_GRAPH_WORKERS,
     SETTINGS,
-    Label,
     measure,
     payer,
     sample_option,
@@ -159,9 +158,9 @@ def competitors(
             # Where speeds differ, steps per round in proportion to speed are the strongest competitors.
             for unequal in _unequal_steps(schedule, job):
                 if fits(unequal):
-                    options += Axes(unequal, job).options(Label(name=f"paced {label}"))
+                    options += Axes(unequal, job).options(f"paced {label}")
             rounds = PLAIN_ROUNDS if plain else ()
-            options += Axes(schedule, job).options(Label(name=label), rounds, lambda: pay(work_of_setting(job)))
+            options += Axes(schedule, job).options(label, rounds, pays=lambda: pay(work_of_setting(job)))
             if plain and not any(option.name == label for option in options):
                 options.append(measure(schedule, job, algorithm=AllReduceAlgorithm.RING))
     return options
@@ -246,7 +245,7 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
         if not pay(work_of(schedule, job, SETTINGS)) and index:
             weighed.left_out["the search's finds"] = [one.schedule.name for one in found.candidates[index:]]
             return
-        weighed.options += Axes(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))
+        weighed.options += Axes(schedule, job).options(schedule.name, status=Status.FEASIBLE)
 
 
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:

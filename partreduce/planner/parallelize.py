@@ -121,7 +121,6 @@ def parallelize_embeddings(
                 return sample_row_access(model, batches, forward, BATCHES)
 
         def place(touched: Mapping[str, RowAccess]) -> tuple[Schedule, tuple[str, ...]]:
-            """Return the schedule with a placement for every table, and the reasons."""
             if not touched:
                 return schedule, ()
             tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
@@ -156,7 +155,6 @@ def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardwar
 
 
 def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
-    """Return the allowed codecs of rows, the finest first."""
     if table_codec is None:
         return (Codec.NONE,)
     codec = next((one for one in ROW_CODECS if one == table_codec), None)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from partreduce.planner.calibration import as_trained, calibrate, trained_sha256
 from partreduce.planner.candidates import weighed_kinds
@@ -22,11 +22,10 @@ from partreduce.planner.failure_plans import survival
 from partreduce.planner.job import EFFORTS, PlanRequest
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import CandidateSchedule
-from partreduce.planner.options import weigh
+from partreduce.planner.options import Weighing, weigh
 from partreduce.planner.recommend import Gain, allowed_options, baselines, front, gain_of, recommend
 from partreduce.planner.trials import STEADY_SHARE, SteadyCheck
 from partreduce.runtime.pilot.job import Curve
-from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import ROUNDING, Front, Objective, Status
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.describe import describe
@@ -65,21 +64,7 @@ class Answer:
     capped: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as `partreduce design --json` prints it."""
         return {**asdict(self), "status": str(self.status)}
-
-
-def _answer(chosen: CandidateSchedule, job: PlanRequest, clock: Clock) -> Answer:
-    is_least = job.objective is Objective.CONSENSUS_DISTANCE and float(chosen.consensus_distance) <= ROUNDING
-    unknown = f"no bound is known for the objective {job.objective}"
-    return Answer(
-        status=Status.OPTIMAL if is_least else Status.FEASIBLE,
-        because="its consensus distance is 0, and none is below" if is_least else unknown,
-        ended=clock.stopped_by(),
-        effort=clock.effort,
-        time_limit=clock.seconds,
-        capped=clock.capped,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +134,56 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
     """
     say = progress or (lambda _: None)
     format_gain = _over_quick(job, say)
+    found = decide(job, say)
+    chosen, options, steady = found.chosen, found.options, found.steady
+    survivors = survival(chosen.schedule, job, say=say) if job.tolerate_failures else None
+    final = chosen if survivors is None else replace(chosen, schedule=survivors.schedule)
+    shown = [final if option is chosen else option for option in options]
+    say(f"proving {final.name}")
+    best, over_quick = front(shown), format_gain(chosen)
+    if not any(option is final for option in best):
+        best = sorted([*best, final], key=lambda option: option.communication)
+    is_least = job.objective is Objective.CONSENSUS_DISTANCE and float(chosen.consensus_distance) <= ROUNDING
+    unknown, lost = f"no bound is known for the objective {job.objective}", ", ".join(found.lost)
+    return Plan(
+        recommendation=final,
+        proof=prove(final.schedule),
+        reasons=[*([] if survivors is None else [survivors.words]), *([over_quick] if over_quick else [])],
+        cautions=[
+            *steady.words(),
+            *([f"left out, because it wins only if workers are as slow as said: {lost}"] if lost else []),
+        ],
+        front=best,
+        baselines=baselines(shown),
+        options=shown,
+        gain=gain_of(chosen, options, job),
+        answer=Answer(
+            status=Status.OPTIMAL if is_least else Status.FEASIBLE,
+            because="its consensus distance is 0, and none is below" if is_least else unknown,
+            ended=steady.clock.stopped_by(),
+            effort=steady.clock.effort,
+            time_limit=steady.clock.seconds,
+            capped=steady.clock.capped,
+        ),
+        search_status=str(found.weighed.searched.status),
+        pilot=job.pilot,
+        over_quick=over_quick,
+        left_out=found.weighed.left_out,
+    )
+
+
+class Decision(NamedTuple):
+    """The recommendation before its proof, the options that it was chosen from, and the reasons against others."""
+
+    chosen: CandidateSchedule
+    options: list[CandidateSchedule]
+    lost: list[str]
+    weighed: Weighing
+    steady: SteadyCheck
+
+
+def decide(job: PlanRequest, say: Callable[[str], None] = lambda _: None) -> Decision:
+    """Weigh all candidates of a job and choose one; `plan` proves it."""
     if job.searches:
         load_searchers()
     clock = job.clock()
@@ -159,36 +194,12 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
     steady = SteadyCheck(job, clock, clock.limit + longer if clock.effort else until)
     say("running for longer what has to be steady")
     options = steady.settled(as_ran(weighed.options, job))
-    chosen, lost = _recommend(options, job, weighed.searched, clock, steady), list[str]()
+    chosen, lost = _recommend(options, job, weighed.searched, steady), list[str]()
     while why := steady.lost(chosen, options):
         lost.append(why)
         options = [option for option in options if option is not chosen]
-        chosen = _recommend(options, job, weighed.searched, clock, steady)
-    survivors = survival(chosen.schedule, job, say=say) if job.tolerate_failures else None
-    final = chosen if survivors is None else replace(chosen, schedule=survivors.schedule)
-    shown = [final if option is chosen else option for option in options]
-    say(f"proving {final.name}")
-    best, over_quick = front(shown), format_gain(chosen)
-    if not any(option is final for option in best):
-        best = sorted([*best, final], key=lambda option: option.communication)
-    return Plan(
-        recommendation=final,
-        proof=prove(final.schedule),
-        reasons=[*([] if survivors is None else [survivors.words]), *([over_quick] if over_quick else [])],
-        cautions=[
-            *steady.words(),
-            *([f"left out, because it wins only if workers are as slow as said: {', '.join(lost)}"] if lost else []),
-        ],
-        front=best,
-        baselines=baselines(shown),
-        options=shown,
-        gain=gain_of(chosen, options, job),
-        answer=_answer(chosen, job, clock),
-        search_status=str(weighed.searched.status),
-        pilot=job.pilot,
-        over_quick=over_quick,
-        left_out=weighed.left_out,
-    )
+        chosen = _recommend(options, job, weighed.searched, steady)
+    return Decision(chosen, options, lost, weighed, steady)
 
 
 def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], str]:
@@ -219,7 +230,7 @@ def load_searchers() -> None:
 
 
 def _recommend(
-    options: list[CandidateSchedule], job: PlanRequest, searched: Front, clock: Clock, steady: SteadyCheck
+    options: list[CandidateSchedule], job: PlanRequest, searched: Front, steady: SteadyCheck
 ) -> CandidateSchedule:
     """Return the recommendation, or raise an error that says whether its absence is proved."""
     try:
@@ -227,7 +238,7 @@ def _recommend(
     except UndecidedError as error:
         if searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,):
             raise InfeasibleError(f"{error} (proved: {searched.reason})") from None
-        ended = f"(not proved impossible: the search ended because {clock.stopped_by()})"
+        ended = f"(not proved impossible: the search ended because {steady.clock.stopped_by()})"
         raise UndecidedError("; ".join([str(error), *steady.words()]) + f" {ended}") from None
 
 
@@ -244,7 +255,6 @@ class RunOff:
         self.plans: list[Plan] = []
 
     def pilot(self, curves: Sequence[Curve]) -> Pilot:
-        """Return the pilot with its prices and finalists."""
         return calibrate(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
 
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -54,15 +54,22 @@ Options = Sequence[CandidateSchedule]
 def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
     """Return the option that the objective prefers within the job's limits.
 
-    By default this is the least predicted time to the loss, and the simpler option where times differ by 2 % or less
-    (`least_time`); if the job asks for the fastest, and for the other objectives, only rounding differences are ties.
+    By default this is the least predicted time to the loss (`least_time`); if the job asks for the fastest, and for the
+    other objectives, only rounding differences are ties.
 
     Raises:
         UndecidedError: no option keeps the limits; the message names the nearest one.
         InputError: the option that the job names does not exist.
     """
-    if job.take is not None:
-        return _select(options, job.take)
+    if (name := job.take) is not None:
+        named = [option for option in options if option.name == name]
+        if not named:
+            raise InputError(
+                f"--select {name!r}: no schedule of this name was "
+                f"weighed{hint(name, {option.name for option in options})}; "
+                "the table of the same command without --select lists them, and --effort thorough weighs more"
+            )
+        return min(named, key=lambda option: option.time)  # two algorithms may share a name
     allowed = allowed_options(options, job)
     if not allowed:
         raise UndecidedError(_nothing(options, job))
@@ -74,25 +81,14 @@ def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
     return min(best, key=lambda option: (simplicity(option), option.name))
 
 
-def _select(options: Options, name: str) -> CandidateSchedule:
-    """Return the option with a name; the faster one if two algorithms share it."""
-    named = [option for option in options if option.name == name]
-    if not named:
-        raise InputError(
-            f"--select {name!r}: no schedule of this name was "
-            f"weighed{hint(name, {option.name for option in options})}; "
-            "the table of the same command without --select lists them, and --effort thorough weighs more"
-        )
-    return min(named, key=lambda option: option.time)
-
-
 def allowed_options(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     """Return the options that keep the job's limits and its restrictions on delay, gap and quorum."""
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
         able = [option for option in options if _waits_as(option, job) and (not job.gap or option.gap)]
-    able = [option for option in able if not option.facts or option.facts.memory_bytes <= _most_queues(job)]
+    most = math.inf if job.max_queues is None else job.max_queues
+    able = [option for option in able if not option.facts or option.facts.memory_bytes <= most]
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
 
 
@@ -105,12 +101,7 @@ def _waits_as(option: CandidateSchedule, job: PlanRequest) -> bool:
     return option.delay in job.sync_types
 
 
-def _most_queues(job: PlanRequest) -> float:
-    return math.inf if job.max_queues is None else job.max_queues
-
-
 def _exactly(option: CandidateSchedule) -> Fraction | None:
-    """Return the consensus distance as a fraction if it can be computed."""
     try:
         return exact_consensus_distance(option.schedule)
     except PartreduceError:  # no rule, or a rule with too many local ranks
@@ -123,10 +114,9 @@ def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
     Among those within `TIE` of that regret the one with the least time counts, and among those within `TIE` of its time
     the simplest is returned.
 
-    A case is a vector of prices that the job may pay: those of a calibrated task, or of a corner of a pilot's
-    intervals. The regret of an option in a case is its time over that of the best option. By regret alone, any option
-    that is good for one task could displace one that is predicted to be much faster: one more kind of options raised
-    the time of the answer by up to 1.8 times. The limit `WORTH` bounds that increase, whatever other options there are.
+    A case is a vector of prices that the job may pay (`StepsModel.cases`). By regret alone, any option that is good for
+    one task could displace one that is predicted to be much faster: one more kind of options raised the time of the
+    answer by up to 1.8 times.
     """
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
@@ -157,7 +147,11 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     options = [one for one in options if not is_unpriced(one)] or options
     time = {id(one): decisive_time(one, job) for one in options}
-    for is_doubtful in (lambda one: one.may_fail, _is_coded, lambda one: one.late or one.facts):
+    for is_doubtful in (
+        lambda one: one.may_fail,
+        lambda one: one.transport.codec is not Codec.NONE,
+        lambda one: one.late or one.facts,
+    ):
         sure = min((time[id(one)] for one in options if not is_doubtful(one)), default=math.inf)
         options = [one for one in options if not is_doubtful(one) or time[id(one)] <= sure]
     simple = {id(one): one for one in options if is_simple(one)}
@@ -195,6 +189,7 @@ def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
     return math.hypot(max(own, math.log1p(LEAST_ERROR)), NINE_OF_TEN * option.step_error)
 
 
+@lru_cache(maxsize=1024)
 def family(schedule: Schedule) -> str:
     """Return the simple baseline that a schedule belongs to; empty if none."""
     strategy, has_one_number = schedule.strategy, isinstance(schedule.strategy.steps_per_round, int)
@@ -215,7 +210,7 @@ def family(schedule: Schedule) -> str:
 
 
 def is_simple(option: CandidateSchedule) -> bool:
-    """Return whether it is a simple baseline without outer steps, which have separate prices."""
+    """Return whether it is a simple baseline without outer steps."""
     return family(option.schedule) not in {"", "DiLoCo"}
 
 
@@ -227,10 +222,6 @@ def is_unpriced(option: CandidateSchedule) -> bool:
 def is_outer(option: CandidateSchedule) -> bool:
     """Return whether it takes outer steps, which have a measured price on each task."""
     return option.facts is not None and bool(option.facts.by_task)
-
-
-def _is_coded(option: CandidateSchedule) -> bool:
-    return option.transport.codec is not Codec.NONE
 
 
 def soonest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
@@ -253,10 +244,9 @@ def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
     """Return the predicted time that options are compared by, with pessimistic prices for known prediction errors.
 
     All options share one vector of prices, so an error common to all does not change the order. Delay that the job did
-    not ask for is an exception: its cost depends on the task, and synchronous options do not pay it. Seconds from a run
-    vary, too. Outer steps were measured on every task, so `contenders` compares them task by task. Coded sums took
-    longer in the lab than predicted, plain ones did not (`measuring.WORTH`). An option whose metrics made a calibrated
-    task fail must win at `LOST_RATIO` times its steps: no time saved compensates for a loss that is never reached.
+    not ask for costs what it may, and seconds from a run vary. Outer steps were measured on every task, so `contenders`
+    compares them task by task. Coded sums took longer in the lab than predicted (`measuring.WORTH`). An option whose
+    metrics made a calibrated task fail must win at `LOST_RATIO` times its steps.
     """
     if job.fastest:
         return option.time
@@ -277,13 +267,11 @@ def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]
     """Return the time of each option in each case (options, cases)."""
     usual = job.steps_model
     cases = (usual,) if job.fastest else usual.cases
-    counts_delay = [not (job.fastest or _is_asked_for(one, job)) for one in options]
-    return np.array(
-        [
-            [one.time_in(case, usual, delay=delay) for case in cases]
-            for one, delay in zip(options, counts_delay, strict=True)
-        ]
-    )
+    rows = []
+    for one in options:
+        delay = not (job.fastest or _is_asked_for(one, job))
+        rows.append([one.time_in(case, usual, delay=delay) for case in cases])
+    return np.array(rows)
 
 
 def regrets(options: Options, job: PlanRequest) -> list[float]:
@@ -357,7 +345,6 @@ class Gain:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether the option is faster by more than the prediction error."""
         return self.low > 1
 
     def to_json(self) -> dict[str, Any]:
@@ -397,7 +384,6 @@ def gain_of(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> Ga
 
 def _nothing(options: Options, job: PlanRequest) -> str:
     """Return why no option keeps the limits, and which limit to raise."""
-    most = _most_queues(job)
     if job.quorum or job.gap:
         options = [option for option in options if (option.quorum if job.quorum else option.gap)]
         least = min((option.facts.memory_bytes for option in options if option.facts), default=None)
@@ -409,8 +395,8 @@ def _nothing(options: Options, job: PlanRequest) -> str:
                 if job.quorum
                 else "no graph on which a gap could be kept was found within the limits; leave out --sync iteration_gap"
             )
-        if least > most:
-            return f"max-queues {most:.0f} bytes: the least that was found are {least:.0f}; raise it"
+        if job.max_queues is not None and least > job.max_queues:
+            return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
     else:
         options = [option for option in options if _waits_as(option, job)]
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
@@ -425,10 +411,8 @@ def _nothing(options: Options, job: PlanRequest) -> str:
         return f"no schedule that reaches consensus was found; raise {' or '.join(ways)}"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
     if budget is not None and cheapest.communication > budget:
-        return (
-            f"--max communication: expected at least {ms(cheapest.communication)} per step, the least that was tried "
-            f"({cheapest.name}), got {ms(budget)}; raise it or --max period"
-        )
+        expected = f"expected at least {ms(cheapest.communication)} per step, got {ms(budget)}"
+        return f"--max communication: {expected}; raise it or --max period"
     calmest = min(usable, key=lambda option: float(option.consensus_distance))
     return (
         f"max-consensus-distance {job.limits.max_consensus_distance}: the least found is "

@@ -170,7 +170,6 @@ class StepsModel:
         ) or (self,)
 
     def late_more(self, late: float) -> float:
-        """Return the possible extra cost of a late distance, on the task where it costs most."""
         return max((_delay(task, late) for task in self.tasks), default=0.0) - _delay(self, late)
 
     def delayed(self, width: int, curvature: float | None = None) -> float:
@@ -343,7 +342,6 @@ class OuterSetting:
 
     @property
     def ratio(self) -> float:
-        """Return the geometric mean."""
         return geometric_mean(self.ratios.values())
 
     def by_task(self, optimizer: Optimizer) -> tuple[float, ...]:

@@ -83,7 +83,6 @@ class Table:
     because: str = ""
 
     def __post_init__(self) -> None:
-        """Convert strings to enums, and check that the table has a placement."""
         object.__setattr__(self, "gradient", Gradient(self.gradient))
         object.__setattr__(self, "ways", tuple(map(Placement, self.ways)))
         if not self.allowed:
@@ -97,7 +96,6 @@ class Table:
 
     @property
     def shares(self) -> RowAccess:
-        """Return the fraction of rows that a step touches; 1 if unknown."""
         return self.touched or RowAccess(1.0, 1.0, 1.0)
 
     @property
@@ -190,7 +188,6 @@ class Pricing:
         )  # fmt: skip
 
     def saved(self, table: Table, route: TablePlacement, *, gathers: bool) -> Cost:
-        """Return the saving of a table's codec in a step."""
         exact, coded = (self._sent(table, route.way, codec, gathers) for codec in (Codec.NONE, route.codec))
         return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
@@ -249,7 +246,6 @@ class TableChoice:
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the output of `partreduce design --json`."""
         return {
             "seconds": self.seconds,
             "dense_bytes": self.dense_bytes,
@@ -533,7 +529,6 @@ def _checked_batches(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _forward(model: torch.nn.Module, batch: object) -> None:
-    """Call the model with the leading entries of a batch that match its forward() arguments."""
     from partreduce.runtime.sharding.row_access import inputs_of
 
     parts, keywords = inputs_of(model, batch)
@@ -578,7 +573,6 @@ class Hybrid:
         return [note for note, holds in notes.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the output of `partreduce design --json` of the plan, and the tables."""
         tables = {
             **self.chosen.to_json(),
             "measured_steps": self.num_steps,

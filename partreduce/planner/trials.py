@@ -26,14 +26,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import floor, isfinite
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.measuring import ScheduleMetrics, metrics_of, payer, pushed_by, seconds_of
+from partreduce.planner.measuring import ScheduleMetrics, Seconds, Traffic, metrics_of, payer, pushed_by, seconds_of
 from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.predict import ARRAYS
 from partreduce.planner.recommend import TIE, allowed_options, decisive_time, front, is_outer, recommend
@@ -78,6 +78,7 @@ DOUBLINGS = 2
 """Most doublings of a run whose consensus distance grows ever more slowly and may still converge."""
 GROWTH = 1.5
 """Growth by this factor with each doubling is not convergence."""
+DEADLOCK = "its workers wait for one another for ever"
 LISTED = 8
 """Options that the answer lists with their distances."""
 
@@ -99,13 +100,11 @@ class Candidate(NamedTuple):
     make: Callable[[], CandidateSchedule] | None = None
 
     def work(self, num_rounds: int | None = None) -> float:
-        """Return the nominal seconds of a run, or of `make`."""
         if self.seconds is not None:
             return self.seconds
         return PER_EVENT * (num_rounds or self.rounds) * _events(self.schedule)
 
     def option(self, job: PlanRequest) -> CandidateSchedule | None:
-        """Return the option of a run; None if its workers deadlock, or it does not suit the job."""
         if self.make is not None:
             return self.make()
         if (outcome := self.run(job, self.rounds)) is None:
@@ -113,108 +112,100 @@ class Candidate(NamedTuple):
         return replace(price_option(self, outcome, job), longer=self if outcome.is_sampled else None)
 
     def run(self, job: PlanRequest, num_rounds: int) -> Outcome | None:
-        """Return the outcome of a run of so many rounds; None if the workers deadlock."""
         with suppress(PartreduceError):
-            return trial(self.schedule, job, num_rounds, self.algorithm)
+            return trial(self, job.as_measured, num_rounds)
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The results of a run. Seconds and bytes are per step, `error` is relative.
+    """The results of a run, per step.
 
-    `samples` is the number of gradients in a step, each of one worker, and `progress` the movement of the mean relative
-    to a synchronous round. Gradients are `delay` whole steps late on average, or `age` rounds. `noise` is the number of
-    workers whose gradients would leave as much noise in the mean, `shares` (num_workers,) the weight of each worker's
-    gradients relative to an even share of 1, `active` the number of workers in a round, and `computed` the fraction of
-    all steps that were computed. `distances` are the consensus distances of the first quarter, the first half and the
-    whole of the run; `is_sampled` is true if they come from the run.
+    `distances` are the consensus distances of the first quarter, the first half and the whole of the run; `is_sampled`
+    is true if they come from the run.
     """
 
-    seconds: float
-    error: float
-    communication: float
+    seconds: Seconds
+    sent: Traffic
     waiting: float
-    nic_bytes: float
-    samples: float
     metrics: ScheduleMetrics
-    memory_bytes: float
-    shares: npt.NDArray[np.float64]
-    progress: float = 1.0
-    delay: float = 0.0
-    age: float = 0.0
-    noise: float = 0.0
-    active: float = 0.0
-    computed: float = 1.0
+    facts: Facts
     distances: tuple[float, float, float] = (0.0, 0.0, 0.0)
     is_sampled: bool = False
 
 
-def trial(
-    schedule: Schedule, job: PlanRequest, num_rounds: int, algorithm: AllReduceAlgorithm | None = None
-) -> Outcome:
+@lru_cache(maxsize=256)
+def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
     """Run a schedule once in virtual time.
 
     Raises:
         PartreduceError: the workers deadlock, or a queue has no limit.
     """
+    schedule = candidate.schedule
     strategy, count, times = schedule.strategy, schedule.num_workers, job.compute_times()
     listener: Replay | Meetings | None = None
     if isinstance(strategy.sync, IterationGap):
         listener = Replay(strategy.graphs[0], strategy.sync, seed=job.seed)
     elif isinstance(strategy, DynamicGroups | Pairwise):
         listener = Meetings(job.cluster, seed=job.seed)
-    case = Case(
-        schedule, job.hardware, times, num_rounds, job.seed, model_bytes=None,
-        algorithm=algorithm or strategy.transport.algorithm, listeners=() if listener is None else (listener,),
-    )  # fmt: skip
-    timeline = PROTOCOLS[strategy.protocol](case)
+    timeline = PROTOCOLS[strategy.protocol](Case(
+        schedule, job.hardware, times, num_rounds, job.seed, model_bytes=None, algorithm=candidate.algorithm,
+        listeners=() if listener is None else (listener,),
+    ))  # fmt: skip
     observed, first = timeline.observed, num_rounds // WARM_UP
     assert observed is not None, "every protocol counts what it sends"
     steps, seconds = num_rounds * float(schedule.worker_steps().mean()), timeline.per_step(warm_up=first)
     zero = Metric(0.0, MetricKind.EXACT, "one copy of the parameters, or averages over all workers")
-    outcome = Outcome(
-        seconds=seconds,
-        error=_error(timeline, first) / seconds if seconds else 0.0,
-        communication=float(timeline.communicating().mean()) / steps,
-        waiting=float(timeline.waiting().mean()) / steps,
-        nic_bytes=float(observed.nic_bytes.max(initial=0.0)) / steps,
-        samples=float(count),
-        noise=float(count),
-        metrics=ScheduleMetrics(zero, zero, absent("what is averaged is decided while the job runs")),
+    facts = Facts(
+        kind=candidate.kind,
+        words=candidate.words,
         memory_bytes=memory_bytes(strategy, job),
-        shares=np.ones(count),
+        least_share=1.0,
+        gradients=float(count),
+        age=observed.mean_age or 0.0,
+    )
+    nic_bytes = float(observed.nic_bytes.max(initial=0.0)) / steps
+    outcome = Outcome(
+        seconds=Seconds(seconds, 0.0, _error(timeline, first) / seconds if seconds else 0.0),
+        sent=Traffic(float(timeline.communicating().mean()) / steps, nic_bytes),
+        waiting=float(timeline.waiting().mean()) / steps,
+        metrics=ScheduleMetrics(zero, zero, absent("what is averaged is decided while the job runs")),
+        facts=facts,
     )
     if (record := observed.quorum) is not None:
+        assert isinstance(strategy.sync, PartialAllReduce), "only quorums have a record"
         gradients, counted = record.gradients[first:], record.rounds >= first
         samples, age = float(gradients.sum()) / len(gradients), float(record.ages[counted].mean())
+        shares = gradients.sum(axis=0) / gradients.sum() * count
         # A round consists of as many calls as there are workers.
-        return replace(
-            outcome, samples=samples, progress=samples / count, age=age, delay=age * samples / count,
-            active=float(record.active[first:].mean()), shares=gradients.sum(axis=0) / gradients.sum() * count,
+        facts = replace(
+            facts, gradients=samples, gradients_per_second=samples / seconds if seconds else float("inf"), age=age,
+            progress=samples / count, delay=age * samples / count, active=float(record.active[first:].mean()),
+            least_share=float(shares.min()), bound=strategy.sync.bound or 0,
         )  # fmt: skip
+        return replace(outcome, facts=facts)
     if isinstance(strategy, Server):
-        age = 0.0 if strategy.averages_gradients else observed.mean_age or 0.0
-        return replace(outcome, age=age, delay=age * (count - 1) / count)
+        age = 0.0 if strategy.averages_gradients else facts.age
+        return replace(outcome, facts=replace(facts, age=age, delay=age * (count - 1) / count))
     if isinstance(listener, Meetings):
         metrics = _estimates(*listener.mean(num_rounds), job, f"by a run of {num_rounds} rounds")
-        first_quarter, first_half, all_rounds = (listener.mean(num_rounds, part)[0] for part in (4, 2, 1))
-        return replace(
-            outcome, age=observed.mean_age or 0.0, metrics=metrics, is_sampled=True,
-            distances=(first_quarter, first_half, all_rounds),
-        )  # fmt: skip
+        quarter, half, whole = (listener.mean(num_rounds, part)[0] for part in (4, 2, 1))
+        return replace(outcome, metrics=metrics, is_sampled=True, distances=(quarter, half, whole))
     assert isinstance(listener, Replay), "each protocol has its listener"
     last = min(listener.step)
-    whole, quarter, half = (listener.replayed(job.cluster.node_of(), last=last // part) for part in (1, 4, 2))
+    all_steps, *parts = (listener.replayed(job.cluster.node_of(), last=last // part) for part in (1, 4, 2))
     mixes = schedule.is_mixing  # its consensus distance follows from its matrices
-    metrics = metrics_of(schedule, job) if mixes else _estimates(
-        whole.consensus_distance, whole.drift_worker, whole.drift_node, job, f"replayed: 1 run of {num_rounds} steps"
+    metrics = metrics_of(schedule, job.push) if mixes else _estimates(
+        all_steps.consensus_distance, all_steps.drift_worker, all_steps.drift_node, job,
+        f"replayed: 1 run of {num_rounds} steps",
     )  # fmt: skip
-    return replace(
-        outcome, metrics=metrics, progress=whole.progress, noise=whole.gradients, computed=whole.computed,
-        shares=whole.shares * count, is_sampled=not mixes,
-        distances=(quarter.consensus_distance, half.consensus_distance, whole.consensus_distance),
+    shares = all_steps.shares * count
+    facts = replace(
+        facts, progress=all_steps.progress, gradients=all_steps.gradients / count, computed=all_steps.computed,
+        least_share=float(shares.min()), unheard=tuple(np.flatnonzero(shares < UNHEARD).tolist()),
     )  # fmt: skip
+    quarter, half, whole = (one.consensus_distance for one in (*parts, all_steps))
+    return replace(outcome, metrics=metrics, facts=facts, is_sampled=not mixes, distances=(quarter, half, whole))
 
 
 def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest, how: str) -> ScheduleMetrics:
@@ -225,56 +216,36 @@ def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest,
 
 def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
     """Return the option of a run, with the price of the run's effect on its steps."""
-    schedule, model, kind = candidate.schedule, job.steps_model, candidate.kind
-    strategy, count = schedule.strategy, schedule.num_workers
-    spread, is_gap = outcome.metrics.consensus_distance, kind == "iteration_gap"
-    metrics = float(spread), pushed_by(outcome.metrics.drift, job)
-    adds = isinstance(strategy, Server) or isinstance(strategy.sync, PartialAllReduce)
+    schedule, model, facts, metrics = candidate.schedule, job.steps_model, outcome.facts, outcome.metrics
+    strategy, spread, pushed = schedule.strategy, metrics.consensus_distance, pushed_by(metrics.drift, job)
+    is_gap, adds = facts.kind == "iteration_gap", facts.kind in ("partial", "server")
     comes_late = not adds and (strategy.is_delayed or isinstance(strategy, Pairwise))
-    late = late_distance_like(float(spread), 1, 1 - 1 / count) if comes_late else 0.0
+    late = late_distance_like(float(spread), 1, 1 - 1 / schedule.num_workers) if comes_late else 0.0
     # A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which the
     # job could also have set.
-    progress = max(min(1.0, outcome.progress), 1e-9)
-    delayed = price_of(outcome.delay, job)
-    steps_ratio = model.steps_ratio(*metrics, late=late, delayed=delayed, gradients=adds) / progress
-    more = outcome.delay * model.delay_more if outcome.delay else 0.0
+    progress, delayed = max(min(1.0, facts.progress), 1e-9), price_of(facts.delay, job)
+    steps_ratio = model.steps_ratio(float(spread), pushed, late=late, delayed=delayed, gradients=adds) / progress
+    more = facts.delay * model.delay_more if facts.delay else 0.0
     more = (more + (model.late_more(late) if late else 0.0)) / progress + is_gap * GAPS_AT_WORST * steps_ratio
-    if kind in ("dynamic_groups", "pairwise"):
-        more = max(steps_ratio * model.error(job.data), 1 + PAIRS_AT_WORST - steps_ratio if kind == "pairwise" else 0.0)
+    if isinstance(strategy, DynamicGroups | Pairwise):
+        worst = 1 + PAIRS_AT_WORST - steps_ratio if isinstance(strategy, Pairwise) else 0.0
+        more = max(steps_ratio * model.error(job.data), worst)
     return CandidateSchedule(
         name=candidate.name,
         schedule=schedule,
         algorithm=candidate.algorithm,
         period=1,
-        communication=outcome.communication,
-        nic_bytes=outcome.nic_bytes,
-        step_seconds=outcome.seconds,
-        step_error=outcome.error,
+        communication=outcome.sent.seconds,
+        nic_bytes=outcome.sent.nic_bytes,
+        step_seconds=outcome.seconds.step,
+        step_error=outcome.seconds.error,
         waiting=outcome.waiting,
-        consensus_distance=spread,
-        drift=outcome.metrics.drift,
-        contraction=outcome.metrics.contraction,
-        late_distance=late if is_gap else 0.0,
+        **metrics._replace(late_distance=late if is_gap else 0.0)._asdict(),
         steps_ratio=steps_ratio,
         model=model,
-        extrapolated=not adds and model.extrapolates(*metrics),
+        extrapolated=not adds and model.extrapolates(float(spread), pushed),
         status="catalogue",
-        facts=Facts(
-            kind=kind,
-            words=candidate.words,
-            memory_bytes=outcome.memory_bytes,
-            least_share=float(outcome.shares.min()),
-            gradients=outcome.noise / count if is_gap else outcome.samples,
-            gradients_per_second=outcome.samples / outcome.seconds if outcome.seconds else float("inf"),
-            more=more,
-            unheard=tuple(np.flatnonzero(outcome.shares < UNHEARD).tolist()) if is_gap else (),
-            active=outcome.active,
-            age=outcome.age,
-            delay=outcome.delay,
-            bound=(strategy.sync.bound or 0) if isinstance(strategy.sync, PartialAllReduce) else 0,
-            progress=outcome.progress,
-            computed=outcome.computed,
-        ),
+        facts=replace(facts, more=more),
     )
 
 
@@ -411,11 +382,9 @@ class SteadyCheck:
             again = Candidate(facts.kind, name, facts.words, chosen.schedule, chosen.algorithm)
             if not self._has_time(again.work(rounds)):
                 return f"{name} (there was no time to run it with less slow workers)"
-            try:
-                outcome = trial(again.schedule, eased, rounds, again.algorithm)
-                there = decisive_time(price_option(again, outcome, eased), eased)
-            except PartreduceError as error:
-                return f"{name} ({error})"
+            if (outcome := again.run(eased, rounds)) is None:
+                return f"{name} ({DEADLOCK})"
+            there = decisive_time(price_option(again, outcome, eased), eased)
         ratio = there / max(eased_time(rival), 1e-300)
         if ratio <= 1 + TIE:
             return ""
@@ -452,7 +421,7 @@ class SteadyCheck:
                 self.left_out[name] = f"there was no time for {rounds} rounds"
                 return None
             if (outcome := candidate.run(self.job, rounds)) is None:
-                self.left_out[name] = "its workers wait for one another for ever"
+                self.left_out[name] = DEADLOCK
                 return None
             if is_steady(outcome.distances):
                 self.left_out.pop(name, None)

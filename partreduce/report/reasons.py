@@ -11,14 +11,14 @@ from dataclasses import replace
 from partreduce.planner.axes import Axes
 from partreduce.planner.job import PIPELINE_WIDTH, Data, Delay, PlanRequest
 from partreduce.planner.measuring import (
-    Label,
+    WORTH,
+    WORTH_OVERLAPPED,
     cheapest_transports,
     coded_words,
     sample_option,
     traveling,
     work_of,
     worth,
-    worth_of_codec,
 )
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan
@@ -331,7 +331,7 @@ def _codec_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -
             f"coding per step, where numbers as they are would take {ms(plain.cost.per_step)}; a codec had no "
             "measurable price in steps (benchmarks/results/late_and_small.md)"
         )
-    least = worth_of_codec(overlaps=schedule.strategy.is_delayed)
+    least = WORTH_OVERLAPPED if schedule.strategy.is_delayed else WORTH
     return (
         f"its sums travel as they are: {name} would cost {ms(coding)} for coding and save "
         f"{ms(plain.cost.per_step - wire)} of wire per step, which makes no step shorter by more than {least:.0%}, as "
@@ -364,7 +364,7 @@ def best_with_codec(
     found: list[CandidateSchedule] = []
     for seed in seeds.values():
         if isinstance(seed.steps_per_round, int) and work_of(seed.schedule, even) <= LITTLE_WORK:
-            found += Axes(seed.schedule, coded).options(Label(name=seed.schedule.name.partition("(every=")[0]))
+            found += Axes(seed.schedule, coded).options(seed.schedule.name.partition("(every=")[0])
     best = min(allowed_options(found, coded), key=lambda option: decisive_time(option, job), default=None)
     if best is None or best.transport.codec is Codec.NONE:
         return None

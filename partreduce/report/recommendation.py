@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from textwrap import wrap
+from typing import NamedTuple
 
 from partreduce.console import seconds, size
-from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.measuring import reprice
+from partreduce.planner.job import EFFORTS, PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import competitors
-from partreduce.planner.plan import Plan
+from partreduce.planner.plan import Plan, decide
 from partreduce.planner.recommend import (
     TIE,
     Gain,
@@ -23,7 +23,6 @@ from partreduce.planner.recommend import (
     family,
     gain,
     least_time,
-    recommend,
 )
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.reasons import best_with_codec, failed_networks, why_not
@@ -40,11 +39,7 @@ CELLS = 10
 """Columns of a number in the table."""
 MOST_LINES = 3
 """Most lines of a schedule in the table."""
-NEAR = 1.05
-"""Speedups within this factor are equal."""
-OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "AdamW"}
-
-
+OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
 """Catalogue entries that are priced for the comparison if the job's limits exclude them all."""
 
@@ -69,14 +64,12 @@ class Comparison:
     over_every_step: Gain
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Another value of an option: its recommendation, and the speedups of that and the current one over All-Reduce."""
+class Variant(NamedTuple):
+    """The answer for another optimizer: its speedup over All-Reduce, and whether it is another schedule."""
 
-    option: str
-    value: str
+    optimizer: Optimizer
     speedup: float
-    ours: float
+    is_other: bool
 
 
 def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
@@ -114,28 +107,17 @@ def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candid
     return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 
 
-def variants(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[Variant]:
-    """Yield the answers to neighboring questions (optimizer, data), priced from the measurements of this one.
-
-    Schedules that were run in virtual time are left out, since they are priced for their own question only.
-    """
-    if job.pilot is not None or chosen.facts is not None:
-        return
-    asked = replace(job, take=None)
-    others = {str(one): replace(asked, optimizer=one) for one in Optimizer if one is not job.optimizer}
-    if job.data is Data.SHUFFLED:
-        others["per-worker"] = replace(asked, data=Data.PER_WORKER)
-    for value, other in others.items():
-        option = "--data" if value == Data.PER_WORKER else "--optimizer"
-        priced = {id(one): reprice(one, other) for one in options if one.facts is None}
-        ours = priced.get(id(chosen)) or reprice(chosen, other)
-        try:
-            best = recommend(list(priced.values()), other)
-        except PartreduceError:  # no option keeps the limits
+def variants(chosen: CandidateSchedule, job: PlanRequest) -> Iterator[Variant]:
+    """Yield the quick answers for other optimizers, as `design` gives them; none for a pilot, which ran with one."""
+    for optimizer in Optimizer:
+        if optimizer is job.optimizer or job.pilot is not None:
             continue
-        every = min((one.time for one in priced.values() if one.is_every_step), default=math.inf)
-        if 0 < best.time < math.inf and every < math.inf:
-            yield Variant(option, value, every / best.time, every / ours.time if ours.time > 0 else math.inf)
+        other = replace(job, optimizer=optimizer, take=None, effort=EFFORTS["quick"], time_limit=None)
+        with suppress(PartreduceError):  # no option keeps the limits
+            found = decide(other)
+            compared = compare(found.chosen, found.options, other)
+            is_other = describe(found.chosen.schedule) != describe(chosen.schedule)
+            yield Variant(optimizer, compared.over_every_step.ratio, is_other)
 
 
 def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], proved: str) -> list[str]:
@@ -153,7 +135,8 @@ def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], 
     place = f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}"
     data = f", {job.data} data" if job.data != "shuffled" else ""
     goal = f" ({job.objective})" if job.objective != "balanced" else ""
-    model = f"{size(hardware.model_bytes or 0)} model, {seconds(hardware.compute)} computing per step"
+    guess = " (assumed: give --model-bytes)" if "--model-bytes" in assumed else ""
+    model = f"{size(hardware.model_bytes or 0)} model{guess}, {seconds(hardware.compute)} computing per step"
     lines = wrap(f"{what}{goal} for {place}: {model}{data}:", WIDTH, break_on_hyphens=False)
     lines += [f"  {line}" for line in wrap(describe(chosen.schedule), WIDTH - 2)]
     lines += _facts(compared, job, proved[:1].upper() + proved[1:], capped=planned.answer.capped)
@@ -309,14 +292,12 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
 
 
 def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """Return the effects of a codec, another optimizer or other data, as priced; the largest change of data first."""
+    """Return the effects of a codec and of another optimizer, as priced; the largest change first."""
     said: list[tuple[float, str]] = []
     now = compared.over_every_step.ratio
-    for variant in variants(compared.chosen, options, job):
-        name = OPTIMIZERS.get(variant.value, f"{variant.value} data")
-        other = f" ({_factor(variant.speedup)}x by another schedule)" if variant.speedup > NEAR * variant.ours else ""
-        change = max(variant.speedup / now, now / variant.speedup, variant.speedup / variant.ours)
-        said.append((change, f"{_factor(variant.ours)}x with {name}{other}"))
+    for optimizer, speedup, is_other in variants(compared.chosen, job):
+        change = max(speedup / now, now / speedup) if speedup > 0 else math.inf
+        said.append((change, f"{_factor(speedup)}x with {OPTIMIZERS[optimizer]}{' (another schedule)' * is_other}"))
     words = [f"over All-Reduce {', '.join(one for _, one in sorted(said, key=lambda one: -one[0]))}"] if said else []
     if coded := best_with_codec(compared.chosen, options, job):
         words.insert(0, f"at least {_factor(coded[1])}x faster with --codec {coded[0].transport.codec}")

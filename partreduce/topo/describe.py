@@ -443,11 +443,14 @@ def _describe_codec(strategy: Strategy) -> Iterator[Part]:
 def _unequal_steps(schedule: Schedule) -> Part:
     steps, most = schedule.worker_steps(), schedule.largest_steps_per_round
     slow = np.flatnonzero(steps < most).tolist()
-    if len(slow) == 1:
-        return f"worker {slow[0]} takes {steps[slow[0]]} of {most}", f"worker {slow[0]}: {steps[slow[0]]} of {most}"
     least, more = int(steps.min()), int(steps[slow].max())
     takes = f"{least}" if least == more else f"{least} to {more}"
-    return f"{len(slow)} slower workers take {takes} of {most}", f"{len(slow)} slower: {takes} of {most}"
+    who, verb, short = f"{len(slow)} slower workers", "take", f"{len(slow)} slower"
+    if len(slow) == 1:
+        who, verb, short = f"worker {slow[0]}", "takes", f"worker {slow[0]}"
+    others = "others take" if len(steps) - len(slow) > 1 else "other takes"
+    plain = f"{who} {verb} {takes} step{'s' * (more > 1)}"
+    return f"{plain} where the {others} {most}", f"{plain}, {others} {most}", f"{short}: {takes} of {most}"
 
 
 def _every(schedule: Schedule, rounds: int = 1) -> str:

@@ -28,7 +28,7 @@ PAGES = [
     *sorted((ROOT / "docs/how-to").glob("*.md")),
     *(ROOT / f"docs/{name}.md" for name in ("concepts", "faq", "troubleshooting")),
 ]
-SHOWN = {"frameworks": 1, "regions": 6, "slow-link": 3, "slow-worker": 3, "concepts": 7, "troubleshooting": 1}
+SHOWN = {"frameworks": 1, "regions": 6, "slow-link": 3, "slow-worker": 4, "concepts": 7, "troubleshooting": 1}
 """How many lines of output each page shows; pages that are not named show none."""
 OURS = ["peers-ours"]
 GUIDES_WORDS = {"fault-tolerance": 900, "multi-node": 300}

@@ -116,6 +116,17 @@ def test_a_line_is_in_the_words_of_the_field(line):
     assert on(SAID[line]) == line
 
 
+@pytest.mark.parametrize(("shape", "steps", "words"), [
+    ("2x2", (4, 4, 4, 1), "worker 3 takes 1 step where the others take 4"),
+    ("1x2", (2, 1), "worker 1 takes 1 step where the other takes 2"),
+    ("2x2", (4, 4, 2, 1), "2 slower workers take 1 to 2 steps where the others take 4"),
+])  # fmt: skip
+def test_unequal_steps_are_a_plain_sentence(shape, steps, words):
+    schedule = registry.build("allreduce", Cluster.parse(shape))
+    line = describe(replace(schedule, strategy=replace(schedule.strategy, steps_per_round=steps)))
+    assert line.endswith(f", {words}")
+
+
 def test_a_gap_says_how_far_neighbors_part_and_what_they_do_without():
     sync = IterationGap(max_ig=3, staleness=2, backup=1, skip=SkipPolicy(limit=5))
     line = "Hop on a ring every step, gap up to 3, staleness up to 2, backup 1, skips up to 5"

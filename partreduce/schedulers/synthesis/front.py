@@ -263,12 +263,8 @@ def _impossible(problem: Problem) -> str | None:
         return f"max_gap: {limits.max_gap}; with 1 node no group crosses nodes; leave this limit out"
     if limits.max_communication is None or limits.allow_communication(least := crossing_bound(problem)):
         return None
-    two = "two workers on different nodes" if problem.cluster.num_nodes > 1 else "two workers"
-    return (
-        f"max_communication {limits.max_communication:.6g} s per step: consensus needs an average of {two}; in "
-        f"{limits.max_period} rounds of {largest_steps(problem.cluster)} step(s) it costs at least {least:.6g} s per "
-        "step (crossing bound)"
-    )
+    steps = largest_steps(problem.cluster)
+    return f"crossing bound of {limits.max_period} rounds{f' of {steps} steps' * (steps > 1)}: {least:.4g} s per step"
 
 
 def _too_large(problem: Problem) -> str:

@@ -516,7 +516,7 @@ def test_the_choices_of_the_command_line_are_those_of_the_libraries():
     assert list(design.AlgorithmChoice) == ["any", *AllReduceAlgorithm]
     assert set(design.SyncChoice) == {"any", *Delay, "iteration_gap", "partial"}
     assert set(design.CodecChoice) == {"any", *Codec} - {"int4"}
-    assert list(design.OptimizerChoice) == ["any", *Optimizer]
+    assert list(design.OptimizerChoice) == ["any", *Optimizer, "adamw"]
 
 
 def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figure_10):

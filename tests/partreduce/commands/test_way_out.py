@@ -130,7 +130,7 @@ def weighed_once():
 
     with patch.object(module, "weigh", remembered):
         yield
-    assert len(known) == 1
+    assert len([asked for asked in known if asked.optimizer is None]) == 1, "the others are what-if answers"
 
 
 @pytest.mark.parametrize(

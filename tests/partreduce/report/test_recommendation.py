@@ -149,24 +149,55 @@ def test_a_recommendation_that_is_no_simple_schedule_has_its_range_over_the_best
     assert describe(chosen.schedule) in said
 
 
-def test_variants_are_priced_and_recommended_as_a_job_that_asks_for_them(weighed):
+def test_variants_are_the_answers_to_the_jobs_that_ask_for_them(weighed):
     job, options = weighed
-    plain = [one for one in options if one.facts is None]
     chosen = recommend(options, job)
-    found = {variant.value: variant for variant in variants(chosen, options, job)}
-    assert set(found) == {*Optimizer, "per-worker"}
+    found = {variant.optimizer: variant for variant in variants(chosen, job)}
+    assert set(found) == {*Optimizer}
     for optimizer in Optimizer:
         other = replace(job, optimizer=optimizer)
-        asked = competitors(other, until=0.0)
-        every = min(one.time for one in asked if one.name in {"allreduce", "allreduce hierarchical"})
+        planned = plan(other)
+        compared = compare(planned.recommendation, planned.options, other)
+        assert found[optimizer].speedup == compared.over_every_step.ratio
+        assert found[optimizer].is_other == (describe(chosen.schedule) != describe(compared.chosen.schedule))
+    for other in (replace(job, optimizer=Optimizer.SGD), replace(job, data=Data.PER_WORKER)):
         mine = measure(chosen.schedule, other, algorithm=chosen.algorithm)
         assert reprice(chosen, other).steps_ratio == pytest.approx(mine.steps_ratio)
-        assert found[optimizer].ours == pytest.approx(every / mine.time)
-        best = recommend([reprice(one, other) for one in plain], other)
-        assert found[optimizer].speedup == pytest.approx(every / best.time)
-    sorted_data = replace(job, data=Data.PER_WORKER)
-    assert reprice(chosen, sorted_data).steps_ratio == pytest.approx(measure(chosen.schedule, sorted_data).steps_ratio)
-    assert next(variants(chosen, options, replace(job, optimizer=Optimizer.SGD))).value == "momentum"
+    assert next(variants(chosen, replace(job, optimizer=Optimizer.SGD))).optimizer is Optimizer.MOMENTUM
+
+
+def test_what_another_optimizer_would_change_is_what_design_answers_for_it(capsys):
+    asked = ["design", *JOBS["slow links"]]
+    said = " ".join(ran(capsys, asked).out.split())
+    for words, name in (("SGD(?! with)", "sgd"), ("SGD with momentum", "Momentum")):
+        (speedup,) = re.findall(rf"(\S+)x with {words}", said)
+        answer = " ".join(ran(capsys, [*asked, "--optimizer", name]).out.split())
+        assert re.search(rf"{re.escape(speedup)}x \(\S+ to \S+x\) over All-Reduce in every step", answer)
+
+
+def test_an_assumed_model_size_is_said_in_the_first_line(capsys):
+    said = " ".join(ran(capsys, ["design", "2x2", *FAST]).out.split())
+    assert "Recommendation for 2x2: 100 MB model (assumed: give --model-bytes), 50 ms computing per step: " in said
+    assert "(assumed" not in ran(capsys, ["design", "2x2", "--model-bytes", "1MB", *FAST]).out
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "AdamW", "ADAM"])
+def test_an_optimizer_has_the_names_that_users_type(capsys, name):
+    document = json.loads(ran(capsys, ["design", "2x2", "--optimizer", name, "--json", *FAST]).out)
+    plain = json.loads(ran(capsys, ["design", "2x2", "--optimizer", "adam", "--json", *FAST]).out)
+    assert document == plain
+
+
+def test_the_help_shows_the_names_of_optimizers(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert "<any|sgd|momentum|adam|adamw>" in ran(capsys, ["design", "--help"]).out
+
+
+def test_a_limit_that_cannot_be_kept_is_said_in_two_lines_with_the_least_first(capsys):
+    said = ran(capsys, ["design", "4x4", *JOBS["slow links"][1:], "--max", "communication=1us"], 4).err
+    assert len(said) <= 170
+    assert said.startswith("partreduce: --max communication: expected at least ")
+    assert "; raise it or --max period (proved: crossing bound of 24 rounds: " in said
 
 
 def test_the_third_reason_says_why_the_fastest_is_not_taken(weighed):
