@@ -1,4 +1,4 @@
-"""The smallest training: strategies of listed groups, and a model under a strategy on one worker of a world."""
+"""The smallest training: strategies of listed groups, and models under a strategy on one worker of a world."""
 
 import torch
 
@@ -21,3 +21,19 @@ def wrapped(world, model, strategy, inner=None, *, lr=0.1, timeout=60, **options
     is_schedule = isinstance(strategy, Schedule)
     schedule = strategy if is_schedule else Schedule("trained", Cluster.regular(1, world.size), strategy)
     return DistributedOptimizer(inner, model, schedule, world=world, timeout=timeout, **options)
+
+
+class Quadratic(torch.nn.Module):
+    """Parameters whose gradient is decay · x − push."""
+
+    def __init__(self, start, dtype):
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.tensor(start[:1], dtype=dtype))
+        self.rest = torch.nn.Parameter(torch.tensor(start[1:], dtype=dtype))
+
+    def values(self):
+        return torch.cat([self.first, self.rest]).detach()
+
+    def set_gradient(self, decay, push):
+        gradient = decay * self.values() - torch.tensor(push, dtype=self.first.dtype)
+        self.first.grad, self.rest.grad = gradient[:1].clone(), gradient[1:].clone()
