@@ -38,7 +38,7 @@ class Drawn(Kind):
 
     seed: int = 0
     batches: tuple[int, ...] = ()
-    """Of each worker: where they differ, who has fewer goes on without, and all end with the longest's round."""
+    """Of each worker: where they differ, who has fewer takes part without data until all have ended."""
     inner: str = "sgd"
     clip: str = ""
     """`norm` or `value` of each worker's own gradient, or `mean`: the value of the averaged one."""

@@ -659,7 +659,7 @@ def saving(cell):
     cell.note(other)
 
 
-@idiom("checkpoint", "`save_checkpoint` in mid-run, and a new optimizer that goes on from it by `load_checkpoint`")
+@idiom("checkpoint", "`save_checkpoint` in mid-run, and a new optimizer that resumes from it by `load_checkpoint`")
 def checkpoint(cell):
     model, optimizer = begun(cell)
     yield from steps(cell, optimizer, model, numbers=range(3))

@@ -24,7 +24,7 @@ def small_segments(monkeypatch):
 
 
 class Ladder(torch.nn.Module):
-    """Weights of several sizes, whose gradients are told, in the order of backward: the last ones first."""
+    """Weights of several sizes, whose gradients are given, in the order of backward: the last ones first."""
 
     def __init__(self, sizes, dtype=torch.float64):
         super().__init__()
@@ -258,7 +258,7 @@ def one_of_them(optimizer, model, _gradients):
         (replaced, "was changed after backward"),
     ],
 )
-def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_can_go_on(ranks, misuse, words, sync):
+def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_continues(ranks, misuse, words, sync):
     assert ranks.run(2, lambda world: refused(world, misuse, words=words, sync=sync)) == [{-2.0}] * 2
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from helpers.outer_runs import Training
-from helpers.training import group_phases
+from helpers.training import Training, group_phases
 from partreduce import Cluster, Schedule, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 
@@ -69,7 +68,10 @@ ROWS = {
     "float16, pipeline": Saved(
         st.AllReduce(sync=st.Pipeline(), transport=st.Transport(codec=st.Codec.FLOAT16)), (4,), before=2
     ),
-    "groups, unequal, late": Saved(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE), (5,)),
+    "groups, unequal": Saved(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (5, 7)),
+    "groups, unequal, late": Saved(
+        st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED), (5, 7)
+    ),
     "outer": Saved(st.AllReduce(steps_per_round=5, payload=OUTER), (8, 10), options=ON_HOST),
     "outer, nested": Saved(
         st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OUTER), (5, 10), options=ON_HOST
@@ -103,7 +105,7 @@ IN_FLIGHT = {
 """The fragments that are in flight where the run is saved."""
 
 
-def told(training):
+def held(training):
     """Parameters, statistics, and what the strategy keeps."""
     state = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
     return {**state, "values": training.values().clone(), **{n: b.clone() for n, b in training.model.named_buffers()}}
@@ -125,13 +127,13 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_p
             assert load_checkpoint(training.optimizer, tmp_path).steps == steps
         else:
             save_checkpoint(training.optimizer, tmp_path)
-        kept = told(training)
+        kept = held(training)
         for _ in range(6 if len(schedule.strategy.step_counts) == 1 else 0):
             training.steps(1)
             with training.optimizer.mean_model() if resumes else contextlib.nullcontext():
                 pass
         training.to_the_end(12)
-        return kept, told(training)
+        return kept, held(training)
 
     whole = ranks.run(row.cluster.num_workers, lambda world: work(world, resumes=False))
     again = ranks.run(row.cluster.num_workers, lambda world: work(world, resumes=True))

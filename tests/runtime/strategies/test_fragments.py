@@ -8,14 +8,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from helpers.outer_runs import SIZES, Training
 from helpers.thread_ranks import on_ranks
-from helpers.training import group_phases
+from helpers.training import SIZES, Training, group_phases
 from partreduce import Cluster, Schedule, ScheduleAverager, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError, ScheduleError
-from partreduce.runtime.strategies.parameter_average import ParameterAverage
-from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.strategies.payload import assign, moves, round_ends
 
 DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
@@ -33,29 +30,6 @@ def schedule_of(strategy):
     return Schedule("streaming", Cluster.regular(1, 3), strategy)
 
 
-class InTurns(st.AllReduce):
-    takes_turns = True
-
-
-def test_one_synchronous_fragment_is_the_outer_step_bit_for_bit(ranks):
-    """By the engine of fragments, too, which a synchronous schedule with one does not ask for."""
-    whole, stated = (
-        st.AllReduce(steps_per_round=4, payload=st.Payload(outer=DILOCO)),
-        st.AllReduce(steps_per_round=4, payload=st.Payload(outer=DILOCO, fragments=1)),
-    )
-    assert schedule_sha256(schedule_of(whole)) == schedule_sha256(schedule_of(stated))
-
-    def work(world):
-        plain, turned = Training(world, whole), Training(world, stated)
-        assert not plain.optimizer.runner.reducers
-        in_turns = InTurns(steps_per_round=4, payload=st.Payload(outer=DILOCO))
-        turned.optimizer.runner = turned.optimizer.engine.runner = ParameterAverage(in_turns, turned.optimizer.run)
-        return plain.steps(13), turned.steps(13)
-
-    for one, other in ranks.run(3, work):
-        assert torch.equal(one, other)
-
-
 @on_ranks(3, fresh=True)
 def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_same_turns(world, tmp_path):
     training = Training(world, st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2)))
@@ -69,7 +43,7 @@ def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_sam
     ("strategy", "saved"), [(STREAMING, 3), (STREAMING, 5), (STREAMING, 6), (WHOLE, 3), (WHOLE, 5)]
 )
 @on_ranks(3)
-def test_state_dicts_go_on_bit_for_bit_from_inside_a_round_and_mid_flight(world, strategy, saved):
+def test_state_dicts_resume_bit_for_bit_inside_a_round_and_in_mid_flight(world, strategy, saved):
     first = Training(world, strategy)
     first.steps(saved)
     states = {name: tensor.clone() for name, tensor in first.model.state_dict().items()}

@@ -69,7 +69,7 @@ def test_broadcast_of_buffers_is_refused_with_the_way_out(ranks):
     assert all("use 'average' or 'local'" in str(error) for error in refused)
 
 
-def test_neighbors_in_different_rounds_are_told_by_the_tags(ranks):
+def test_neighbors_in_different_rounds_are_found_by_their_tags(ranks):
 
     def work(world):
         _, optimizer = big_model(world, ring(3))

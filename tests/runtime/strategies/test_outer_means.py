@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from helpers.outer_runs import Training
-from helpers.training import group_phases, static_groups
+from helpers.training import Training, group_phases, static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager
 from partreduce import strategies as st
 from partreduce.errors import InputError, ScheduleError

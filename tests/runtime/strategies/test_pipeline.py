@@ -15,7 +15,7 @@ from partreduce.topo.strategies.axes import WIDER
 
 
 class Numbers(torch.nn.Module):
-    """Single weights in double precision; the loss gives each the gradient that it is told."""
+    """Single weights in double precision; the loss gives each its gradient."""
 
     def __init__(self, count=1, *, norm=False):
         super().__init__()
@@ -85,8 +85,8 @@ def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
         reducer, running, most, arrays = optimizer.run.reducer, set(), [0], set()
         begin, wait = reducer.begin, reducer.wait
 
-        def beginning(*told, **options):
-            reduction = begin(*told, **options)
+        def beginning(*given, **options):
+            reduction = begin(*given, **options)
             running.add(reduction)
             arrays.add(reduction.arrays[0].data_ptr())
             most[0] = max(most[0], len(running))
@@ -113,7 +113,7 @@ def test_a_pipeline_beyond_2_is_warned_of_once_with_the_papers_argument(ranks):
     assert said == [f"partreduce: schedule 'late' has a pipeline of 3: {WIDER}"]
 
 
-def test_a_scaler_skips_the_late_step_on_all_workers_alike_also_when_it_is_drained(ranks):
+def test_a_scaler_skips_the_late_step_on_all_workers_also_when_it_is_drained(ranks):
     """Worker 1 meets an infinite gradient in its second and in its last step; nobody applies those means."""
 
     def work(world):
