@@ -1,8 +1,7 @@
 """Schedules and training loops drawn from a seed, by family: groups, graphs, outer steps, fragments and pipelines.
 
 What is drawn of a schedule is every axis that its reference knows; what is drawn of a loop is what people's loops do at
-once: two backward passes a step, clipping, a falling rate, skipped steps, an evaluation and a checkpoint in mid-run,
-and uneven data.
+once: clipping, a falling rate, skipped steps, an evaluation and a checkpoint in mid-run, and uneven data.
 """
 
 import contextlib
@@ -67,13 +66,11 @@ class Drawn(Kind):
         return model, cell.wrap(OPTIMIZERS[self.inner](model.parameters()), model)
 
     def backward(self, model, rank, step):
-        """Gradients of two batches; of one where they leave as they are made."""
-        for part in range(1 if self.early else 2):
-            generator = torch.Generator().manual_seed(1000 * self.seed + 20 * step + 2 * rank + part)
-            inputs = outputs = torch.randn(6, 3, generator=generator, dtype=torch.float64).to(self.dtype)
-            for layer in model:
-                outputs = torch.tanh(layer(outputs))
-            (0.5 * (outputs[:, 0] - (inputs.sum(1) + rank).sin()).square().mean()).backward()
+        generator = torch.Generator().manual_seed(1000 * self.seed + 20 * step + 2 * rank)
+        inputs = outputs = torch.randn(6, 3, generator=generator, dtype=torch.float64).to(self.dtype)
+        for layer in model:
+            outputs = torch.tanh(layer(outputs))
+        (0.5 * (outputs[:, 0] - (inputs.sum(1) + rank).sin()).square().mean()).backward()
 
     def step(self, cell, model, optimizer, step):
         optimizer.zero_grad()
@@ -191,7 +188,7 @@ def _groups(rng):
 def coded(seed):
     """Parameters of groups by a codec, in which what was moved since all were equal travels."""
     rng = random.Random(f"coded {seed}")
-    codec = rng.choice([st.Codec.INT8, st.Codec.INT8, st.Codec.INT4, st.Codec.FLOAT16, st.Codec.BFLOAT16])
+    codec = (st.Codec.INT8, st.Codec.INT4, *SIXTEEN_BITS)[seed % 4]
     while True:
         n, strategy = _groups(rng)
         if (n > 2 and not codec.has_blocks) or strategy.averages_gradients:
@@ -316,6 +313,16 @@ def fragments_of_groups(seed):
     return _reopened(rng, case, inside=isinstance(strategy.steps_per_round, int))
 
 
+SIXTEEN_BITS = (st.Codec.FLOAT16, st.Codec.BFLOAT16)
+TRAVELS = [
+    *[(st.Codec.NONE, False, 1)] * 3,
+    *((st.Codec.NONE, layers, nodes) for layers, nodes in ((True, 1), (True, 2), (False, 2))),
+    *((codec, False, 1) for codec in st.Codec if codec.rounds),
+    *((codec, True, 1) for codec in SIXTEEN_BITS),
+]
+"""Of gradients the codec, whether layers are sent by themselves (whose blocks would be each layer's own), and nodes."""
+
+
 def pipelines(seed):
     """Pipelines of 2 and 3 with warm-up, both ends and both reductions; a bias that has no gradient here and there.
 
@@ -323,10 +330,8 @@ def pipelines(seed):
     """
     rng = random.Random(f"pipelines {seed}")
     n, rounds = rng.randint(2, 4), rng.randint(2, 10)
-    codec = rng.choice([st.Codec.NONE] * 5 + [st.Codec.INT8, st.Codec.INT4, st.Codec.FLOAT16, st.Codec.BFLOAT16])
-    n = n if codec in (st.Codec.NONE, st.Codec.INT8, st.Codec.INT4) else 2
-    nodes = 2 if n == 4 and codec is st.Codec.NONE and rng.random() < 0.5 else 1
-    layers = not codec.has_blocks and rng.random() < 0.3  # whose blocks are each layer's own
+    codec, layers, nodes = TRAVELS[seed % len(TRAVELS)]
+    n = 4 if nodes > 1 else 2 if codec in SIXTEEN_BITS else n
     transport = st.Transport(
         codec=codec,
         error_feedback=codec.has_blocks and rng.random() < 0.5,
