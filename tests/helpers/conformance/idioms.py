@@ -659,7 +659,14 @@ def saving(cell):
     cell.note(other)
 
 
-@idiom("checkpoint", "`save_checkpoint` in mid-run, and a new optimizer that resumes from it by `load_checkpoint`")
+@idiom(
+    "checkpoint",
+    "`save_checkpoint` in mid-run, and a new optimizer that resumes from it by `load_checkpoint`",
+    generated=(
+        ["dynamic_groups"],
+        refused("belongs to another process of this job", "its generator serves one optimizer; resume in a new job"),
+    ),
+)
 def checkpoint(cell):
     model, optimizer = begun(cell)
     yield from steps(cell, optimizer, model, numbers=range(3))
