@@ -1,6 +1,7 @@
 """Every kind with late averages, with a codec and with feedback equals its reference, or is refused in one line."""
 
 import pytest
+import torch
 
 from helpers.conformance.cells import problem_of, run_reference, run_time
 from helpers.conformance.idioms import IDIOMS
@@ -20,6 +21,8 @@ def test_a_variant_of_a_kind_equals_its_reference(ranks, variant, kind):
         results = run_time(ranks, loop, cell)
         pairs = zip(results, run_reference(loop, cell), strict=True)
         assert [problem_of(mine, wanted, **near) for (mine, _), wanted in pairs] == [""] * N
+        (first, _), *others = results
+        assert not cell.gradients or all(torch.equal(mine[-1], first[-1]) for mine, _ in others), "equal bit for bit"
 
 
 @pytest.mark.parametrize(("variant", "kind"), [(v, kind) for v, kinds in REFUSED.items() for kind in kinds])
