@@ -96,7 +96,8 @@ WITHOUT_REFERENCE = ("float16", "bfloat16 across", "int8 across", "int8 hierarch
 
 
 @pytest.mark.parametrize(
-    ("name", "hosts"), [*((name, None) for name in WITHOUT_REFERENCE), *((n, (1, 3)) for n in ("float16", "int8 feedback"))]
+    ("name", "hosts"),
+    [*((name, None) for name in WITHOUT_REFERENCE), *((name, (1, 3)) for name in ("float16", "int8 feedback"))],
 )
 def test_replicas_stay_equal_and_losses_near_also_where_servers_carry_codes_both_ways(ranks, name, hosts):
     transport = TRANSPORTS[name]

@@ -128,11 +128,11 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_p
         else:
             save_checkpoint(training.optimizer, tmp_path)
         kept = held(training)
-        for _ in range(6 if len(schedule.strategy.step_counts) == 1 else 0):
+        for _ in range(4 if len(schedule.strategy.step_counts) == 1 else 0):
             training.steps(1)
             with training.optimizer.mean_model() if resumes else contextlib.nullcontext():
                 pass
-        training.to_the_end(12)
+        training.to_the_end(8)
         return kept, held(training)
 
     whole = ranks.run(row.cluster.num_workers, lambda world: work(world, resumes=False))
