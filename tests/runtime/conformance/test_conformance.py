@@ -49,7 +49,7 @@ def group(request):
 def test_an_idiom_equals_plain_torch_or_says_why_not(ranks, tmp_path, idiom, kind):
     loop, outcome = IDIOMS[idiom].loop, IDIOMS[idiom].outcome(kind)
     if outcome.verdict == "refused":
-        for error in run_time(ranks, loop, KINDS[kind], catch=InputError):
+        for error in run_time(ranks, loop, KINDS[kind], folder=tmp_path, catch=InputError):
             assert isinstance(error, InputError)
             assert outcome.words in str(error)
             assert "\n" not in str(error)
