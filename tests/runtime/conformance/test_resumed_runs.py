@@ -52,14 +52,14 @@ class Saved:
 
 ON_HOST = {"outer_state": "host"}
 ROWS = {
-    "codec": Saved(st.AllReduce(steps_per_round=4, transport=INT8), (9, 11)),
-    "codec, late": Saved(st.AllReduce(steps_per_round=4, transport=INT8, sync=LATE), (9, 11)),
+    "codec": Saved(st.AllReduce(steps_per_round=4, transport=INT8), (11,)),
+    "codec, late": Saved(st.AllReduce(steps_per_round=4, transport=INT8, sync=LATE), (9,)),
     "codec, unequal": Saved(st.AllReduce(steps_per_round=(4, 2, 4), transport=INT8, **NORMALIZED), (5,)),
     "codec, nodes": Saved(
-        st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE), (4, 6), TWO_NODES
+        st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE), (6,), TWO_NODES
     ),
     "codec, nodes, late": Saved(
-        st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE, sync=LATE), (4, 6), TWO_NODES
+        st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE, sync=LATE), (4,), TWO_NODES
     ),
     "feedback": Saved(st.AllReduce(transport=FED_BACK), (4,), TWO_NODES, before=2),
     "feedback, in stages": Saved(st.AllReduce(transport=IN_STAGES), (4,), TWO_NODES, before=2),
@@ -68,23 +68,21 @@ ROWS = {
     "float16, pipeline": Saved(
         st.AllReduce(sync=st.Pipeline(), transport=st.Transport(codec=st.Codec.FLOAT16)), (4,), before=2
     ),
-    "groups, unequal": Saved(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (5, 7)),
+    "groups, unequal": Saved(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (7,)),
     "groups, unequal, late": Saved(
-        st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED), (5, 7)
+        st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED), (5,)
     ),
-    "outer": Saved(st.AllReduce(steps_per_round=5, payload=OUTER), (8, 10), options=ON_HOST),
+    "outer": Saved(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST),
     "outer, nested": Saved(
-        st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OUTER), (5, 10), options=ON_HOST
+        st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OUTER), (5,), options=ON_HOST
     ),
-    "outer, own": Saved(
-        st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OWN), (5, 10), options=ON_HOST
-    ),
+    "outer, own": Saved(st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OWN), (5,), options=ON_HOST),
     "outer, unequal": Saved(
-        st.AllReduce(steps_per_round=(5, 10, 5), payload=OUTER, **NORMALIZED), (8, 10), options=ON_HOST
+        st.AllReduce(steps_per_round=(5, 10, 5), payload=OUTER, **NORMALIZED), (8,), options=ON_HOST
     ),
     "outer, own, unequal": Saved(
         st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=(4, 2, 4), payload=OWN, **NORMALIZED),
-        (5, 10),
+        (5,),
         options=ON_HOST,
     ),
     "unequal fragments": Saved(
