@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from helpers.random_schedules import Quadratic
+from helpers.training import Quadratic
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.base import Note, Received, Send

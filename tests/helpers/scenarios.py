@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from fractions import Fraction
 from functools import partial
@@ -22,8 +23,9 @@ import torch
 
 from benchmarks.faults.processes import children_of, runs
 from helpers import training
+from helpers.conformance.cells import Cell, drive, problem_of, run_reference
+from helpers.conformance.draws import groups
 from helpers.gap_runs import until_left_behind
-from helpers.random_schedules import make_case, run_case
 from partreduce import (
     Cluster,
     DistributedOptimizer,
@@ -132,20 +134,21 @@ def reporting(action):
     report(error=None, seconds=now() - start, at=now())
 
 
-def random_schedules_on_processes():
+def drawn_schedules_on_processes():
     store = connect_store(timedelta(seconds=60))
     base, count = int(os.environ["CASES_FROM"]), int(os.environ["CASES"])
     worlds, problems, run = {}, [], 0
     for seed in range(base, base + count):
-        case = make_case(seed)
-        n = case.schedule.num_workers
+        case = replace(groups(seed), reopens=(), dtype=torch.float64)
+        n = case.workers
         if rank() >= n:
             continue
         if n not in worlds:
             prefixed = PrefixStore(f"world of {n}", store)
             worlds[n] = GlooWorld(prefixed, rank(), n, timedelta(seconds=60), max_groups=1000)
-        problem = run_case(case, worlds[n])
-        problems += [problem] if problem else []
+        notes = drive(case.loop, Cell(case, rank(), world=worlds[n]), None)
+        problem = problem_of(notes, run_reference(case.loop, case)[rank()])
+        problems += [f"{problem} in {case}"] if problem else []
         run += 1
     report(problems=problems, run=run)
 
@@ -459,7 +462,7 @@ def alone(strategy, place, count=12):
 
 SCENARIOS = {
     "gap": (4, gap),
-    "random schedules": (6, random_schedules_on_processes),
+    "drawn schedules": (6, drawn_schedules_on_processes),
     "same losses as DDP": (4, same_losses_as_ddp),
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},

@@ -1,4 +1,4 @@
-"""The smallest training: strategies of listed groups, and a model under a strategy on one worker of a world."""
+"""The smallest training: strategies of listed groups, and models under a strategy on one worker of a world."""
 
 import torch
 
@@ -21,3 +21,70 @@ def wrapped(world, model, strategy, inner=None, *, lr=0.1, timeout=60, **options
     is_schedule = isinstance(strategy, Schedule)
     schedule = strategy if is_schedule else Schedule("trained", Cluster.regular(1, world.size), strategy)
     return DistributedOptimizer(inner, model, schedule, world=world, timeout=timeout, **options)
+
+
+class Quadratic(torch.nn.Module):
+    """Parameters whose gradient is decay · x − push."""
+
+    def __init__(self, start, dtype):
+        super().__init__()
+        self.first = torch.nn.Parameter(torch.tensor(start[:1], dtype=dtype))
+        self.rest = torch.nn.Parameter(torch.tensor(start[1:], dtype=dtype))
+
+    def values(self):
+        return torch.cat([self.first, self.rest]).detach()
+
+    def set_gradient(self, decay, push):
+        gradient = decay * self.values() - torch.tensor(push, dtype=self.first.dtype)
+        self.first.grad, self.rest.grad = gradient[:1].clone(), gradient[1:].clone()
+
+
+SIZES = [(3, 4), (4, 4), (4, 2), (2, 1)]
+
+
+class Training:
+    """A model of four layers, its optimizer, and the worker's own data; each step accumulates two batches.
+
+    With AdamW and clipping where parameters are averaged, else with momentum.
+    """
+
+    def __init__(self, world, strategy, *, batch_norm=False, **options):
+        self.rank = world.rank
+        generator = torch.Generator().manual_seed(3)  # workers are threads, which share torch's own
+        layers = [torch.nn.Linear(*size) for size in SIZES]
+        self.model = torch.nn.Sequential(*layers, *([torch.nn.BatchNorm1d(1)] if batch_norm else [])).double()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+        self.sums_gradients = getattr(strategy, "strategy", strategy).averages_gradients
+        if self.sums_gradients:
+            inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        else:
+            inner = torch.optim.AdamW(self.model.parameters(), lr=0.02, eps=1e-4)
+        self.optimizer = wrapped(world, self.model, strategy, inner, **{"timeout": 120} | options)
+
+    def backward(self):
+        for part in range(2):
+            seed = 3000 + 20 * self.optimizer.steps + 2 * self.rank + part
+            inputs = outputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            for layer in self.model:
+                outputs = torch.tanh(layer(outputs))
+            (0.5 * (outputs[:, 0] - (inputs.sum(1) + self.rank).sin()).square().mean()).backward()
+        if not self.sums_gradients:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+
+    def values(self):
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
+
+    def steps(self, count):
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            self.backward()
+            self.optimizer.step()
+        return self.values()
+
+    def to_the_end(self, count):
+        """Steps on uneven data: each worker has two fewer than the one before, and all end with the first's round."""
+        with self.optimizer.join():
+            self.steps(count - 2 * self.rank)
+        return self.values()

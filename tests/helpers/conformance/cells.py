@@ -10,9 +10,8 @@ import threading
 
 import torch
 
-from helpers.conformance.kinds import N
 from helpers.conformance.reference import WAIT, PlainOptimizer, Table
-from partreduce import DistributedOptimizer
+from partreduce import DistributedOptimizer, load_checkpoint, save_checkpoint
 
 TOGETHER, ASIDE = "together", "aside"
 
@@ -20,8 +19,8 @@ TOGETHER, ASIDE = "together", "aside"
 class Cell:
     """What an idiom works with; the same code runs with the run-time's optimizer and with the reference's."""
 
-    def __init__(self, kind, rank, *, world=None, table=None):
-        self.kind, self.rank, self.world, self.table = kind, rank, world, table
+    def __init__(self, kind, rank, *, world=None, table=None, folder=None):
+        self.kind, self.rank, self.world, self.table, self.folder = kind, rank, world, table, folder
         self.notes, self.made, self.groups = [], [], []
 
     def wrap(self, inner, model, by=DistributedOptimizer):
@@ -29,7 +28,7 @@ class Cell:
         if self.world is None:
             made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, number=len(self.made))
         else:
-            made = by(inner, model, self.kind.schedule, timeout=WAIT, world=self.world)
+            made = by(inner, model, self.kind.schedule, timeout=WAIT, world=self.world, **self.kind.options)
             if self.kind.free == "dynamic_groups":
                 self._record(made)
         self.made.append(made)
@@ -68,12 +67,24 @@ class Cell:
             scaler.step(optimizer)
             scaler.update()
 
+    def reopened(self, model, optimizer, begin):
+        """What `begin()` makes, with what the run has saved; the reference only has the newest model then."""
+        if self.world is None:
+            optimizer.settle()
+            return model, optimizer
+        save_checkpoint(optimizer, self.folder)
+        steps = optimizer.steps
+        optimizer.finish()
+        model, optimizer = begin()
+        assert load_checkpoint(optimizer, self.folder).steps == optimizer.steps == steps
+        return model, optimizer
+
     @contextlib.contextmanager
-    def join(self, optimizer, steps):
-        """`with optimizer.join()`; the longest worker takes `steps` steps."""
+    def join(self, optimizer, batches):
+        """`with optimizer.join()`, where each worker has so many batches."""
         if self.world is None:
             yield
-            optimizer.serve(steps)
+            optimizer.serve(batches)
         else:
             with optimizer.join():
                 yield
@@ -82,9 +93,9 @@ class Cell:
 class Turns:
     """Lets workers take their steps in turn: 0, 1, 2, 0, …; those who stand aside are passed over."""
 
-    def __init__(self):
+    def __init__(self, workers):
         self.changed, self.now, self.aside = threading.Condition(), 0, set()
-        self.barrier = threading.Barrier(N)
+        self.barrier = threading.Barrier(workers)
 
     def enter(self, rank, mode):
         if mode == TOGETHER:
@@ -113,8 +124,8 @@ class Turns:
                 self._next()
 
     def _next(self):
-        for _ in range(N):
-            self.now = (self.now + 1) % N
+        for _ in range(self.barrier.parties):
+            self.now = (self.now + 1) % self.barrier.parties
             if self.now not in self.aside:
                 break
         self.changed.notify_all()
@@ -144,10 +155,10 @@ def drive(idiom, cell, turns):
         raise
 
 
-def run_reference(idiom, kind, groups):
+def run_reference(idiom, kind, groups=None):
     """What the reference gives, by rank; `groups` are those that a generated schedule ran."""
-    table, turns = Table(groups), Turns() if kind.in_turn else None
-    results, problems = [None] * N, []
+    table, turns = Table(kind.workers, groups), Turns(kind.workers) if kind.in_turn else None
+    results, problems = [None] * kind.workers, []
 
     def work(rank):
         try:
@@ -156,7 +167,7 @@ def run_reference(idiom, kind, groups):
             problems.append(error)
             table.barrier.abort()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(N)]
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(kind.workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -166,12 +177,22 @@ def run_reference(idiom, kind, groups):
     return results
 
 
-def run_time(ranks, idiom, kind, **options):
+def run_time(ranks, idiom, kind, *, folder=None, **options):
     """What the run-time gives, by rank: its notes, and the groups that a generated schedule ran."""
-    turns = Turns() if kind.in_turn else None
+    turns = Turns(kind.workers) if kind.in_turn else None
 
     def work(world):
-        cell = Cell(kind, world.rank, world=world)
+        cell = Cell(kind, world.rank, world=world, folder=folder)
         return drive(idiom, cell, turns), cell.groups
 
-    return ranks.run(N, work, **options)
+    return ranks.run(kind.workers, work, **options)
+
+
+def problem_of(notes, wanted, *, rtol=1e-9, atol=1e-11):
+    """Where a worker's notes are not those of the reference; empty where they are."""
+    if len(notes) != len(wanted):
+        return f"{len(notes)} notes, not {len(wanted)}"
+    for place, (note, should) in enumerate(zip(notes, wanted, strict=True)):
+        if not torch.allclose(note, should, rtol=rtol, atol=atol):
+            return f"note {place}: {note}, not {should}"
+    return ""

@@ -26,7 +26,11 @@ EARLY = [name for name, kind in KINDS.items() if kind.early]
 WHOLE = [name for name in GRADIENTS if name not in EARLY]
 QUORUMS = [name for name, kind in KINDS.items() if kind.quorum]
 PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
-APART = [name for name, kind in KINDS.items() if not kind.gradients and (kind.steps_per_round == 1 or kind.turns > 1)]
+APART = [
+    name
+    for name, kind in KINDS.items()
+    if not kind.gradients and (kind.steps_of(0) == 1 or kind.strategy.payload.num_fragments > 1)
+]
 """Kinds whose workers hold models of their own after four steps.
 
 With two steps per round all workers have just met; fragments never all do.
@@ -656,6 +660,22 @@ def saving(cell):
 
 
 @idiom(
+    "checkpoint",
+    "`save_checkpoint` in mid-run, and a new optimizer that resumes from it by `load_checkpoint`",
+    generated=(
+        ["dynamic_groups"],
+        refused("belongs to another process of this job", "its generator serves one optimizer; resume in a new job"),
+    ),
+)
+def checkpoint(cell):
+    model, optimizer = begun(cell)
+    yield from steps(cell, optimizer, model, numbers=range(3))
+    yield TOGETHER
+    model, optimizer = cell.reopened(model, optimizer, lambda: begun(cell, seed=2))
+    yield from run(cell, optimizer, model, numbers=range(3, STEPS))
+
+
+@idiom(
     "rollback",
     "model and optimizer loaded from two rounds ago",
     apart=(APART, warned("'s own model", "each loads its own again", compared=True)),
@@ -759,8 +779,9 @@ def ddp(cell):
 @idiom("uneven data", "`join()`; the first worker has two batches fewer")
 def uneven(cell):
     model, optimizer = begun(cell, lambda model: torch.optim.SGD(model.parameters(), lr=0.05))
-    with cell.join(optimizer, STEPS):
-        for number in range(STEPS - 2 * (cell.rank == 0)):
+    batches = (STEPS - 2, STEPS, STEPS)
+    with cell.join(optimizer, batches):
+        for number in range(batches[cell.rank]):
             yield
             optimizer.zero_grad()
             loss_of(model, batch(cell.rank, number)).backward()

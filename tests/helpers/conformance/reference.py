@@ -1,17 +1,22 @@
-"""The reference: plain torch on three threads that exchange vectors over a barrier; nothing of the run-time is used.
+"""The reference: plain torch on threads that exchange vectors over a barrier; nothing of the run-time is used.
 
-A `PlainOptimizer` does by the book what a kind promises: the mean gradient before the step, x ← W x after a round, with
-late averaging x ← W x_before + u, a server's sum of progress, or a pair's mean. The groups of a generated schedule are
-known afterwards only, so the reference forms the means of those that the run-time reports to have run.
+A `PlainOptimizer` does by the book what a kind promises: the mean gradient before the step, or that of some steps ago
+(Algorithm 1 of Pipe-SGD); x ← W x after a round, with late averaging x ← W x_before + u; an outer step where all meet
+(DiLoCo); fragments in turn, merged late (Algorithm 2 of Streaming DiLoCo); a server's sum of progress, a pair's mean.
+With a codec it rounds what travels, in NumPy, as docs/codecs.md says.
+The groups of a generated schedule are known afterwards only, so the reference forms the means of those that the
+run-time reports to have run.
 """
 
 import contextlib
 import copy
 import threading
 
+import numpy as np
 import torch
 
-from helpers.conformance.kinds import MEAN, N
+from helpers.coded_sums import added, coded
+from partreduce import strategies as st
 from partreduce.topo.strategies.payload import assign
 
 WAIT = 30
@@ -25,13 +30,13 @@ class Table:
     `groups` are those of a generated schedule: for each worker (steps, whether at a round's end, number, members).
     """
 
-    def __init__(self, groups=((),) * N):
-        self.barrier = threading.Barrier(N)
-        self.groups = groups
+    def __init__(self, workers, groups=None):
+        self.barrier = threading.Barrier(workers)
+        self.groups = groups or ((),) * workers
         self.meetings = {}
         self.lock = threading.Lock()
-        self.places = [None] * N
-        self.models = [[None] * N for _ in range(2)]
+        self.places = [None] * workers
+        self.models = [[None] * workers for _ in range(2)]
         """For each optimizer the server's model at `HOST`, or pairwise's models."""
 
     def exchange(self, rank, value):
@@ -51,24 +56,30 @@ class Table:
 
 
 class PlainOptimizer:
-    """An optimizer that trains one of three models as a kind says."""
+    """An optimizer that trains one worker's model as a kind says."""
 
     def __init__(self, kind, table, rank, inner, model, *, number=0):
         self.kind, self.table, self.rank, self.inner = kind, table, rank, inner
+        self.strategy, self.steps_per_round = kind.strategy, kind.steps_of(rank)
         self.models = table.models[number]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.steps = 0
         self.start = None
-        """Late: where the round began. Free kinds: where progress is counted from."""
+        """With what the round of each number began, or from where a free kind counts progress."""
         named = [((name,), p.numel()) for name, p in model.named_parameters() if p.requires_grad]
-        places = [place for place, (_, size) in zip(assign(kind.turns, named), named, strict=True) for _ in range(size)]
-        self.fragments = [torch.tensor(places) == number for number in range(kind.turns)]
+        of_parameters = assign(self.strategy.payload.fragments, named)
+        places = torch.tensor([place for place, (_, n) in zip(of_parameters, named, strict=True) for _ in range(n)])
+        self.fragments = [places == number for number in range(max(of_parameters) + 1)]
         """Which numbers of the model each holds."""
         self.outer_params = self.outer = None
         """The model of the last outer step as a parameter, and the optimizer that makes the next one of it; of each
         fragment."""
-        self.sent = None
-        """The mean of the fragment that is in flight."""
+        self.references = [None] * len(self.fragments)
+        """Of each fragment what a codec measures movements from: the last mean of all workers."""
+        self.left = {}
+        """By fragment what a codec's roundings left over of what this worker gave, and of the sum."""
+        self.sent = {}
+        """By fragment the mean that is in flight."""
         self.averaged = False
         self.late = []
         """Mean gradients that are still to be applied, oldest first."""
@@ -94,26 +105,69 @@ class PlainOptimizer:
     def zero_grad(self, set_to_none=True):
         self.inner.zero_grad(set_to_none=set_to_none)
 
+    def mean_of(self, members, vector, number=0):
+        """The mean over some workers, one of whom is this one; all workers call it."""
+        if self.strategy.transport.codec is st.Codec.NONE:
+            sent = self.table.exchange(self.rank, vector)
+            return sum(sent[member] for member in members) / len(members)
+        reference = self.outer_params[number].detach() if self.outer else self.references[number]
+        moved = self.coded_sum(members, (vector - reference) / len(members), number)
+        if len(members) == 1:
+            return vector
+        if len(members) == self.kind.workers:
+            self.references[number] = reference + moved
+        return reference + moved
+
+    def coded_sum(self, members, vector, number=0):
+        """What all have of a sum whose terms and whose total are rounded to some levels of their largest number."""
+        transport = self.strategy.transport
+        assert vector.numel() <= transport.block, "one block, so that its places in an array do not matter"
+        assert transport.codec.has_blocks or len(members) <= 2, "a ring of more has no one order of additions"
+
+        def rounded(values, left):
+            values = values + left
+            code = coded(values, transport.codec, transport.block)
+            return code, (values - code) * transport.error_feedback
+
+        own_left, sum_left = self.left.get(number, (0, 0))
+        code, own_left = rounded(vector.numpy().astype(np.float32), own_left)
+        codes = self.table.exchange(self.rank, code)
+        total, sum_left = rounded(added(np.stack([codes[member] for member in members])), sum_left)
+        self.left[number] = own_left, sum_left
+        return torch.from_numpy(total).to(vector.dtype)
+
+    def mean_of_all(self, vector, number=0):
+        return self.mean_of(range(self.kind.workers), vector, number)
+
     def average_gradients(self):
-        if self.kind.gradients and not self.averaged:
-            theirs = self.table.exchange(
-                self.rank, [None if p.grad is None else p.grad.clone() for p in self.parameters]
-            )
-            means = []
-            for index in range(len(self.parameters)):
-                present = [gradients[index] for gradients in theirs if gradients[index] is not None]
-                means.append(sum(present) / N if present else None)
+        if not self.kind.gradients or self.averaged:
+            return
+        self.averaged = True
+        sync, pipelined = self.strategy.sync, self.kind.lag > 0
+        divisor = 1 if pipelined and sync.total is st.GradientReduction.SUM else self.kind.workers
+        own = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.parameters]
+        theirs = self.table.exchange(self.rank, [own, [p.grad is not None for p in self.parameters]])
+        if self.strategy.transport.codec is st.Codec.NONE:
+            totals = [sum(several) / divisor for several in zip(*(gradients for gradients, _ in theirs), strict=True)]
+        else:
+            flat = torch.cat([gradient.reshape(-1) for gradient in own]) / divisor
+            total = self.coded_sum(range(self.kind.workers), flat).split([p.numel() for p in self.parameters])
+            totals = [part.view(p.shape) for part, p in zip(total, self.parameters, strict=True)]
+        somewhere = [any(present) for present in zip(*(present for _, present in theirs), strict=True)]
+        means = [total if known else None for total, known in zip(totals, somewhere, strict=True)]
+        if pipelined and self.steps >= sync.warm_up:
             self.late.append(means)
             zeros = [torch.zeros_like(p) for p in self.parameters]
-            self.set_gradients(self.late.pop(0) if len(self.late) > self.kind.lag else zeros)
-            self.averaged = True
+            means = self.late.pop(0) if len(self.late) > self.kind.lag else zeros
+        self.set_gradients(means)
 
     def set_gradients(self, gradients):
         for p, gradient in zip(self.parameters, gradients, strict=True):
             p.grad = gradient
 
     def apply_what_is_late(self):
-        for gradients in self.late:
+        is_dropped = self.kind.lag and self.strategy.sync.drain is st.DrainPolicy.DROP
+        for gradients in [] if is_dropped else self.late:
             self.set_gradients(gradients)
             self.inner.step()
         self.late = []
@@ -137,10 +191,8 @@ class PlainOptimizer:
             if apply:
                 self.inner.step(*([] if closure is None else [closure]))
         self.steps += 1
-        if self.kind.turns > 1:
+        if not self.kind.gradients:
             self.take_turns()
-        elif self.steps % self.kind.steps_per_round == 0 and not self.kind.gradients:
-            self.end_round()
 
     def scaler_step(self, scaler):
         """What GradScaler.step does: divide by the scale, and leave out a step with an infinite gradient."""
@@ -151,10 +203,13 @@ class PlainOptimizer:
         self.average_gradients()
         self.step(apply=all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None))
 
-    def serve(self, steps):
-        """Data ended: the model stays in the averages, or follows the others' gradients."""
-        steps = -(-steps // self.kind.steps_per_round) * self.kind.steps_per_round  # to the end of its round
-        while self.steps < steps and self.kind.free not in ("server", "pairwise"):
+    def serve(self, batches):
+        """Data ended: the model stays in the averages, or follows the others' gradients, to the end of the last round.
+
+        `batches` are those of each worker.
+        """
+        rounds = max(-(-count // self.kind.steps_of(rank)) for rank, count in enumerate(batches))
+        while self.steps < rounds * self.steps_per_round and not self.kind.in_turn:
             if self.kind.free == "dynamic_groups":
                 self.follow(at_end=False)  # it leaves the generator before it looks whether there is another round
             if self.kind.gradients:
@@ -163,18 +218,21 @@ class PlainOptimizer:
                 self.step(apply=False)
         self.apply_what_is_late()
 
+    def to_mean(self):
+        self.settle()
+        self.put(sum(self.table.exchange(self.rank, self.get())) / self.kind.workers)
+
     @contextlib.contextmanager
     def mean_model(self):
         self.settle()
         own = self.get()
-        self.put(sum(self.table.exchange(self.rank, own)) / N)
+        self.to_mean()
         yield
         self.put(own)
 
     def finish(self):
         self.apply_what_is_late()
-        self.settle()
-        self.put(sum(self.table.exchange(self.rank, self.get())) / N)
+        self.to_mean()
 
     def state_dict(self):
         late = [[None if g is None else g.clone() for g in gradients] for gradients in self.late]
@@ -188,7 +246,7 @@ class PlainOptimizer:
         self.inner.load_state_dict(copy.deepcopy(state["inner"]))
         self.follow(at_end=False)
         self.steps, self.start, self.late = state["steps"], None, list(state["late"])
-        self.outer = self.sent = None
+        self.outer, self.sent = None, {}
         if state["outer"]:
             outer_params, self.sent, momenta = copy.deepcopy(state["outer"])
             self.take_outer_params(outer_params)
@@ -208,50 +266,101 @@ class PlainOptimizer:
         self.outer[number].step()
         return outer_params.detach().clone()
 
-    def take_turns(self):
-        """Streaming DiLoCo: a step after a fragment was sent it is half of its own and half of its outer parameters."""
-        place = (self.steps - 1) % self.kind.steps_per_round + 1
-        for number, mask in enumerate(self.fragments):
-            end = self.kind.steps_per_round * (number + 1) // self.kind.turns
-            if place == end - 1:
-                self.sent = sum(self.table.exchange(self.rank, self.get()[mask])) / N
-            if place == end and self.sent is not None:
-                now = self.get()
-                now[mask] = (now[mask] + self.outer_step(self.sent, number)) / 2
-                self.put(now)
-
     def begin(self):
         if self.kind.outer and self.outer is None:
             self.take_outer_params([self.get()[mask] for mask in self.fragments])
+        if self.references[0] is None:
+            self.references = [self.get()[mask] for mask in self.fragments]
         if self.start is None:
             self.start = self.get()
             if self.kind.free == "pairwise" or (self.kind.free == "server" and self.rank == HOST):
                 self.models[self.rank] = self.start.clone()
 
-    def end_round(self):
-        models = self.models
-        if self.kind.free == "server":
-            models[HOST] = models[HOST] + self.get() - self.start
-            self.put(models[HOST])
-            self.start = self.get()
-        elif self.kind.free == "pairwise":
-            models[self.rank] = models[self.rank] + self.get() - self.start
-            if self.rank != HOST:
-                models[self.rank] = models[HOST] = (models[self.rank] + models[HOST]) / 2
-            self.put(models[self.rank])
-            self.start = self.get()
-        elif self.kind.free == "dynamic_groups":
-            self.follow(at_end=True)
-        else:
-            round_ = self.steps // self.kind.steps_per_round - 1
-            weights = self.kind.matrices[round_ % len(self.kind.matrices)][self.rank]
+    def take_turns(self):
+        """After a step, send or average the fragments whose turn it is; a whole model is one fragment."""
+        for number, mask in enumerate(self.fragments):
+            end = self.steps_per_round * (number + 1) // len(self.fragments)
+            ends = (self.steps - end) % self.steps_per_round == 0
+            if self.kind.merges:
+                self.merge(number, mask, end, ends=ends)
+            elif ends and self.kind.free:
+                self.average_freely()
+            elif ends:
+                self.average(number, mask)
+
+    def merge(self, number, mask, end, *, ends):
+        """Send a fragment some steps before its turn ends, and then take a part of its own and the rest of the mean."""
+        sync = self.strategy.sync
+        if (self.steps + sync.steps - end) % self.steps_per_round == 0 and self.steps + sync.steps >= end:
+            self.sent[number] = self.mean_of_all(self.get()[mask], number)
+        if ends and number in self.sent:  # the first round may merge what nobody has sent
+            mean = self.sent.pop(number)
+            mean = self.outer_step(mean, number) if self.outer else mean
             now = self.get()
-            sent = self.table.exchange(self.rank, self.start if self.kind.late else now)
-            mixed = sum(weight * vector for weight, vector in zip(weights, sent, strict=True))
-            if self.outer and list(weights) == MEAN[0]:
-                mixed = self.outer_step(mixed)
-            self.put(mixed + now - self.start if self.kind.late else mixed)
-            self.start = self.get()
+            now[mask] = mean + float(sync.alpha) * (now[mask] - mean)
+            self.put(now)
+
+    def average(self, number, mask):
+        """x ← W x of one round, for these numbers of the model; late x ← W x_before + u."""
+        round_ = (self.steps - 1) // self.steps_per_round
+        now, start = self.get()[mask], self.start[mask]
+        if self.strategy.averaging is st.Averaging.STEP_NORMALIZED:
+            counted = [self.kind.steps_of(rank) for rank in self.counted_together(round_)]
+            now = start + sum(counted) / len(counted) / self.steps_per_round * (now - start) if counted else now
+        own = start if self.kind.late else now
+        if self.strategy.kind == "neighbor":
+            sent = self.table.exchange(self.rank, own)
+            mixed = own + sum(weight * (sent[source] - own) for source, weight in self.edges_of(round_))
+        else:
+            members, relaxation = self.group_of(round_)
+            mean = self.mean_of(members, own, number)
+            is_own = self.strategy.payload.outer.outer_params is st.OuterParams.PER_WORKER and len(members) > 1
+            if self.outer and (is_own or len(members) == self.kind.workers):
+                mean = self.outer_step(mean, number)
+            mixed = own + relaxation * (mean - own)
+        whole = self.get()
+        whole[mask] = mixed + now - start if self.kind.late else mixed
+        self.put(whole)
+        self.start[mask] = whole[mask]
+
+    def group_of(self, round_):
+        """(its members, its relaxation); a worker that has none is alone."""
+        if self.strategy.kind in ("allreduce", "server") or round_ < self.strategy.prologue:
+            return range(self.kind.workers), 1
+        phases = self.strategy.phases.phases
+        for group in phases[(round_ - self.strategy.prologue) % len(phases)]:
+            if self.rank in group.members:
+                return group.members, float(group.relaxation)
+        return (self.rank,), 1
+
+    def edges_of(self, round_):
+        """(from whom, weight) of each edge to this worker."""
+        edges = self.strategy.rounds[round_ % len(self.strategy.rounds)].edges()
+        return [(source, float(weight)) for source, target, weight in edges if target == self.rank]
+
+    def counted_together(self, round_):
+        """Whose steps per round are averaged, where each worker's progress counts as if it had taken as many."""
+        if self.strategy.kind != "neighbor":
+            members, _ = self.group_of(round_)
+            return members
+        edges = self.strategy.rounds[round_ % len(self.strategy.rounds)].edges()
+        touched = any(self.rank in edge[:2] for edge in edges)
+        return range(self.kind.workers) if touched else ()
+
+    def average_freely(self):
+        models = self.models
+        if self.kind.free == "dynamic_groups":
+            self.follow(at_end=True)
+            return
+        models[HOST if self.kind.free == "server" else self.rank] += self.get() - self.start
+        if self.kind.free == "server":
+            self.put(models[HOST])
+        else:
+            if self.rank != HOST:
+                models[self.rank] = (models[self.rank] + models[HOST]) / 2
+                models[HOST] = models[self.rank].clone()
+            self.put(models[self.rank])
+        self.start = self.get()
 
     def follow(self, *, at_end):
         """Average with the groups that ran after these steps, at a round's end or before a pause of all."""

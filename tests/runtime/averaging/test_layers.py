@@ -1,7 +1,7 @@
 """Gradients sent layer by layer: the same numbers as whole ones, in one order, and nothing may change what has left."""
 
-import random
-from dataclasses import replace
+import contextlib
+from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +12,6 @@ from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging import bucketed_gradients
 from partreduce.runtime.averaging.bucketed_gradients import SEGMENT_BYTES, Segment, segments_of
-from partreduce.runtime.strategies.gradient_average import GradientAverage
 
 LAYERS = st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)
 SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.Pipeline()], ids=["synchronous", "pipeline"])
@@ -25,7 +24,7 @@ def small_segments(monkeypatch):
 
 
 class Ladder(torch.nn.Module):
-    """Weights of several sizes, whose gradients are told, in the order of backward: the last ones first."""
+    """Weights of several sizes, whose gradients are given, in the order of backward: the last ones first."""
 
     def __init__(self, sizes, dtype=torch.float64):
         super().__init__()
@@ -72,66 +71,6 @@ class Ones:
         """All numbers that the model holds at the end."""
         self.optimizer.finish()
         return set(self.model.numbers().tolist())
-
-
-def draw(seed, rank, step, sizes, *, unused=0.3):
-    """Dyadic gradients; some weights have none on some workers."""
-    chance = random.Random(f"{seed} {rank} {step}")
-    generator = torch.Generator().manual_seed(chance.randrange(2**31))
-    return [
-        None if chance.random() < unused else torch.randint(-8, 9, (size,), generator=generator).double() / 8
-        for size in sizes
-    ]
-
-
-@pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
-@pytest.mark.parametrize("seed", range(8))
-def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
-    """Random sizes, pipelines, forms and unused weights; the numbers are dyadic, since segments add in other orders."""
-    chance = random.Random(f"layers {seed}")
-    n = chance.choice([2, 4])
-    nodes = chance.choice([1, 2]) if n == 4 else 1
-    sizes = [chance.choice([1, 3, 64, 65, 200]) for _ in range(chance.randint(1, 9))]
-    sync = [st.Synchronous(), st.Pipeline(), st.Pipeline(width=3, warm_up=2)][seed % 3]
-    transport = st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL if nodes > 1 else st.AllReduceAlgorithm.RING)
-
-    def work(world, transport):
-        model = Ladder(sizes)
-        optimizer = wrapped(world, model, transport, sync, nodes=nodes)
-        seen = []
-        for step in range(5):
-            optimizer.zero_grad()
-            model.backward(draw(seed, world.rank, step, sizes))
-            optimizer.step()
-            seen.append(model.numbers())
-        optimizer.finish()
-        return [*seen, model.numbers()]
-
-    whole = ranks.run(n, lambda world: work(world, transport))
-    parts = ranks.run(n, lambda world: work(world, replace(transport, gradient_buckets=st.GradientBuckets.PER_LAYER)))
-    for mine, should in zip(parts, whole, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(mine, should, strict=True))
-
-
-@pytest.mark.parametrize("codec", [st.Codec.FLOAT16, st.Codec.BFLOAT16])
-def test_16_bits_by_layers_are_those_of_whole_gradients(ranks, codec):
-    sizes = (100, 3, 70, 200)
-
-    def work(world, gradient_buckets):
-        model = Ladder(sizes, torch.float32)
-        optimizer = wrapped(world, model, st.Transport(codec=codec, gradient_buckets=gradient_buckets))
-        for step in range(4):
-            optimizer.zero_grad()
-            gradients = draw(1, world.rank, step, sizes)
-            model.backward([None if one is None else one.float() for one in gradients])
-            optimizer.step()
-        optimizer.finish()
-        return model.numbers()
-
-    results = [
-        ranks.run(2, lambda world, s=gradient_buckets: work(world, s)) for gradient_buckets in st.GradientBuckets
-    ]
-    assert all(torch.equal(one, results[0][0]) for both in results for one in both)
 
 
 @SYNCS
@@ -189,74 +128,82 @@ def flat_of(model):
 
 
 def launches(optimizer):
-    """The lengths of what is summed, in order, as they are started."""
+    """The first number of what is summed, in order, as it is started."""
     communicator = optimizer.run.reducer.world.everyone()
     started, start = [], communicator.all_reduce
 
     def all_reduce(tensor, *rest):
-        started.append(len(tensor))
+        started.append(tensor[0].item())
         return start(tensor, *rest)
 
     communicator.all_reduce = all_reduce
     return started, lambda: delattr(communicator, "all_reduce")
 
 
-def test_segments_leave_during_backward_in_one_order_whatever_a_worker_leaves_out(ranks):
+def test_segments_leave_during_backward_from_the_end_to_the_beginning_whatever_a_worker_leaves_out(ranks):
+    """Each has its own number as gradient, and the sum is over two workers of half of it."""
     sizes = (64, 64, 64, 64)
 
     def work(world):
         model = Ladder(sizes)
-        optimizer = wrapped(world, model)
+        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
         seen = []
         for left_out in (None, 2, 3, 0):
             started, restore = launches(optimizer)
             optimizer.zero_grad()
-            gradients = [torch.ones(size, dtype=torch.float64) for size in sizes]
+            gradients = [torch.full((size,), 2.0 * place, dtype=torch.float64) for place, size in enumerate(sizes, 1)]
             if world.rank and left_out is not None:
                 gradients[left_out] = None
             model.backward(gradients)
             early = len(started)
             optimizer.step()
             restore()
+            assert [place for place in started[:4] if place] == [
+                place + 1.0 for place in (3, 2, 1, 0) if gradients[place] is not None
+            ]
             seen.append((early, len(started)))
         optimizer.finish()
-        return seen, model.numbers().tolist()
+        return seen, [weight.unique().tolist() for weight in model.numbers().split(64)]
 
     (first, numbers), (second, same) = ranks.run(2, work)
-    assert numbers == same
+    assert numbers == same == [[-2.0 * 3.5], [-4.0 * 4], [-6.0 * 3.5], [-8.0 * 3.5]]
     assert first == [(4, 5)] * 4
     assert second == [(4, 5), (1, 5), (0, 5), (3, 5)]
 
 
-def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monkeypatch):
-    """And where it never is during backward, everything leaves at the step."""
+def works(optimizer):
+    """Of the sums in flight."""
+    reductions = [reduction for flight in optimizer.runner.membership.flights for _, reduction in flight.sums]
+    return [work for reduction in reductions for work in reduction.works]
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
+@pytest.mark.parametrize(("width", "wanted"), [(2, [2, 0, 0, 2]), (3, [2, 2, 0, 2])])
+def test_a_pipeline_lets_segments_leave_while_it_has_room_or_once_the_oldest_sum_is_there(ranks, width, wanted):
+    """No sum has arrived before the last step; where there is no room everything leaves at the step."""
     sizes = (64, 64)
 
     def work(world):
         model = Ladder(sizes)
-        optimizer = wrapped(world, model, sync=st.Pipeline())
+        optimizer = wrapped(world, model, sync=st.Pipeline(width=width))
         early = []
         for step in range(4):
             started, restore = launches(optimizer)
             optimizer.zero_grad()
-            if step == 3:
-                optimizer.runner.settle()
-            model.backward([torch.ones(size, dtype=torch.float64) for size in sizes])
+            with contextlib.ExitStack() as hidden:
+                if step == 3:
+                    optimizer.runner.settle()
+                else:
+                    for work in works(optimizer):
+                        hidden.enter_context(mock.patch.object(work, "is_completed", return_value=False))
+                model.backward([torch.ones(size, dtype=torch.float64) for size in sizes])
             early.append(len(started))
             optimizer.step()
             restore()
-            if step == 0:  # nothing has arrived as far as this worker knows
-                never.append(optimizer.runner.membership.flights[0])
         optimizer.finish()
-        return early[0], early[1], early[3]
+        return early
 
-    has_room, never = GradientAverage._has_room, []
-    monkeypatch.setattr(
-        GradientAverage,
-        "_has_room",
-        lambda runner: has_room(runner) and not any(flight in never for flight in runner.membership.flights),
-    )
-    assert ranks.run(2, work) == [(2, 0, 2)] * 2
+    assert ranks.run(2, work) == [wanted] * 2
 
 
 def refused(world, misuse, *, words, sync=None, again=True):
@@ -311,7 +258,7 @@ def one_of_them(optimizer, model, _gradients):
         (replaced, "was changed after backward"),
     ],
 )
-def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_can_go_on(ranks, misuse, words, sync):
+def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_continues(ranks, misuse, words, sync):
     assert ranks.run(2, lambda world: refused(world, misuse, words=words, sync=sync)) == [{-2.0}] * 2
 
 

@@ -1,25 +1,14 @@
 """Parameters with a codec: what travels is what was added since all were equal; equal references, or a named error."""
 
-import os
-from dataclasses import replace
-
 import pytest
 import torch
 
-from helpers.progress_replay import complaint, random_run, run
 from helpers.thread_ranks import on_ranks
-from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
+from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager
 from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging.mean_model import common_start
-from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.strategies import parameter_average
 from partreduce.runtime.transport.communicators import Communicator
-
-RUNS = int(os.environ.get("PARTREDUCE_PROGRESS_RUNS", "24"))
-CHUNK = 12
-BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 
 
 def nested(**options):
@@ -88,41 +77,6 @@ def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, s
         assert all(same(seen[0][1], references) for _, references, _ in seen)
         if round_ % 2 and sync == st.Synchronous():
             assert all(same(seen[0][2][:4], values[:4]) for _, _, values in seen), "all have the same bits"
-
-
-@SYNCS
-def test_a_mean_model_changes_nothing(ranks, sync):
-    def work(world, looks):
-        job = Job(world, nested(sync=sync))
-        for _ in range(5):
-            job.train(1)
-            if looks:
-                with job.optimizer.mean_model():
-                    pass
-        return job.values()
-
-    without = ranks.run(4, lambda world: work(world, looks=False))
-    for one, other in zip(without, ranks.run(4, lambda world: work(world, looks=True)), strict=True):
-        assert same(one, other)
-
-
-@SYNCS
-@pytest.mark.parametrize("saved", [2, 3])
-def test_a_resumed_run_is_bit_for_bit_the_same(ranks, tmp_path, sync, saved):
-    """Saved between two means over all, where the reference is no worker's model any more."""
-
-    def whole(world):
-        job = Job(world, nested(sync=sync)).train(saved)
-        save_checkpoint(job.optimizer, tmp_path)
-        return job.train(4).values()
-
-    def resumed(world):
-        job = Job(world, nested(sync=sync))
-        load_checkpoint(job.optimizer, tmp_path)
-        return job.train(4).values()
-
-    for one, other in zip(ranks.run(4, whole), ranks.run(4, resumed), strict=True):
-        assert same(one, other)
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
@@ -267,47 +221,3 @@ def test_what_cannot_go_with_it_is_refused(world):
         DistributedOptimizer(inner, model, plan, world=world, initial="keep")
     with pytest.raises(InputError, match="with codec int8"):
         ScheduleAverager(plan, world=world)
-
-
-@pytest.mark.parametrize("part", range(RUNS // CHUNK))
-def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
-    """`PARTREDUCE_PROGRESS_RUNS=400 pytest tests/runtime/averaging/test_progress_means.py -k replay` draws more."""
-    for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
-        case = random_run(seed)
-        histories = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
-        assert complaint(case, histories) is None, f"seed {seed}"
-
-
-@pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relaxation ignored"])
-def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
-    if fault == "parameters themselves":
-        begin = Reducer.begin
-        whole = lambda self, *place, content: begin(self, *place, replace(content, since=None))  # noqa: E731
-        monkeypatch.setattr(
-            Reducer, "begin", lambda self, *a: whole(self, *a[:4], content=a[4]) if a[4:] else begin(self, *a)
-        )
-    elif fault == "an old reference":
-        monkeypatch.setattr(Reference, "take", lambda *_: None)
-    else:
-        mean = parameter_average.commit_mean
-        monkeypatch.setattr(
-            parameter_average, "commit_mean", lambda bucket, sums, _, ok, **__: mean(bucket, sums, 1.0, ok)
-        )
-    found = []
-    for seed in range(12):
-        case = random_run(seed)
-        found.append(complaint(case, ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))))
-        if found[-1]:
-            return
-    raise AssertionError("unnoticed")
-
-
-def test_random_runs_cover_what_they_claim():
-    cases = [random_run(seed) for seed in range(300)]
-    strategies = [case.schedule.strategy for case in cases]
-    assert {strategy.transport.codec for strategy in strategies} == {codec for codec in st.Codec if codec.rounds}
-    assert {strategy.kind for strategy in strategies} == {"static", "allreduce"}
-    assert {strategy.is_delayed for strategy in strategies} == {True, False}
-    assert any(getattr(strategy, "prologue", 0) for strategy in strategies)
-    assert any(strategy.averaging == "step-normalized" for strategy in strategies)
-    assert {case.schedule.num_workers for case in cases} == {2, 3, 4, 5, 6}

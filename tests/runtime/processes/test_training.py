@@ -32,9 +32,9 @@ def reports(answer, rank=None, **facts):
     return [r for r in chosen if rank is None or r["rank"] == rank]
 
 
-def test_random_schedules_on_processes_equal_the_reference(driver):
+def test_drawn_schedules_on_processes_equal_plain_torch(driver):
     environment = {"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0"), "CASES": os.environ.get("CASES", "15")}
-    answer = driver.run("random schedules", limit=110, environment=environment)
+    answer = driver.run("drawn schedules", limit=110, environment=environment)
     assert answer["code"] == 0, answer["output"][-2000:]
     assert len(answer["reports"]) == 6
     assert [problem for report in answer["reports"] for problem in report["problems"]] == []

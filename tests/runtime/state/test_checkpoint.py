@@ -6,13 +6,12 @@ import json
 import os
 import selectors
 import signal
-from fractions import Fraction
 
 import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import group_phases, wrapped
+from helpers.training import wrapped
 from helpers.warm import WARM
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
@@ -245,77 +244,6 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
     for restored, old_size, old_round, steps in ranks.run(n, work):
         assert restored == pytest.approx(mean)
         assert (old_size, old_round, steps) == (3, 4, 2)
-
-
-PAIRS = group_phases(3, [[0, 1]], [[1, 2]], [[0, 1, 2]])
-RING = (st.Round.from_edges(3, [(i, (i + d) % 3, Fraction(1, 3)) for i in range(3) for d in (1, 2)]),)
-INT8 = st.Transport(codec=st.Codec.INT8, block=32)
-INSIDE = {
-    "synchronous": st.AllReduce(steps_per_round=4),
-    "groups": st.StaticGroups(phases=PAIRS, steps_per_round=4),
-    "late": st.StaticGroups(phases=PAIRS, steps_per_round=4, sync=st.DelayedAveraging()),
-    "unequal": st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), averaging=st.Averaging.STEP_NORMALIZED),
-    "unequal, late": st.StaticGroups(
-        phases=PAIRS, steps_per_round=(4, 2, 4), averaging=st.Averaging.STEP_NORMALIZED, sync=st.DelayedAveraging()
-    ),
-    "codec": st.AllReduce(steps_per_round=4, transport=INT8),
-    "codec, late": st.AllReduce(steps_per_round=4, transport=INT8, sync=st.DelayedAveraging()),
-    "codec, unequal": st.AllReduce(steps_per_round=(4, 2, 4), transport=INT8, averaging=st.Averaging.STEP_NORMALIZED),
-    "neighbors": st.NeighborAveraging(rounds=RING, steps_per_round=4),
-    "neighbors, late": st.NeighborAveraging(rounds=RING, steps_per_round=4, sync=st.DelayedAveraging()),
-}
-
-
-@pytest.mark.parametrize("kind", INSIDE)
-@pytest.mark.parametrize("inside", [1, 3])
-def test_a_run_saved_inside_a_round_goes_on_bit_for_bit(ranks, tmp_path, kind, inside):
-    """An epoch may end anywhere: what the rest of the round needs lies in the file."""
-    plan = Schedule(kind, Cluster.regular(1, 3), INSIDE[kind])
-
-    def run(world):
-        model, optimizer = make(world, plan, initial="broadcast")
-        resumed = load_checkpoint(optimizer, tmp_path)
-        steps_per_round = plan.steps_per_round_of(world.rank)
-        saved_at = 2 * steps_per_round + max(1, inside * steps_per_round // 4)
-        for step in range(optimizer.steps, 5 * steps_per_round):
-            for parameter in model.parameters():
-                parameter.grad = parameter.detach().sin() + (step % 5) * (world.rank + 1) / 7
-            model[1].running_mean += (world.rank + step) / 3
-            optimizer.step()
-            if resumed is None and step + 1 == saved_at:
-                save_checkpoint(optimizer, tmp_path)
-        assert resumed is None or resumed.steps == saved_at
-        return [tensor.tolist() for tensor in [*model.parameters(), *model.buffers()]]
-
-    whole = ranks.run(3, run)
-    assert ranks.run(3, run) == whole
-
-
-@pytest.mark.parametrize("inside", [0, 2])
-def test_a_late_average_is_saved_where_one_worker_is_inside_its_round_and_another_between_two(ranks, tmp_path, inside):
-    phases = group_phases(2, [(0, 1)])
-    plan = Schedule(
-        "late",
-        Cluster.regular(1, 2),
-        st.StaticGroups(phases=phases, steps_per_round=(4, 1), sync=st.DelayedAveraging()),
-    )
-
-    def run(world):
-        model, optimizer = make(world, plan, initial="broadcast")
-        resumed = load_checkpoint(optimizer, tmp_path)
-        saved_at = 20 + inside if world.rank == 0 else 5
-        for step in range(optimizer.steps, 9 * plan.steps_per_round_of(world.rank)):
-            for parameter in model.parameters():
-                parameter.grad = parameter.detach().sin() + (step % 5) * (world.rank + 1) / 7
-            optimizer.step()
-            if resumed is None and step + 1 == saved_at:
-                save_checkpoint(optimizer, tmp_path)
-        assert resumed is None or resumed.steps == saved_at
-        return [tensor.tolist() for tensor in model.parameters()]
-
-    ranks.fresh()  # other runs of this process had other steps per round
-    whole = ranks.run(2, run)
-    assert ranks.run(2, run) == whole
 
 
 @on_ranks(2)

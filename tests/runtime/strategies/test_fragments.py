@@ -1,7 +1,6 @@
 """Fragments that take turns: streaming DiLoCo's algorithm on random runs, outer steps where it is these, and faults."""
 
 import copy
-import os
 import random
 from dataclasses import replace
 from itertools import pairwise
@@ -9,20 +8,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from helpers.outer_runs import OuterRun, Training, Worker, complaint, random_run_in_turns, random_run_of_groups, run
 from helpers.thread_ranks import on_ranks
-from helpers.training import group_phases
-from partreduce import Cluster, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
+from helpers.training import SIZES, Training, group_phases
+from partreduce import Cluster, Schedule, ScheduleAverager, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError, ScheduleError
-from partreduce.runtime.strategies.parameter_average import ParameterAverage, Part
-from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.strategies import payload as fragments_of_topo
 from partreduce.topo.strategies.payload import assign, moves, round_ends
 
-RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
-CHUNK = 12
-BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
 CROWDED = st.AllReduce(
     steps_per_round=6, sync=st.DelayedMerge(steps=5, alpha="1/2"), payload=st.Payload(outer=DILOCO, fragments=3)
@@ -34,167 +26,16 @@ STREAMING = st.AllReduce(
 )
 
 
-@pytest.mark.parametrize("part", range(RUNS // CHUNK))
-def test_random_runs_equal_streaming_diloco_in_one_process(ranks, part):
-    """`PARTREDUCE_OUTER_RUNS=1000 pytest tests/runtime/strategies/test_fragments.py -k random_runs` draws more."""
-    for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
-        case = random_run_in_turns(seed)
-        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
-        assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
+def schedule_of(strategy):
+    return Schedule("streaming", Cluster.regular(1, 3), strategy)
 
 
-def test_random_runs_of_groups_equal_the_same_in_one_process(ranks):
-    """Fragments take turns over the groups of each round; a worker that rests in a round rests with every fragment."""
-    for seed in range(BASE, BASE + CHUNK):
-        case = random_run_of_groups(seed)
-        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
-        assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
-    cases = [random_run_of_groups(seed).schedule for seed in range(100)]
-    assert any(not case.strategy.payload.outer.is_plain for case in cases)
-    assert any(0 < len(case.phase(0).members) < case.num_workers for case in cases), "somebody rests"
-    assert any(len(case.phase(0)) == 2 for case in cases)
-    assert any(len(set(case.worker_steps().tolist())) > 1 for case in cases), "unequal steps per round"
-
-
-def test_random_runs_cover_what_they_claim():
-    cases = [random_run_in_turns(seed) for seed in range(400)]
-    strategies = [case.schedule.strategy for case in cases]
-    assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
-    assert {one.payload.num_fragments for one in strategies} == {1, 2, 3, 4}
-    assert {type(one.payload.fragments) for one in strategies} == {int, tuple}
-    assert {one.sync.late_steps for one in strategies} >= {0, 1, 2, 3}
-    assert {(type(one.sync), one.payload.outer.is_plain) for one in strategies} >= {
-        (st.DelayedMerge, True),
-        (st.DelayedMerge, False),
-    }
-    assert any(one.steps_per_round % one.payload.num_fragments for one in strategies), (
-        "turns that are not evenly spaced"
-    )
-    assert any(one.steps_per_round == 1 for one in strategies)
-    flying = [max(1, -(-one.sync.late_steps * one.payload.num_fragments // one.steps_per_round)) for one in strategies]
-    assert {1, 2, 3, 4} <= set(flying)
-    assert any(len(set(case.steps)) > 1 for case in cases), "uneven data"
-    assert any(steps % case.schedule.steps_per_round_of(0) for case in cases for steps in case.steps), (
-        "data that ends inside a round"
-    )
-
-
-@pytest.mark.parametrize("fault", ["a step early", "merged whole", "in another order", "one forgotten"])
-def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
-    begin, make = Part.send, fragments_of_topo.round_ends
-    if fault == "merged whole":
-        monkeypatch.setattr(st.AllReduce, "_relaxation", 1)
-    elif fault == "one forgotten":
-        monkeypatch.setattr(Part, "send", lambda self, *a, **k: "2" in self.name or begin(self, *a, **k))
-    else:
-        wrong = {"a step early": lambda ends: [end - 1 or end for end in ends], "in another order": lambda e: e[::-1]}
-        monkeypatch.setattr(fragments_of_topo, "round_ends", lambda *a: wrong[fault](make(*a)))
-    for seed in range(40):
-        case = random_run_in_turns(seed)
-        if fault == "one forgotten" and len(case.turns) < 3:
-            continue
-        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
-        if complaint(case, dict(enumerate(got))):
-            return
-    raise AssertionError("unnoticed")
-
-
-def job(strategy):
-    """Three workers' training by a strategy."""
-    return OuterRun(Schedule("streaming", Cluster.regular(1, 3), strategy), (4, 4, 4))
-
-
-def training_of(world, strategy, *, batch_norm=False, **options):
-    worker = Worker(job(strategy), world.rank)
-    if batch_norm:
-        worker.model.append(torch.nn.BatchNorm1d(1).double())
-        worker.inner.add_param_group({"params": list(worker.model[-1].parameters())})
-    return Training(world, worker, **options)
-
-
-class InTurns(st.AllReduce):
-    takes_turns = True
-
-
-def test_one_synchronous_fragment_is_the_outer_step_bit_for_bit(ranks):
-    """By the engine of fragments, too, which a synchronous schedule with one does not ask for."""
-    whole, stated = (
-        st.AllReduce(steps_per_round=4, payload=st.Payload(outer=DILOCO)),
-        st.AllReduce(steps_per_round=4, payload=st.Payload(outer=DILOCO, fragments=1)),
-    )
-    assert schedule_sha256(job(whole).schedule) == schedule_sha256(job(stated).schedule)
-
-    def work(world):
-        plain, turned = training_of(world, whole), training_of(world, stated)
-        assert not plain.optimizer.runner.reducers
-        in_turns = InTurns(steps_per_round=4, payload=st.Payload(outer=DILOCO))
-        turned.optimizer.runner = turned.optimizer.engine.runner = ParameterAverage(in_turns, turned.optimizer.run)
-        return plain.steps(13), turned.steps(13)
-
-    for one, other in ranks.run(3, work):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        (STREAMING, 1, {0}, False), (STREAMING, 4, set(), True), (STREAMING, 6, {2}, True), (STREAMING, 10, {1}, False),
-        (CROWDED, 3, {0, 2}, False), (CROWDED, 5, {0, 1, 2}, True), (CROWDED, 6, {0, 1}, True),
-    ],
-)  # fmt: skip
-def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks, tmp_path, run):
-    """Of `STREAMING` in 2, 4 and 7 of 7 steps one is in flight after 1, 3 and 6, two of which are among these."""
-    strategy, saved, flying, coded = run
-    transport = (
-        st.Transport(codec=st.Codec.INT8)
-        if strategy is STREAMING
-        else st.Transport(codec=st.Codec.INT4, error_feedback=True)
-    )
-    strategy = replace(strategy, transport=transport if coded else st.Transport())
-
-    def whole(world):
-        training = training_of(world, strategy, batch_norm=True)
-        training.steps(saved)
-        kept = set(training.optimizer.runner.state())
+@on_ranks(3, fresh=True)
+def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_same_turns(world, tmp_path):
+    training = Training(world, st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2)))
+    training.steps(1)
+    with pytest.raises(InputError, match=r"step 1 lies inside a round of \d steps"):
         save_checkpoint(training.optimizer, tmp_path)
-        return training.to_the_end(16), list(training.worker.model.buffers()), kept
-
-    def resumed(world):
-        training = training_of(world, strategy, batch_norm=True)
-        assert load_checkpoint(training.optimizer, tmp_path).steps == saved
-        return training.to_the_end(16), list(training.worker.model.buffers())
-
-    for (one, buffers, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
-        assert torch.equal(one, other)
-        assert all(torch.equal(mine, its) for mine, its in zip(buffers, theirs, strict=True))
-        assert {int(name[0]) for name in kept if "flight" in name} == flying
-
-
-@pytest.mark.parametrize("whole_rounds", [True, False])
-def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_same_turns(ranks, tmp_path, whole_rounds):
-    strategy = st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2))
-
-    def work(world, resumes):
-        training = training_of(world, strategy)
-        steps_per_round = strategy.steps_per_round[world.rank]
-        if not whole_rounds:
-            training.steps(1)
-            with pytest.raises(InputError, match=r"step 1 lies inside a round of \d steps"):
-                save_checkpoint(training.optimizer, tmp_path)
-            return None
-        if resumes:
-            assert load_checkpoint(training.optimizer, tmp_path).steps == steps_per_round
-        else:
-            training.steps(steps_per_round)
-            save_checkpoint(training.optimizer, tmp_path)
-        return training.steps(2 * steps_per_round)
-
-    whole = ranks.run(3, lambda world: work(world, resumes=False))
-    if not whole_rounds:
-        ranks.fresh()
-        return
-    for one, other in zip(whole, ranks.run(3, lambda world: work(world, resumes=True)), strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
@@ -202,13 +43,13 @@ def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_sam
     ("strategy", "saved"), [(STREAMING, 3), (STREAMING, 5), (STREAMING, 6), (WHOLE, 3), (WHOLE, 5)]
 )
 @on_ranks(3)
-def test_state_dicts_go_on_bit_for_bit_from_inside_a_round_and_mid_flight(world, strategy, saved):
-    first = training_of(world, strategy)
+def test_state_dicts_resume_bit_for_bit_inside_a_round_and_in_mid_flight(world, strategy, saved):
+    first = Training(world, strategy)
     first.steps(saved)
-    states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
+    states = {name: tensor.clone() for name, tensor in first.model.state_dict().items()}
     kept = copy.deepcopy(first.optimizer.state_dict())  # torch's shares tensors with the optimizer
-    second = training_of(world, strategy)
-    second.worker.model.load_state_dict(states)
+    second = Training(world, strategy)
+    second.model.load_state_dict(states)
     second.optimizer.load_state_dict(kept)
     first, second = first.steps(12), second.steps(12)
     assert torch.equal(first, second)
@@ -219,9 +60,9 @@ def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
     plain = st.AllReduce(steps_per_round=4, sync=st.DelayedMerge(steps=2))
 
     def work(world):
-        training = training_of(world, plain)
+        training = Training(world, plain)
         training.steps(3)
-        training.worker.model.load_state_dict(training.worker.model.state_dict())
+        training.model.load_state_dict(training.model.state_dict())
         with pytest.raises(InputError, match="would send the difference to the others as progress"):
             training.steps(1)
         return True
@@ -234,11 +75,11 @@ def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(r
     strategy = st.AllReduce(steps_per_round=6, payload=st.Payload(outer=DILOCO, fragments=(("[01].*",), ("[23].*",))))
 
     def work(world, transport):
-        training = training_of(world, replace(strategy, transport=transport))
+        training = Training(world, replace(strategy, transport=transport))
         first = training.steps(3)
         return first, training.steps(3)
 
-    border = sum(p.numel() for p in Worker(job(strategy), 0).model[:2].parameters())
+    border = sum(inside * outside + outside for inside, outside in SIZES[:2])
     for transport in (st.Transport(), st.Transport(codec=st.Codec.INT8)):
         results = ranks.run(3, lambda world, transport=transport: work(world, transport))
         for other in results[1:]:
@@ -250,7 +91,7 @@ def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(r
 
 def test_all_workers_run_one_order_of_fragments_and_only_one_at_a_time(ranks):
     def work(world):
-        training = training_of(world, STREAMING)
+        training = Training(world, STREAMING)
         training.steps(14)
         done = training.optimizer.run.reducer.recorder.last()
         return [(one.kind, one.step, one.round, one.start, one.end) for one in done if "fragment" in one.kind]
@@ -266,7 +107,7 @@ def test_several_fragments_are_in_flight_and_no_more_than_the_claim_says(ranks):
     """They are sent in one order; the first round merges fragment 2 alone, whose turn alone it sent."""
 
     def work(world):
-        training, flying = training_of(world, CROWDED), []
+        training, flying = Training(world, CROWDED), []
         for _ in range(18):
             training.steps(1)
             kept = training.optimizer.runner.state()
@@ -284,22 +125,6 @@ def test_several_fragments_are_in_flight_and_no_more_than_the_claim_says(ranks):
         assert order == sent
 
 
-@pytest.mark.parametrize("strategy", [STREAMING, CROWDED])
-def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks, strategy):
-    def work(world, looks):
-        training = training_of(world, strategy)
-        for _ in range(16):
-            values = training.steps(1)
-            if looks:
-                with training.optimizer.mean_model():
-                    pass
-        return values
-
-    without = ranks.run(3, lambda world: work(world, looks=False))
-    for one, other in zip(without, ranks.run(3, lambda world: work(world, looks=True)), strict=True):
-        assert torch.equal(one, other)
-
-
 LATE_TURNS = st.AllReduce(
     steps_per_round=8, sync=st.DelayedMerge(steps=2), payload=st.Payload(outer=DILOCO, fragments=2)
 )
@@ -311,7 +136,7 @@ def test_a_worker_lost_before_an_average_or_in_mid_flight_ends_the_run_by_name(r
     """And no outer step is half made."""
 
     def work(world):
-        training = training_of(world, strategy, timeout=60)
+        training = Training(world, strategy, timeout=60)
         training.steps(begun)
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:
@@ -470,10 +295,10 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
             (STREAMING, {"optimizer_state": "average"}),
         ):
             with pytest.raises(InputError) as caught:
-                training_of(world, strategy, **options)
+                Training(world, strategy, **options)
             texts.append(str(caught.value))
         with pytest.raises(InputError) as caught:
-            ScheduleAverager(job(st.AllReduce(steps_per_round=4, payload=two)).schedule, world=world)
+            ScheduleAverager(schedule_of(st.AllReduce(steps_per_round=4, payload=two)), world=world)
         return [*texts, str(caught.value)]
 
     for layers, keep, states, averager in ranks.run(3, work):

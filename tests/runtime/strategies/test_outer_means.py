@@ -1,6 +1,5 @@
 """Outer steps: DiLoCo's algorithm on random runs, plain averaging where it is plain, and what a run keeps of them."""
 
-import os
 from dataclasses import replace
 from fractions import Fraction
 
@@ -9,69 +8,18 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from helpers.outer_runs import OuterRun, Training, Worker, complaint, random_run, run
-from helpers.training import group_phases, static_groups
-from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager, load_checkpoint, save_checkpoint
+from helpers.training import Training, group_phases, static_groups
+from partreduce import Cluster, DistributedOptimizer, Schedule, ScheduleAverager
 from partreduce import strategies as st
 from partreduce.errors import InputError, ScheduleError
-from partreduce.runtime.averaging import reference as outer_optimizer
-from partreduce.runtime.averaging.reference import Reference
 from partreduce.schedulers import registry
 from partreduce.topo.document.canonical import schedule_sha256
 
-RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
-CHUNK = 12
-BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 DILOCO = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True))
 
 
-@pytest.mark.parametrize("part", range(RUNS // CHUNK))
-def test_random_runs_equal_diloco_in_one_process(ranks, part):
-    """`PARTREDUCE_OUTER_RUNS=1000 pytest tests/runtime/strategies/test_outer_means.py -k random_runs` draws more."""
-    for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
-        case = random_run(seed)
-        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
-        assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
-
-
-def test_random_runs_cover_what_they_claim():
-    cases = [random_run(seed) for seed in range(300)]
-    assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
-    assert {case.outer.nesterov for case in cases} == {True, False}
-    assert {case.outer.is_plain for case in cases} == {True, False}
-    assert {case.outer.outer_params for case in cases} == set(st.OuterParams)
-    assert {case.schedule.strategy.kind for case in cases} == {"static", "allreduce"}
-    assert {case.schedule.strategy.averaging for case in cases} == set(st.Averaging)
-    assert any(len(set(case.steps)) > 1 == len(set(case.schedule.worker_steps())) for case in cases), "uneven data"
-    assert any(case.schedule.strategy.steps_once for case in cases), "in each step"
-    assert not any(case.schedule.strategy.averages_gradients for case in cases)
-
-
-@pytest.mark.parametrize(
-    "fault", ["no momentum", "nesterov left out", "outer parameters of the start", "half the rate"]
-)
-def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
-    step = outer_optimizer.outer_step
-    wrong = {
-        "no momentum": {"momentum": 0, "nesterov": False},
-        "nesterov left out": {"nesterov": False},
-        "half the rate": {"lr": 0.35},
-    }
-    if fault == "outer parameters of the start":
-        monkeypatch.setattr(Reference, "take", lambda *_: None)
-    else:
-        monkeypatch.setattr(outer_optimizer, "outer_step", lambda outer, *a: step(replace(outer, **wrong[fault]), *a))
-    for seed in range(30):
-        case = random_run(seed)
-        got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
-        if complaint(case, dict(enumerate(got))):
-            return
-    raise AssertionError("unnoticed")
-
-
-def job(strategy):
-    """Three workers' training by a strategy."""
-    return OuterRun(Schedule("outer", Cluster.regular(1, 3), strategy), (4, 4, 4))
+def schedule_of(strategy):
+    return Schedule("outer", Cluster.regular(1, 3), strategy)
 
 
 def nested(**options):
@@ -80,19 +28,15 @@ def nested(**options):
     return st.StaticGroups(phases=st.GroupPhases(phases), **({"payload": DILOCO} | options))
 
 
-def training_of(world, strategy, **options):
-    return Training(world, Worker(job(strategy), world.rank), **options)
-
-
 def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
     plain, stated = (
         st.AllReduce(steps_per_round=3),
         st.AllReduce(steps_per_round=3, payload=st.Payload(outer=st.OuterStep(lr=1, momentum=0))),
     )
-    assert schedule_sha256(job(plain).schedule) == schedule_sha256(job(stated).schedule)
+    assert schedule_sha256(schedule_of(plain)) == schedule_sha256(schedule_of(stated))
 
     def work(world):
-        trainings = [training_of(world, strategy) for strategy in (plain, stated)]
+        trainings = [Training(world, strategy) for strategy in (plain, stated)]
         assert all(one.optimizer.runner.state() == {} for one in trainings)
         return [one.steps(7) for one in trainings]
 
@@ -103,56 +47,17 @@ def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
 OWN = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        st.AllReduce(steps_per_round=5, payload=DILOCO),
-        nested(steps_per_round=2),
-        nested(steps_per_round=2, payload=OWN),
-        st.AllReduce(steps_per_round=(5, 10, 5), payload=DILOCO, averaging="step-normalized"),
-        nested(steps_per_round=(4, 2, 4), payload=OWN, averaging="step-normalized"),
-    ],
-    ids=["everybody", "nested", "per worker", "normalized", "per worker, normalized"],
-)
-@pytest.mark.parametrize("inside", [True, False])
-def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, inside):
-    """With uneven data, and wherever outer parameters and momentum lie."""
-    worker_steps = job(strategy).schedule.worker_steps()
-    saved = 10 if not inside else 5 if worker_steps.min() == 2 else 8  # the shortest rounds have 2 steps, or 5
-
-    def whole(world):
-        training = training_of(world, strategy)
-        training.steps(saved * worker_steps[world.rank] // worker_steps.min())
-        save_checkpoint(training.optimizer, tmp_path)
-        return training.to_the_end(12), training.optimizer.runner.state()
-
-    def resumed(world):
-        training = training_of(world, strategy, outer_state="host" if world.rank else "device")
-        assert (
-            load_checkpoint(training.optimizer, tmp_path).steps
-            == saved * worker_steps[world.rank] // worker_steps.min()
-        )
-        return training.to_the_end(12), training.optimizer.runner.state()
-
-    for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
-        assert torch.equal(one, other)
-        name = "outer_params" if strategy.payload.outer.has_own_outer_params else "reference"
-        names = [f"{name}/0", f"{name}/place"]
-        assert sorted(kept) == sorted(["momentum/0", *names])
-        assert all(torch.equal(kept[name], theirs[name]) for name in kept)
-
-
 def test_a_state_without_the_strategys_begins_outer_params_where_it_is_loaded(ranks):
     """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
 
     def work(world):
-        training = training_of(world, st.AllReduce(steps_per_round=5, payload=st.Payload(outer=st.OuterStep(lr=0.5))))
+        training = Training(world, st.AllReduce(steps_per_round=5, payload=st.Payload(outer=st.OuterStep(lr=0.5))))
         training.steps(5)
         state = training.optimizer.state_dict()
         del state["partreduce"]["strategy"]
         state["partreduce"]["steps"] = 3
         training.optimizer.load_state_dict(state)
-        start = training.worker.values()
+        start = training.values()
         before = training.steps(1)
         training.optimizer.load_state_dict(training.optimizer.state_dict())
         return start, before, training.steps(1), training.optimizer.runner.state()
@@ -168,9 +73,7 @@ def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(r
     eight = st.AllReduce(steps_per_round=3, payload=DILOCO, transport=st.Transport(codec=st.Codec.INT8))
 
     def work(world):
-        return training_of(world, eight).steps(12), training_of(world, replace(eight, transport=st.Transport())).steps(
-            12
-        )
+        return Training(world, eight).steps(12), Training(world, replace(eight, transport=st.Transport())).steps(12)
 
     results = ranks.run(3, work)
     for coded, exact in results:
@@ -187,7 +90,7 @@ def test_outer_params_per_worker_with_which_workers_would_not_agree_are_refused_
         texts = []
         for strategy in (nested(payload=wild), st.StaticGroups(phases=pair, payload=OWN)):
             with pytest.raises(InputError) as caught:
-                training_of(world, strategy)
+                Training(world, strategy)
             texts.append(str(caught.value))
         return texts
 
@@ -235,12 +138,12 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
 
     def work(world):
         with pytest.raises(InputError, match="measures what workers moved since they were equal"):
-            training_of(world, st.AllReduce(steps_per_round=2, payload=DILOCO), initial="keep")
+            Training(world, st.AllReduce(steps_per_round=2, payload=DILOCO), initial="keep")
         for where, payload, words in (("disk", DILOCO, "is not one of"), ("host", st.Payload(), "has no outer steps")):
             with pytest.raises(InputError, match=f"outer_state: .*{words}"):
-                training_of(world, st.AllReduce(steps_per_round=2, payload=payload), outer_state=where)
+                Training(world, st.AllReduce(steps_per_round=2, payload=payload), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
-            ScheduleAverager(job(st.AllReduce(steps_per_round=2, payload=DILOCO)).schedule, world=world)
+            ScheduleAverager(schedule_of(st.AllReduce(steps_per_round=2, payload=DILOCO)), world=world)
 
     ranks.run(3, work)
 
@@ -324,7 +227,7 @@ def test_outer_parameters_of_each_worker_are_not_taken_for_those_of_all(ranks, o
     def work(world):
         each = static_groups(3, [range(3)], steps_per_round=2, payload=OWN)
         shared = replace(each, payload=st.Payload(outer=replace(OWN.outer, outer_params="shared")))
-        saved, other = (training_of(world, one) for one in ((each, shared) if own else (shared, each)))
+        saved, other = (Training(world, one) for one in ((each, shared) if own else (shared, each)))
         saved.steps(2)
         other.optimizer.load_state_dict(saved.optimizer.state_dict())
         return other.optimizer.runner.state()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.random_schedules import Quadratic
 from helpers.thread_ranks import on_ranks
+from helpers.training import Quadratic
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import pairwise as pairwise_module

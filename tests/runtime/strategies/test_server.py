@@ -1,4 +1,4 @@
-"""Parameter servers: synchronous sums equal all-reduce; asynchronous ones apply every push once, within a bound."""
+"""Parameter servers: asynchronous ones apply every push once, within a bound; who fails is named."""
 
 import contextlib
 import socket
@@ -9,73 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.random_schedules import Quadratic
 from helpers.thread_ranks import on_ranks
-from helpers.training import wrapped
-from partreduce import Cluster, DistributedOptimizer, Schedule
+from helpers.training import Quadratic, wrapped
+from partreduce import Cluster, Schedule
 from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import asynchronous_server
 from partreduce.runtime.transport.array_frames import frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.shards import shards_of
-from partreduce.strategies import AllReduce, DelayedAveraging, Server, Synchronous
-
-_building = threading.Lock()
+from partreduce.strategies import DelayedAveraging, Server, Synchronous
 
 
 def schedule(n, **options):
     return Schedule("server", Cluster.regular(1, n), Server(**options))
-
-
-def network(seed=3):
-    with _building:  # the seed belongs to the process, and all ranks are threads of it
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 1))
-
-
-def losses(world, plan, steps=8):
-    model = network()
-    inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world)
-    generator = torch.Generator().manual_seed(100 + world.rank)
-    losses = []
-    for _ in range(steps):
-        x = torch.randn(8, 5, generator=generator)
-        loss = (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    optimizer.finish()
-    return losses, torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-@pytest.mark.parametrize("hosts", [(0,), (1, 3), (3, 0, 2, 1)])
-def test_synchronous_server_has_the_losses_of_all_reduce(ranks, hosts):
-    """All-reduce on gradients has DDP's losses, so the server has them too."""
-
-    def work(world):
-        reduced = Schedule("all", Cluster.regular(1, 4), AllReduce())
-        return losses(world, schedule(4, hosts=hosts)), losses(world, reduced)
-
-    results = ranks.run(4, work)
-    for (mine, weights), (wanted, their_weights) in results:
-        assert mine == pytest.approx(wanted, rel=1e-4)
-        assert torch.allclose(weights, their_weights, atol=1e-5)
-    assert all(torch.equal(weights, results[0][0][1]) for (_, weights), _ in results)
-
-
-@pytest.mark.parametrize("is_delayed", [False, True])
-@on_ranks(3)
-def test_synchronous_server_averages_parameters_at_the_end_of_a_section(world, is_delayed):
-    sync = DelayedAveraging() if is_delayed else Synchronous()
-    reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(steps_per_round=2, sync=sync))
-    (mine, weights), (wanted, their_weights) = (
-        losses(world, schedule(3, hosts=(2,), steps_per_round=2, sync=sync), 6),
-        losses(world, reduced, 6),
-    )
-    assert mine == pytest.approx(wanted, rel=1e-4)
-    assert torch.allclose(weights, their_weights, atol=1e-5)
 
 
 def push_model(world, plan, start, **options):

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.random_schedules import Quadratic
 from helpers.signs import Signs
-from helpers.training import wrapped
+from helpers.training import Quadratic, wrapped
 from partreduce import Cluster, Schedule
 from partreduce.errors import UnavailableError
 from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck

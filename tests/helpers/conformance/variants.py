@@ -1,0 +1,81 @@
+"""The variants of every kind: its strategy changed along one axis, or with which words a user reads that there is none.
+
+`resume` is the idiom "checkpoint"; `device` and `sharded` run elsewhere, on four ranks and in processes.
+"""
+
+from dataclasses import replace
+
+from helpers.conformance.kinds import KINDS, Kind
+from partreduce import strategies as st
+
+
+def coded(strategy, **transport):
+    """By a codec; of a server on one host, which codes all numbers in one block, as the reference does."""
+    one_host = {"hosts": (0,)} if strategy.kind == "server" else {}
+    return replace(strategy, transport=replace(strategy.transport, **transport), **one_host)
+
+
+CHANGES = {
+    "delay": lambda strategy: replace(strategy, sync=st.DelayedAveraging()),
+    "codec": lambda strategy: coded(strategy, codec=st.Codec.INT8),
+    "feedback": lambda strategy: coded(strategy, codec=st.Codec.INT4, error_feedback=True),
+}
+"""What is changed of a strategy."""
+
+OUTER = "sync.delay brings it later"
+ROUNDED = "rounded parameters lose every update that is smaller than their last digit"
+NOT_ALL = "only where every round is of all workers, and none is late"
+NEIGHBORS = ("neighbor", "neighbor, late", "neighbor, gap", "neighbor, gap, parallel")
+FREE = ("server, asynchronous", "pairwise")
+NO_CODEC = {
+    **dict.fromkeys([*NEIGHBORS, *FREE], ROUNDED),
+    "dynamic_groups": "its groups may leave out any worker that is slow or failed",
+    "allreduce, quorum": "a quorum's sums are sent as they are",
+}
+REFUSED = {
+    "delay": {
+        **dict.fromkeys(["allreduce, outer", "allreduce, fragments", "static, outer"], OUTER),
+        "allreduce, layers": "gradients of allreduce at steps_per_round 1 can go layer by layer",
+        "dynamic_groups": "has no late averaging",
+    },
+    "codec": NO_CODEC,
+    "feedback": {**NO_CODEC, **dict.fromkeys(["allreduce, late", "static", "static, outer"], NOT_ALL)},
+    "failure": {
+        "allreduce, quorum": "gradients that came too late wait on their worker for a later sum",
+        "neighbor": "neighborhoods overlap",
+        "neighbor, late": "neighborhoods overlap",
+        "neighbor, gap": "what a worker waits for may never come",
+        "neighbor, gap, parallel": "what a worker waits for may never come",
+        "dynamic_groups": "the group generator plans",
+        "server": "what a server holds fails with its host",
+        "server, asynchronous": "what a server holds fails with its host",
+        "pairwise": "workers agree on pairs as it comes",
+    },
+}
+"""By variant and kind, words of the line that refuses it."""
+
+ONE_LOSS = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1)
+
+
+def changed(variant, kind):
+    """A kind with its strategy changed."""
+    return Kind(CHANGES[variant](KINDS[kind].strategy))
+
+
+def schedule_of(variant, kind):
+    if variant == "failure":
+        return replace(KINDS[kind].schedule, failure_plan=ONE_LOSS)
+    return changed(variant, kind).schedule
+
+
+def taken():
+    """(variant, kind) of the cells that run: of those with the same strategy the first, and none that is a kind.
+
+    Who comes late where workers run freely is known to their messages alone: tests/runtime/strategies has them.
+    """
+    seen = [kind.strategy for kind in KINDS.values()]
+    for variant in CHANGES:
+        for kind in KINDS:
+            if kind not in [*REFUSED[variant], *FREE] and (strategy := changed(variant, kind).strategy) not in seen:
+                seen.append(strategy)
+                yield variant, kind

@@ -1,0 +1,146 @@
+"""A run that is saved and resumed has the bits of one that was not interrupted: what rounding left over, outer state.
+
+Against plain torch checkpoints are an idiom of the conformance table, and part of drawn runs; here is what has no such
+reference, or more than a model: codecs with feedback, references, host memory, statistics, and uneven data afterwards.
+"""
+
+import contextlib
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from helpers.training import Training, group_phases
+from partreduce import Cluster, Schedule, load_checkpoint, save_checkpoint
+from partreduce import strategies as st
+
+DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
+OUTER = st.Payload(outer=DILOCO)
+OWN = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
+NORMALIZED = {"averaging": st.Averaging.STEP_NORMALIZED}
+PAIRS = group_phases(3, [[0, 1]], [[1, 2]], [[0, 1, 2]])
+PAIR_THEN_ALL = group_phases(3, [[0, 1]], [[0, 1, 2]])
+NODES_THEN_ALL = group_phases(4, [[0, 1], [2, 3]], [range(4)])
+THREE, TWO_NODES = Cluster.regular(1, 3), Cluster.regular(2, 2)
+INT8 = st.Transport(codec=st.Codec.INT8, block=32)
+FED_BACK = st.Transport(codec=st.Codec.INT8, block=8, error_feedback=True)
+IN_STAGES = st.Transport(
+    algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, block=8, error_feedback=True
+)
+LATE = st.DelayedAveraging()
+CROWDED = {"steps_per_round": 6, "sync": st.DelayedMerge(steps=5, alpha="1/2")}
+"""Turns end after 2, 4 and 6 of 6 steps, and what they merge was sent after 3, 5 and 1: up to three are in flight."""
+STREAMING = {"steps_per_round": 7, "sync": st.DelayedMerge(steps=1, alpha="1/2")}
+"""Turns end after 2, 4 and 7 of 7 steps: one is in flight after 1, 3 and 6."""
+THIRDS = st.Payload(outer=DILOCO, fragments=3)
+INT4_FED_BACK = st.Transport(codec=st.Codec.INT4, error_feedback=True)
+INT8_WHOLE = st.Transport(codec=st.Codec.INT8)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A strategy, and after how many steps of the worker with the shortest rounds it is saved."""
+
+    strategy: object
+    steps: tuple[int, ...]
+    cluster: Cluster = THREE
+    options: dict = field(default_factory=dict)
+    """Of the optimizer that resumes."""
+    before: int = 0
+    """Steps that it has taken, of which nothing may be left."""
+
+
+ON_HOST = {"outer_state": "host"}
+ROWS = {
+    "codec": Saved(st.AllReduce(steps_per_round=4, transport=INT8), (11,)),
+    "codec, late": Saved(st.AllReduce(steps_per_round=4, transport=INT8, sync=LATE), (9,)),
+    "codec, unequal": Saved(st.AllReduce(steps_per_round=(4, 2, 4), transport=INT8, **NORMALIZED), (5,)),
+    "codec, nodes": Saved(
+        st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE), (6,), TWO_NODES
+    ),
+    "codec, nodes, late": Saved(
+        st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE, sync=LATE), (4,), TWO_NODES
+    ),
+    "feedback": Saved(st.AllReduce(transport=FED_BACK), (4,), TWO_NODES, before=2),
+    "feedback, in stages": Saved(st.AllReduce(transport=IN_STAGES), (4,), TWO_NODES, before=2),
+    "feedback, servers": Saved(st.Server(hosts=(1, 2), transport=FED_BACK), (4,), TWO_NODES, before=2),
+    "feedback, pipeline": Saved(st.AllReduce(sync=st.Pipeline(), transport=FED_BACK), (4,), before=2),
+    "float16, pipeline": Saved(
+        st.AllReduce(sync=st.Pipeline(), transport=st.Transport(codec=st.Codec.FLOAT16)), (4,), before=2
+    ),
+    "groups, unequal": Saved(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (7,)),
+    "groups, unequal, late": Saved(
+        st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED), (5,)
+    ),
+    "outer": Saved(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST),
+    "outer, nested": Saved(
+        st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OUTER), (5,), options=ON_HOST
+    ),
+    "outer, own": Saved(st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OWN), (5,), options=ON_HOST),
+    "outer, unequal": Saved(
+        st.AllReduce(steps_per_round=(5, 10, 5), payload=OUTER, **NORMALIZED), (8,), options=ON_HOST
+    ),
+    "outer, own, unequal": Saved(
+        st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=(4, 2, 4), payload=OWN, **NORMALIZED),
+        (5,),
+        options=ON_HOST,
+    ),
+    "unequal fragments": Saved(
+        st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2)), (4,)
+    ),
+    "fragments": Saved(st.AllReduce(payload=THIRDS, **STREAMING), (1, 10)),
+    "fragments, codec": Saved(st.AllReduce(payload=THIRDS, transport=INT8_WHOLE, **STREAMING), (4, 6)),
+    "fragments, three in flight": Saved(st.AllReduce(payload=THIRDS, **CROWDED), (3,)),
+    "fragments, three in flight, feedback": Saved(
+        st.AllReduce(payload=THIRDS, transport=INT4_FED_BACK, **CROWDED), (5, 6)
+    ),
+}
+IN_FLIGHT = {
+    ("fragments", 1): {0}, ("fragments", 10): {1}, ("fragments, codec", 4): set(), ("fragments, codec", 6): {2},
+    ("fragments, three in flight", 3): {0, 2}, ("fragments, three in flight, feedback", 5): {0, 1, 2},
+    ("fragments, three in flight, feedback", 6): {0, 1},
+}  # fmt: skip
+"""The fragments that are in flight where the run is saved."""
+
+
+def held(training):
+    """Parameters, statistics, and what the strategy keeps."""
+    state = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
+    return {**state, "values": training.values().clone(), **{n: b.clone() for n, b in training.model.named_buffers()}}
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. .* dropped")
+@pytest.mark.parametrize(("name", "saved"), [(name, steps) for name, row in ROWS.items() for steps in row.steps])
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_path, name, saved):
+    """It looks at the mean model after each of some steps, which changes nothing either; then data ends unevenly."""
+    row = ROWS[name]
+    schedule = Schedule(name, row.cluster, row.strategy)
+    shortest = schedule.worker_steps().min()
+
+    def work(world, *, resumes):
+        training = Training(world, schedule, batch_norm=True, **(row.options if resumes and world.rank else {}))
+        steps = saved * schedule.steps_per_round_of(world.rank) // shortest
+        training.steps(row.before if resumes else steps)
+        if resumes:
+            assert load_checkpoint(training.optimizer, tmp_path).steps == steps
+        else:
+            save_checkpoint(training.optimizer, tmp_path)
+        kept = held(training)
+        for _ in range(4 if len(schedule.strategy.step_counts) == 1 else 0):
+            training.steps(1)
+            with training.optimizer.mean_model() if resumes else contextlib.nullcontext():
+                pass
+        training.to_the_end(8)
+        return kept, held(training)
+
+    whole = ranks.run(row.cluster.num_workers, lambda world: work(world, resumes=False))
+    again = ranks.run(row.cluster.num_workers, lambda world: work(world, resumes=True))
+    for before, after in zip(whole, again, strict=True):
+        for mine, theirs in zip(before, after, strict=True):
+            assert mine.keys() == theirs.keys()
+            assert [key for key in mine if not torch.equal(mine[key], theirs[key])] == []
+        if name.startswith("fragments"):
+            assert {int(key[0]) for key in before[0] if "flight" in key} == IN_FLIGHT[name, saved]
+        if name.startswith("outer"):
+            kept = "outer_params" if "own" in name else "reference"
+            assert {"momentum/0", f"{kept}/0", f"{kept}/place"} <= before[0].keys()

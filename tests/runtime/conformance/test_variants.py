@@ -1,0 +1,38 @@
+"""Every kind with late averages, with a codec and with feedback equals its reference, or is refused in one line."""
+
+import pytest
+import torch
+
+from helpers.conformance.cells import problem_of, run_reference, run_time
+from helpers.conformance.idioms import IDIOMS
+from helpers.conformance.kinds import KINDS, N
+from helpers.conformance.variants import REFUSED, changed, schedule_of, taken
+from partreduce.errors import ScheduleError
+from partreduce.runtime.elastic.support import elastic_blocker
+
+
+@pytest.mark.parametrize(("variant", "kind"), list(taken()))
+def test_a_variant_of_a_kind_equals_its_reference(ranks, variant, kind):
+    """Numbers are float64, and a codec's float32: one last digit of these is what may differ."""
+    cell = changed(variant, kind)
+    near = {} if variant == "delay" else {"rtol": 1e-5, "atol": 1e-6}
+    for idiom in ("plain", "uneven data"):
+        loop = IDIOMS[idiom].loop
+        results = run_time(ranks, loop, cell)
+        pairs = zip(results, run_reference(loop, cell), strict=True)
+        assert [problem_of(mine, wanted, **near) for (mine, _), wanted in pairs] == [""] * N
+        (first, _), *others = results
+        assert not cell.gradients or all(torch.equal(mine[-1], first[-1]) for mine, _ in others), "equal bit for bit"
+
+
+@pytest.mark.parametrize(("variant", "kind"), [(v, kind) for v, kinds in REFUSED.items() for kind in kinds])
+def test_a_variant_that_cannot_be_is_refused_in_one_line(variant, kind):
+    with pytest.raises(ScheduleError) as refused:
+        schedule_of(variant, kind)
+    assert REFUSED[variant][kind] in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_all_other_kinds_continue_after_a_failure():
+    going = {kind: elastic_blocker(KINDS[kind].schedule) for kind in KINDS if kind not in REFUSED["failure"]}
+    assert not any(going.values()), going
