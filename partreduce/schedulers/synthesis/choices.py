@@ -35,6 +35,8 @@ Period = tuple[RulePhase, ...]
 
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
 """Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
+MAX_WIDTH = 4
+"""Largest number of nodes that aligned groups cross, unless they cross all."""
 MAX_TIMED, WARM = 64, 2
 """Workers, or local ranks, whose waiting is computed; periods until it is steady, and then measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
@@ -222,6 +224,44 @@ class Choices:
         phases = RulePhases(self.radices, period) if self.radices else GroupPhases(tuple(map(self._groups, period)))
         per_round = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
+
+    def turned(self, phase: RulePhase, rng: np.random.Generator) -> RulePhase:
+        """The same phase with the places of each node exchanged at random."""
+        cluster = self.problem.cluster
+        nodes = [range(self.num_ranks)] if self.radices else [cluster.workers_of(v) for v in range(cluster.num_nodes)]
+        rank_of: dict[int, int] = {}
+        for node in nodes:
+            units = [place for place in self.places if place[0] in node]
+            whole = sum(len(unit) == len(units[0]) for unit in units)  # the last one may be smaller
+            order = [*rng.permutation(whole).tolist(), *range(whole, len(units))]
+            for unit, other in zip(units, order, strict=True):
+                rank_of |= zip(unit, units[other], strict=True)
+        blocks = (Block(tuple(sorted(rank_of[rank] for rank in block.local)), block.across) for block in phase)
+        return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
+
+    def aligned(self) -> Iterator[Period]:
+        """Periods that cross nodes with a few local ranks in turn, while the others average inside; explicit groups."""
+        cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
+        if self.num_ranks > MAX_PLACES:
+            return
+        nodes = [list(cluster.workers_of(v)) for v in range(cluster.num_nodes)]
+
+        def phase(groups: Iterable[Sequence[int]]) -> RulePhase:
+            return tuple(Block(tuple(sorted(group))) for group in groups if len(group) > 1)
+
+        inside = phase(part for node in nodes for part in _split(node, most))
+        longest, wide = max(map(len, nodes)), {*range(2, min(len(nodes), MAX_WIDTH) + 1), len(nodes)} - {1}
+        for width, k in ((w, k) for w in sorted(wide) for k in range(1, longest + 1) if w * k <= most):
+            apart = sorted(range(len(nodes)), key=lambda v: v % -(-len(nodes) // width))
+            turns = width if k == 1 and width < len(nodes) else 1
+            for order in (apart, *([*range(start, len(nodes)), *range(start)] for start in range(turns))):
+                period = []
+                for r in range(0, longest, k):
+                    across = [[rank for v in part for rank in nodes[v][r : r + k]] for part in _split(order, width)]
+                    crossing = {rank for group in across for rank in group}
+                    rest = ([rank for rank in node if rank not in crossing] for node in nodes)
+                    period.append(phase([*across, *(part for row in rest for part in _split(row, most))]))
+                yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
         """Every phase on every class with the mean projected out, (A, C, G, G)."""

@@ -10,7 +10,8 @@ from math import inf
 
 import numpy as np
 
-from partreduce.schedulers.synthesis.choices import MAX_PLACES, Choices, Period, choices_of
+from partreduce.schedulers.rules.grids import grid_phases
+from partreduce.schedulers.synthesis.choices import Choices, Period, choices_of
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
     MAX_EXPLICIT_WORKERS,
@@ -24,16 +25,17 @@ from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective,
 from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
 from partreduce.topo import metrics
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scatter
-from partreduce.topo.rule import RulePhase
+from partreduce.topo.arithmetic.whole_numbers import ceil_log
+from partreduce.topo.rule import Block, RulePhase
 
 MAX_REPORTED, MAX_PHASES = 60, 4
 """Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
 TIGHTER, MUCH_TIGHTER = 0.85, 0.6
 """The next budget of phases and of periods, as a fraction of the seconds of the last one."""
-PROVING_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.3, 0.6
-"""Fractions of the time: for proving a bound; until the end of decided and composed periods."""
-MAX_MORE, MAX_TRIES = 128, 4
-"""Additional phases to exchange, and tries per period."""
+PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
+"""Fractions of the time: for proving a bound; until the end of aligned, decided and composed periods."""
+MAX_MORE, TURNS, MAX_TRIES = 128, 2, 4
+"""Additional phases to exchange, the same phases on other workers, and tries per period."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Phases added after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
@@ -104,14 +106,19 @@ class Exploration:
         """Decide periods, or the phases of long ones, and improve what is found until the clock's position `until`."""
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
-        if full is not None and len(self.worker_steps) > 1 and self.choices.num_ranks <= MAX_PLACES:
-            self._offer((full,))  # so that there is something to improve for all numbers of steps
+        for period in self.choices.aligned() if not self.choices.radices else ():
+            if not self.clock.passed(start + ALIGNED_SHARE * span):
+                self._offer(period)
         if full is not None:
             budgets = [TIGHTER * k * self.choices.cost(full) for k in (1, 2)]
             models = {ScheduleModel(self.choices, k, agree=False): [budgets[k - 1]] for k in (1, 2)}
             self._decide(models, start + DECIDING_SHARE * span)
             self._compose(full, start + COMPOSING_SHARE * span)
         if full is None or limits.choose_groups:
+            n, base = self.choices.num_ranks, int(self.choices.sizes.max(initial=2))
+            for count in range(2, max(2, ceil_log(n, base)) + 1) if not self.choices.radices else ():
+                axes = grid_phases(n, (base,) * count)  # grids and cubes of the largest group
+                self._offer(tuple(tuple(Block(group.members) for group in phase) for phase in axes))
             longest = min(MAX_PHASES, limits.max_period, limits.max_distinct_phases or MAX_PHASES)
             models = {ScheduleModel(self.choices, k): self._budgets(k) for k in range(2, longest + 1)}
             self._decide(models, start + DECIDING_SHARE * span)
@@ -186,19 +193,22 @@ class Exploration:
                 self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
-        """Exchange phases of the front's periods for decided ones."""
+        """Exchange phases of the front's periods for decided ones, and for what these are on other workers."""
         self.say("improving periods")
 
         def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
             return _step_and_distance(item[1])
 
+        rng = np.random.default_rng(self.seed)
         pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
         pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
-        if self.choices.radices:
-            blocks = self.choices.blocks
-            pool |= dict.fromkeys((block,) for block in blocks[:: 1 + len(blocks) // MAX_MORE])
+        more = (
+            [(block,) for block in self.choices.blocks] if self.choices.radices else [*chain(*self.choices.aligned())]
+        )
+        pool |= dict.fromkeys(more[:: 1 + len(more) // MAX_MORE])
+        turned = [self.choices.turned(phase, rng) for _ in range(TURNS) for phase in list(pool) if phase]
         for s, worker_steps in enumerate(self.worker_steps):
-            exchanges = Exchanges(self.choices, worker_steps, pool, self.seed)
+            exchanges = Exchanges(self.choices, worker_steps, [*pool, *turned], self.seed)
             tries, start = Counter[Period](), self.clock.position()
             end = start + (until - start) / (len(self.worker_steps) - s)
             front = list(self.candidates[s].items())
