@@ -34,7 +34,11 @@ from partreduce.topo.errors import FileError, InputError, PartreduceError
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a run resumed from: the step and round of this worker's own clock, and what `extra` held."""
+    """The checkpoint that a run resumed from.
+
+    `steps` and `round` are where this worker continues, `num_workers` how many workers saved it, `extra` what the
+    script had passed to `save_checkpoint`.
+    """
 
     folder: Path
     steps: int
@@ -47,13 +51,13 @@ class Resumed:
 def save_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, extra: object = None, keep: int = 2
 ) -> Path:
-    """Save this worker's part of the run; all workers call it in the same round.
+    """Save a checkpoint of the run; all workers call it in the same round.
 
-    Holds parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), the step count and what the
-    strategy remembers. Needs memory for two copies of all that. Of this run, and of those that it resumed from, the
-    last `keep` checkpoints stay and older ones are deleted; what other runs wrote is left alone. Where a run outlives
-    failed workers, those that are left save, and a worker that takes a failed one's place starts from the first one's
-    state. Nothing is saved by a worker that has joined, before its script has come to its first step.
+    Each worker writes its parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), step count
+    and the state of its strategy. It needs memory for two copies of these. The newest `keep` checkpoints of this run,
+    and of runs that it resumed from, stay; older ones are deleted, those of other runs never. After failures the
+    remaining workers save, and a worker that replaces a failed one resumes from the state of the first. A restarted
+    worker that has not reached its first step saves nothing.
 
     Args:
         optimizer: the run.
@@ -181,7 +185,7 @@ def _gathering(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[in
 def load_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, allow_different_run: bool = False
 ) -> Resumed | None:
-    """Resume from the newest checkpoint that every worker can read; None if there is none. All workers call it.
+    """Resume from the newest checkpoint that all workers can read; all workers call it.
 
     None, too, on a worker that has joined a run, which has its state already.
 

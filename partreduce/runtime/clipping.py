@@ -28,11 +28,10 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Like `torch.nn.utils.clip_grad_norm_`, with the norm that one device with the whole batch and model would see.
 
-    All workers call it, between `backward()` and `step()`. Where the schedule averages gradients they are averaged
-    first (see `average_gradients`). The norms of the rows that each worker owns are added up in the message that ends
-    the backward passes of a step, or in a separate one where that has gone already; what is equal on all workers counts
-    once. Where a schedule averages parameters, dense gradients differ between workers: then the mean of their norms (to
-    the power of `norm_type`) counts, so that all clip by the same factor.
+    All workers call it, between `backward()` and `step()`. If the schedule averages gradients, they are averaged first
+    (see `average_gradients`). The norms of sharded rows are summed over their owners, and gradients that are equal on
+    all workers count once. If the schedule averages parameters, dense gradients differ between workers: then the mean
+    of their norms (to the power of `norm_type`) counts, so that all clip by the same factor.
 
     Args:
         parameters: whose gradients; of one DistributedOptimizer, or of none.

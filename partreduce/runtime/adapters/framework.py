@@ -22,10 +22,10 @@ VERDICTS = ("found_inf", "grad_scale")  # what a GradScaler leaves at the optimi
 
 
 class FrameworkRun:
-    """What a script does around `step()`, on the events of a framework, which come on all workers.
+    """Runs a DistributedOptimizer on the events of a framework (train begin, evaluation, end), on all workers.
 
-    `who` is the adapter, for messages, and `clipping` the framework's setting that clips gradients before `step()`, if
-    it is in use; the rest is as `DistributedOptimizer` takes it.
+    `who` names the adapter in messages, `clipping` the framework's setting that clips gradients before `step()`, if it
+    is in use; the others are arguments of `DistributedOptimizer`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FrameworkRun:
         self.holds_mean = False
 
     def take_mean(self) -> None:
-        """From here to `give_back` the model holds the mean over all workers: evaluate or save it."""
+        """Put the mean over all workers into the model, to evaluate or save it, until `give_back`."""
         if not self.holds_mean and not self.optimizer.ending.is_finished:
             self._mean.enter_context(self.optimizer.mean_model())
             self.holds_mean = True
@@ -76,7 +76,7 @@ def attach(
     schedule: Schedule | str | Path,
     **options: Any,  # noqa: ANN401 - of DistributedOptimizer
 ) -> DistributedOptimizer:
-    """Make `optimizer.step()` itself follow a schedule of any kind, for frameworks that keep the optimizer.
+    """Make an optimizer's own `step()` follow a schedule, for frameworks that keep the optimizer and the training loop.
 
         attached = partreduce.attach(optimizer, model, "schedule.json")
         trainer = SomebodysTrainer(model, optimizer)   # calls optimizer.step(), with a closure or a GradScaler or not

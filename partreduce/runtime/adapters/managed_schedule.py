@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class TorchftSchedule:
-    """Inside, replicas train by themselves and meet as a schedule says, with those of them that are there.
+    """Context manager, like torchft's LocalSGD: replicas take local steps and average as a schedule says.
 
         manager = Manager(pg, load_state_dict, state_dict, min_replica_size=2, use_async_quorum=False)
         with TorchftSchedule(manager, model, optimizer, "schedule.json"):
@@ -91,7 +91,7 @@ class TorchftSchedule:
             hook.remove()
 
     def state_dict(self) -> State:
-        """What a replica that heals takes over besides model and optimizer."""
+        """Return what a healing replica needs besides model and optimizer: counters, snapshots and outer momentum."""
         return {"steps": self.steps, "parts": [part.state() for part in self._parts]}
 
     def load_state_dict(self, state: State) -> None:

@@ -26,7 +26,7 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class Neighborhood:
-    """Whom one worker hears and tells in a round: in-neighbors with weights, out-neighbors, both ascending."""
+    """One worker's edges in a round: in-neighbors with weights, and out-neighbors, both ascending."""
 
     def __init__(self, strategy: NeighborAveraging, index: int, rank: int) -> None:
         edges = list(strategy.rounds[index].edges())
@@ -37,7 +37,7 @@ class Neighborhood:
 
 
 class PeerReducer(Reducer):
-    """A `Reducer` whose operation is a round of weighted averaging; a thread of its own waits for gloo."""
+    """A Reducer whose operation is one round of weighted neighbor averaging, x_i ← w_ii · x_i + Σ_j w_ij · x_j."""
 
     sums_up = False
 

@@ -69,9 +69,10 @@ def queue_p_reduce(
     timeout: float = 300.0,
     world: World | None = None,
 ) -> Reducer | None:
-    """As `p_reduce`; on CUDA the host only queues it, and hears the check at a later call or by the result's `flush`.
+    """Like `p_reduce`, but on CUDA the host only queues it; a failure is raised by a later call or by `flush`.
 
-    Until then a failed operation has left the tensors as they were. None in a script that runs alone.
+    Returns the reducer, which has `flush`, or None in a script without a launcher. After a failure the tensors are
+    unchanged.
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _check_tensors(all_tensors)

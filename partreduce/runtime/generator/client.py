@@ -84,7 +84,7 @@ class GeneratorClient:
         self._thread.start()
 
     def begin(self) -> None:
-        """Report the last group as done and ask for the next round's, if its answer was taken; returns at once."""
+        """Report the last group as done and request the next round's group; returns at once."""
         with self._changed:
             self._raise()
             if not self._taken:
@@ -103,7 +103,7 @@ class GeneratorClient:
                 self._step(protocol.NextRound())
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
-        """The sequence number and members of the round's group, None for none; called when the round is computed."""
+        """Wait for the round's group; returns (sequence number, members), or None if there is none."""
         with self._changed:
             self._note_cost()
             deadline = Deadline(self.timeout)
@@ -128,7 +128,7 @@ class GeneratorClient:
             self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
 
     def broke(self) -> None:
-        """Report that the granted group did not come about, which is also the request of the next round."""
+        """Report that the granted group failed, and request the next round's group."""
         with self._changed:
             self._raise()
             if self._granted is not None:  # else it was declared void meanwhile
@@ -141,7 +141,7 @@ class GeneratorClient:
             return self._granted is None or self._granted[0] != seq
 
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
-        """Say that there are no further rounds. Returns a group that others wait in: run it and call `leave` again."""
+        """Stop requesting rounds; returns a group that others wait in, to run before calling `leave` again, or None."""
         while True:
             with self._changed:
                 self._raise()
@@ -156,7 +156,7 @@ class GeneratorClient:
                 return group
 
     def close(self) -> None:
-        """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
+        """End the thread and the connection; without `leave` before, the generator waits for the lease to end."""
         if not self._closing:
             self._closing = True
             self._endpoint.end()

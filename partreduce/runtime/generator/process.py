@@ -64,7 +64,7 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 
 
 class GeneratorProcess:
-    """The generator's process as the launcher sees it; another one after a restart."""
+    """The generator's process as the launcher sees it, also after a restart."""
 
     def __init__(self, command: list[str], key: str, host: str) -> None:
         self.command, self.key, self._host = command, key, host
@@ -84,7 +84,7 @@ class GeneratorProcess:
         return process
 
     def serve(self, address_file: Path) -> None:
-        """Wait until it listens, and keep it running from then on."""
+        """Wait until the generator listens, then restart it whenever it ends."""
         deadline = time.monotonic() + START_SECONDS
         while not address_file.exists():
             if self.process.poll() is not None:
@@ -184,20 +184,20 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
 
 class Launcher:
-    """For the generator's own process: what its launcher writes to it, and hears."""
+    """The launcher as the generator's process sees it: what arrives on one pipe and goes out on another."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def first_line(self) -> str:
-        """The key: all that comes, as it is not sent in lines."""
+        """Read the job's key from the pipe."""
         while b"\n" not in self._rest and (read := os.read(STANDARD_INPUT, 4096)):
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode(errors="replace")
 
     def failed(self) -> list[int]:
-        """The workers that have failed, as far as that is news."""
+        """Return the workers that have failed since the last call."""
         if select.select([STANDARD_INPUT], [], [], 0)[0]:
             self._rest += os.read(STANDARD_INPUT, 4096)
         *lines, self._rest = self._rest.split(b"\n")

@@ -130,7 +130,7 @@ class GeneratorService:
             self._probe("after append")
 
     def run(self, seconds: float = float("inf")) -> None:
-        """Serve until every worker has ended, `stop`, or `seconds` have passed."""
+        """Serve until every worker has ended, `stop` is called, or `seconds` have passed."""
         end = time.monotonic() + seconds
         while not self._stopped and time.monotonic() < end:
             if self._endpoint.is_readable(POLL_SECONDS):
@@ -249,7 +249,7 @@ class GeneratorService:
         return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
-        """Seconds of silence after which a worker is evicted."""
+        """Return after how many seconds of silence a worker is evicted."""
         return messages.LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:

@@ -34,7 +34,7 @@ def handshake(
     key: str = "1",
     timeout: float,
 ) -> None:
-    """Compare `facts` (field → short text) over all workers; each reads those of all at once, when they are there.
+    """Compare `facts` (field → short text) over all workers through the store; all raise the same HandshakeError.
 
     Args:
         store: a torch store that all workers reach.
@@ -69,7 +69,7 @@ def handshake(
 
 
 def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
-    """(the first field that differs, a differing rank, a usual rank, sentence), by the usual value; None if none."""
+    """Find the first field that differs: (field, a differing rank, a usual rank, sentence); None if none differs."""
     fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
     for field in fields:
         values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}

@@ -51,7 +51,7 @@ class PilotJob:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The mean model's loss on the same evaluation batches at steps 0, every, 2·every, … of one run."""
+    """Loss of the mean model on fixed evaluation batches at steps 0, every, 2·every, … of one pilot run."""
 
     schedule: Schedule
     seed: int
@@ -60,7 +60,7 @@ class Curve:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the synchronous All-Reduce of each step, which all are compared with."""
+        """Whether the run was the reference: synchronous all-reduce in each step."""
         return self.schedule.strategy.averages_gradients and not self.schedule.strategy.sync.lag
 
     @property
@@ -69,15 +69,15 @@ class Curve:
 
 
 def reference(cluster: Cluster) -> Schedule:
-    """All-Reduce in each step, which all are compared with."""
+    """Return the schedule that the others are compared with: all-reduce in each step."""
     return Schedule("allreduce", cluster.shape(), AllReduce())
 
 
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
-    """What is compared with it: All-Reduce every k steps, pairs along a ring, node-then-all, and some late by a round.
+    """Return the schedules of a pilot: all-reduce every k steps, ring pairs, node-then-all, and some with a delay.
 
-    Their consensus distance spreads over a factor of ten, so that its price shows; half of them are late, so that what
-    delay costs can be told from the consensus distance that it brings.
+    Their consensus distances differ by a factor of ten, to measure its price; half of them are delayed by a round, to
+    tell the price of delay from that of consensus distance.
     """
     if data == "per-node" and cluster.num_nodes == 1:
         raise InputError(
@@ -113,7 +113,7 @@ def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
 
 
 def node_then_all(cluster: Cluster) -> Schedule:
-    """Three rounds inside nodes, then one of all."""
+    """Return the schedule with three rounds inside nodes, then one over all workers."""
     n = cluster.num_workers
     nodes = Phase.from_groups(n, [own for node in range(cluster.num_nodes) if len(own := cluster.workers_of(node)) > 1])
     phases = GroupPhases((nodes, nodes, nodes, Phase.from_groups(n, [range(n)])))
