@@ -186,10 +186,10 @@ def quantize(
 
     Args:
         values: [blocks, block], float32.
-        levels: [blocks, block], int8; written. What stands in a block that is not finite has no meaning.
+        levels: [blocks, block], int8; written. Meaningless in a block with a number that is not finite.
         scales: [blocks], float32; written.
         work: [blocks, block], float32; overwritten.
-        top: the largest whole number.
+        top: the largest integer of the code: 127 for int8, 7 for int4.
     """
     peaks = torch.maximum(values.amax(1), values.amin(1).neg_())  # [blocks]; NaN wins
     plain = (peaks >= LEAST_PEAK) & (peaks < math.inf)

@@ -78,41 +78,39 @@ _optimizers = WeakTensorKeyDictionary()  # weak references to who averages each 
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps any torch optimizer; `step()` then averages with the other workers as the schedule says.
+    """Wrap a torch optimizer, so that `step()` also averages with the other workers as the schedule says.
 
     Works wherever an optimizer does: learning-rate schedulers, `GradScaler`, `state_dict`. Every worker constructs it
-    with the same schedule and the same model; the constructor compares both before anything is sent, makes all groups
-    and copies rank 0's parameters and buffers to all.
+    with the same schedule and model. The constructor compares both over all workers, creates the process groups, and
+    copies rank 0's parameters and buffers to all.
 
-    It is a thin face; what it does is done by its parts: `run` (what is averaged, and by what), `runner` (how the
-    schedule's strategy averages), `engine` (steps and rounds), `meeting` (what all workers do together) and `ending`
-    (whether the run continues, and its end).
+    Its parts do the work: `run` (what is averaged), `runner` (how the strategy averages), `engine` (steps and rounds),
+    `meeting` (operations of all workers) and `ending` (the end of the run).
 
     Args:
         optimizer: the optimizer that takes the local steps.
         model: the module it trains; its trainable parameters become views of flat arrays.
         schedule: a Schedule or the path of a schedule file.
-        buffers: running statistics (BatchNorm) at each group operation: `average` (default), `local`, or `broadcast`
-            from the group's lowest rank. Masks and the like are copied from that rank, integer buffers stay local.
-        optimizer_state: `local` (default) or `average`, which sends momentum and the like along.
+        buffers: what an average does to running statistics (BatchNorm): `average` (default), `local`, or `broadcast`
+            from the group's lowest rank. Masks are copied from that rank, integer buffers stay local.
+        optimizer_state: `local` (default), or `average` to average momentum and second moments, too.
         timeout: seconds that a group operation may wait for its members.
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers; with averaged
             gradients they must not, which the first step checks.
-        algorithm: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's
-            by default.
-        codec: how sums are written on the wire: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by
-            default.
-        outer_state: where parameters and momentum of outer steps lie between two of them: `device` (default), or
-            `host`, in pinned memory; bit for bit the same. Workers may differ in it. On CPU both are one memory.
-        world: how to reach the others; found from the process group or the launcher's environment by default.
-        mesh: for sharded models: the mesh's dimension along which replicas lie, `mesh["dp_replicate"]`. Workers of the
-            schedule are then replicas, and each rank averages its local shards with the ranks of that dimension.
+        algorithm: all-reduce algorithm, `ring` or `hierarchical` (for groups with equally many members on each node);
+            the schedule's by default.
+        codec: compression of sums: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by default.
+        outer_state: where outer parameters and outer momentum are between outer steps: `device` (default), or `host`,
+            in pinned memory; results are bitwise equal. Workers may differ in it. On CPU it makes no difference.
+        world: connection to the other workers; by default from the process group or the launcher's environment.
+        mesh: for sharded models, the mesh dimension of the replicas, `mesh["dp_replicate"]`. The schedule's workers are
+            then replicas, and each rank averages its local shards with the ranks of that dimension.
 
     Raises:
-        HandshakeError: workers differ; all of them name the rank and the field.
-        UnavailableError: a worker did not arrive within the timeout; all others name it.
-        InputError: a model, optimizer or policy that cannot be run as asked.
+        HandshakeError: workers differ; the message names a rank and the setting, the same on all workers.
+        UnavailableError: a worker did not arrive within the timeout; the message names it.
+        InputError: a model, optimizer or option that this schedule cannot run.
     """
 
     @in_default_modes
@@ -383,15 +381,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         schedule averages gradients, it sends zeros and steps with the others.
 
         Args:
-            after_averaging: what the loop does with the means between `average_gradients()` and `step()`, such as
-                clipping them: it is done, too, in the steps that a worker without data takes with the others.
+            after_averaging: what the loop does with mean gradients between `average_gradients()` and `step()`, such as
+                clipping; a worker without data calls it, too, in the steps that it takes with the others.
 
         Yields:
             Nothing; the loop runs inside.
 
         Raises:
             UnavailableError: a worker is gone or silent.
-            InputError: the loop changes the means, and nothing says how.
+            InputError: the loop changes the mean gradients, and `after_averaging` is missing.
         """
         with self.engine.joining(after_averaging):
             yield
@@ -457,7 +455,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
 
         Args:
-            **numbers: by name; numbers, or tensors of one element, which are read at once.
+            **numbers: numbers by name, or tensors of one element, for which the call waits.
         """
         if self.run.reducer.recorder.directory is not None:
             self.run.reducer.recorder.note(**{name: checked_number(f"log: {name}", n) for name, n in numbers.items()})
@@ -475,7 +473,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 takes the numbers; or the path of a CSV file, one for each worker, to which a row is added.
 
         Returns:
-            These numbers by name.
+            The statistics by name.
 
         Raises:
             InputError: `writer` is none of these.
@@ -512,7 +510,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             The wrapped optimizer's dictionary with one more key, `partreduce`.
 
         Raises:
-            PeerFailedError: a worker is gone whose gradients were on their way.
+            PeerFailedError: a worker is gone while gradients are in flight.
         """
         state = full_optimizer_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
@@ -533,7 +531,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             state_dict: from `state_dict()` of this optimizer, or of the wrapped one.
 
         Raises:
-            InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
+            InputError: the state was saved inside a round, and the schedule needs the round's beginning; or the key
                 `partreduce` holds no step count.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
@@ -591,7 +589,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             param_group: as torch's optimizers take it: `params`, and settings of the group.
 
         Raises:
-            InputError: a parameter that is not averaged, which would drift apart unnoticed.
+            InputError: a parameter that is not averaged, so that it would differ between workers.
         """
         parameters = param_group["params"]
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once

@@ -182,7 +182,7 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
     """Merge the traces of all workers in a directory into one file, with times from 0.
 
     Args:
-        directory: that the workers' `trace=` named; holds `trace-RANK.json`.
+        directory: the folder of the workers' files `trace-RANK.json` (`trace=` of DistributedOptimizer).
         output: the file to write; `trace.json` in the directory by default.
 
     Returns:

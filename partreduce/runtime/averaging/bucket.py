@@ -121,7 +121,7 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether sums of tags are exact in this dtype; the tag is then part of the array, else a tensor of its own."""
+        """Whether sums of tags are exact in this dtype; the tag is then part of the array, else a separate tensor."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -221,7 +221,7 @@ def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
 def commit_mean(
     bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
 ) -> None:
-    """x ← x + relaxation · (mean − x), in place; with `swap`, relaxation 1 and no `ok` the arrays are exchanged."""
+    """Commit x ← x + relaxation · (mean − x), in place; `swap` exchanges arrays if relaxation is 1 and `ok` None."""
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
         torch.lerp(live, mean, relaxation, out=mean if ok is not None else live)
@@ -236,7 +236,7 @@ def commit_mean(
 def commit_delayed(
     bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
 ) -> None:
-    """x ← x + relaxation · (mean of snapshots − own snapshot), in place, so progress since the snapshot stays."""
+    """Commit x ← x + relaxation · (mean of snapshots − own snapshot), in place: progress since the snapshot stays."""
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
@@ -245,7 +245,7 @@ def commit_delayed(
 
 
 def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
-    """x ← start + factor · (x − start), in place: scale a round's progress to a common number of steps per round."""
+    """Commit x ← start + factor · (x − start), in place: progress scaled to a common number of steps per round."""
     bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
 
 

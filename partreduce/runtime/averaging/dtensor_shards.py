@@ -24,7 +24,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's local shard of a tensor, in memory of its own."""
+    """Return a copy-free view of this rank's local shard of a tensor; of a whole tensor itself."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() gives a view that autograd follows
     return part
 

@@ -51,7 +51,7 @@ class FlatModel:
     """A model's trainable parameters as views of flat buckets.
 
     `apart` are parameters that are exchanged separately (tables), each with a line that describes it; each of the
-    `fragments` has buckets of its own. `guard.wrapping` checks the model before.
+    `fragments` has separate buckets. `guard.wrapping` checks the model before.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
-    """Copy each gradient that is a view, or that several parameters share, to memory of its own."""
+    """Copy each gradient that is a view, or that several parameters share, to separate memory."""
     seen: set[int] = set()
     for slot in slots:
         gradient = slot.parameter.grad
@@ -135,8 +135,7 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
     """Write the mean over the group into each parameter's gradient.
 
-    `absent` are the slots without a gradient here when it was sent: without one on any member they have none now. Of
-    the others somebody had one, so that the host need not ask the device.
+    `absent` are the slots that had no gradient here when it was sent. Such a slot gets None if no member had one.
     """
     if ok is not None:
         only_where(sums[: bucket.size], ok)

@@ -22,10 +22,9 @@ HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES  # of the log's write-ahead file
 class Log:
     """Write-ahead log of the messages that a generator received; locked against a second service.
 
-    An SQLite database of one table, in write-ahead mode and flushed with every batch; `records` are the contents found
-    when it was opened. SQLite drops what a crash cut off, which no answer depended on; damage anywhere else is
-    refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it. It skips
-    commits that it cannot read, so the log looks for those (every checkpoint empties the file of old ones).
+    An SQLite database of one table in write-ahead mode, flushed with every batch; `records` are its contents when it
+    was opened. Records that a crash cut off were never answered, and SQLite drops them; any other damage is an error.
+    Each row's checksum covers all rows before it, and skipped commits are searched for, since SQLite detects neither.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -160,11 +160,10 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
-    """For the generator's own process: end it with its parent, and remove these files and their folder then.
+    """In the generator's own process: inside, it ends with its parent, and these files and their folder are removed.
 
-    The folder is made here: the parent may be killed before it has a child that would remove it. The files go however
-    this process ends, but by SIGKILL, after which it is started again. Whether the parent still lives would say too
-    little: while one of several threads is killed it may still count as the parent.
+    The folder is created here, since the parent may be killed before it could remove it. The files are removed however
+    this process ends, except by SIGKILL, after which it is started again.
     """
     try:
         with raise_on_sigterm():

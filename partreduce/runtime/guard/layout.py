@@ -64,7 +64,7 @@ class Layout:
             row(self)
 
     def prepare(self) -> None:
-        """Put FSDP's local shards into memory of their own."""
+        """Reshard FSDP's parameters, if the model is sharded."""
         if self.is_sharded:
             self.flat.sharders.reshard()
 

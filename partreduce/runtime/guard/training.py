@@ -403,7 +403,7 @@ def plain_optimizer_stepped(facts: Facts, optimizer: torch.optim.Optimizer) -> F
     "DistributedOptimizer, which measures from the model with which all begin; step it after that one",
 )
 def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
-    """Whether another optimizer that trains a part of the model steps before the first outer step or server round."""
+    """For outer steps and servers: whether another optimizer of the same model steps before the first step."""
     opens = not facts.run.progress.step and facts.run.traits.measures_from_start
     return facts.first_local(optimizer) if opens else None
 

@@ -103,7 +103,7 @@ def wrapped_twice(optimizer: torch.optim.Optimizer) -> Found:
     "optimizer, such as torch.optim.AdamW(model.parameters())",
 )
 def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
-    """The names of its classes, and of those of the optimizers inside it."""
+    """The class names of the optimizer and of the optimizers inside it."""
     for one in with_inner(optimizer):
         if hasattr(one, "skip_synchronize"):  # a class made for each optimizer, with the name of the inner one
             return {"name": "Horovod's DistributedOptimizer", "does": "averages gradients by itself"}

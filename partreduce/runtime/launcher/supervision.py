@@ -59,7 +59,7 @@ class Shutdown:
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float, cause: str = "") -> None:
-        """Note the first failure; later ones change nothing, unless they are what the first was a consequence of."""
+        """Start a grace period of `grace` seconds; exit code and cause are those of the first independent failure."""
         if not self.knows_cause and not self.has_signalled:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)

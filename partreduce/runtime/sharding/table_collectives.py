@@ -289,7 +289,7 @@ class Wire:
         return split_columns(target, back, columns)
 
     def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
-        """The rows of all workers, of all columns; they travel around a ring. `counts` as `receives` of `swap`."""
+        """All-gather the rows of all columns around a ring, in order of workers; `counts` is as in `swap`."""
         group, sizes = self.everyone, bytes_of(columns, counts)
         lengths = sizes.sum(1).tolist()
         longest = max(lengths)

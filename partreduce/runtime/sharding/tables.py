@@ -205,7 +205,7 @@ class Leg:
         return ids.long()
 
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
-        """Hand out the rows that were asked for; those asked for here, and the lowest rank heard of with odd rows."""
+        """Send the requested rows; returns those requested here, and the lowest rank with rows beyond its codec."""
         what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
         one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
         sends, receives = self._receives[:, one], self._sends[:, one]

@@ -147,7 +147,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
 def newest_common(
     directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]
 ) -> tuple[str | None, str]:
-    """The newest checkpoint that all `ranks` can load, and what newer ones were passed over for it, as a sentence."""
+    """Return the newest checkpoint that all `ranks` can load, or None, and a sentence on damaged newer ones."""
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
         raise FileError(f"load_checkpoint: {problem}")

@@ -54,7 +54,7 @@ class StateFile:
         return tensors, facts
 
     def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
-        """Restore everything in place except the runner's state, which is returned."""
+        """Restore everything in place, except the runner's state, which is returned."""
         self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]

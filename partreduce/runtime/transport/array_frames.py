@@ -24,12 +24,12 @@ PATIENCE = 0.1  # seconds for which one more than usual is put off: another thre
 
 
 def frame_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of an array: its own memory where that is the host's, so that it must not change while it is sent."""
+    """Return the bytes of an array: on the host its own memory, which must not change while it is sent."""
     return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().data
 
 
 def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """The numbers in a frame, in its own memory; a copy only of those that begin at an odd place (small ones do)."""
+    """Return the numbers in a frame as a view; as a copy only if the frame is not aligned to the dtype."""
     if not len(frame):
         return torch.empty(0, dtype=dtype)
     place = np.frombuffer(frame, dtype=np.uint8)
@@ -55,7 +55,7 @@ class Snapshots:
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """The bytes of these arrays (always of the same sizes) as they are now; not for two threads at a time."""
+        """Return the bytes of these arrays (always of the same sizes) as they are now; not thread-safe."""
         snapshot = self._free() or self._freed_soon() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)

@@ -23,7 +23,7 @@ SHORTEST_WAIT = 1e-3  # seconds; torch counts whole milliseconds
 
 
 class Sums(Protocol):
-    """The sums of a group that run in stages."""
+    """Sums over a group in several stages."""
 
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work: ...
 
@@ -31,10 +31,10 @@ class Sums(Protocol):
 
 
 class Communicator:
-    """One group that can reduce; `backend` is a torch ProcessGroup or a raw gloo backend.
+    """One group of workers and its collectives; `backend` is a torch ProcessGroup or a raw gloo backend.
 
-    `timeout` is that of a sum, where it differs from the one with which the group was made. Each method that starts
-    something raises UnavailableError where the group was destroyed, or a connection of it is broken.
+    `timeout` is for sums, if it differs from the group's. Methods that start an operation raise UnavailableError if the
+    group was destroyed or a connection is broken.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Communicator:
         return self.place == 0
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start a sum over the group, in place; with a `coding` the tensor holds the decoded sum once it is waited for.
+        """Start a sum over the group, in place; with a `coding`, `tensor` holds the decoded sum after the wait.
 
-        In 16 bits the backend adds the coded numbers. All members end with the same bits.
+        With a 16-bit codec the backend adds the coded numbers. All members get the same bits.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._compressed_all_reduce(tensor, coding)
@@ -92,10 +92,10 @@ class Communicator:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> Sequence[Work]:
-        """Start sending and receiving whole tensors, as (place in the group, tensor) pairs in equal order on both ends.
+        """Start sending and receiving tensors, given as (place in the group, tensor), in equal order on both ends.
 
-        All receives are posted before the first send: a send over gloo blocks until its receive is posted, so no order
-        of workers can wait in a circle.
+        All receives are posted before the first send: over gloo a send blocks until its receive is posted, so no
+        workers can wait in a circle.
         """
         try:
             backend = self._live()
@@ -122,7 +122,7 @@ class Communicator:
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> Work:
-        """Start handing out pieces of `source`, one to each member in order, and collecting theirs in `target`.
+        """Start sending one piece of `source` to each member, in order, and receiving theirs in `target`.
 
         Args:
             target: filled with the pieces of all members, in order of their places.
@@ -134,7 +134,7 @@ class Communicator:
         return self._start(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
-        """Start collecting equally long tensors of all members in `target`, in order of their places."""
+        """Start collecting tensors of equal length of all members in `target`, in order of places."""
         options = self._with_timeout(AllgatherOptions())
         return self._start(
             target,
@@ -158,7 +158,7 @@ class Communicator:
         return self._backend
 
     def close(self) -> list[object]:
-        """Let go of what lies below and return it; when the last reference to it goes, its sockets close."""
+        """Drop and return the backend objects; the sockets close with the last reference to them."""
         backend, self._backend, self.is_closed = self._backend, None, True
         if self.in_blocks is not None:
             self.in_blocks.close()
@@ -182,19 +182,22 @@ def _ended_within(work: TorchWork, seconds: float) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of torch's, which often has many."""
+    """Return the first line of an exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
-    """Whether messages, the longest of so many bytes, are long; `node_size` exchanges share a node's link, at most."""
+    """Whether messages (the longest of `longest` bytes) are sent in rounds of pairs rather than all at once.
+
+    At most `node_size` workers share a node's link.
+    """
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 
 
 def pairwise_exchange(
     group: Communicator, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
 ) -> Iterator[Work]:
-    """Carry out an all_to_all (see Communicator.all_to_all) while somebody waits for what this yields, in order.
+    """Yield the works of an all_to_all (see `Communicator.all_to_all`) in rounds of pairs; wait for each in order.
 
     For long messages: in each round a worker sends to one other and hears from one other, as in MPICH's pairwise
     exchange (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005,
