@@ -19,7 +19,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
 
     Args:
         text: `FILE.py:NAME`.
-        place: the option or argument that refusals name.
+        place: the option or argument that error messages name.
     """
     path, name = file_and_name(text, place)
     spec = importlib.util.spec_from_file_location(f"_partreduce_user_{path.stem}", path.resolve())

@@ -317,8 +317,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             What the closure returned; None without one.
 
         Raises:
-            PeerFailedError: a member of the group is gone or too late; no parameter was touched by the failed average.
-            InputError: the model was moved, changed or finished.
+            PeerFailedError: a member of the group is gone or late; the failed average has changed no parameter.
+            InputError: the model was moved or changed, or the run has finished.
         """
         return self._step(closure and keep_user_modes(closure), skip=False)
 

@@ -370,7 +370,7 @@ def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
 
 
 def gpu_topology() -> str | None:
-    """The table that `nvidia-smi topo -m` prints, or None where it does not exist or fails."""
+    """Return the table that `nvidia-smi topo -m` prints; None if the tool is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return None
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)

@@ -31,15 +31,15 @@ WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # where every process has a whole mode
 class ScheduleAverager:
     """Model averager for PyTorch: call `average_parameters` after each step, and it averages when the schedule says so.
 
-    Unlike torch's averagers, groups may be any the schedule names, parameters without gradient take part, and the
-    average falls after the last step of a round. `DistributedOptimizer` does the same with checks, overlap and flat
-    buffers; prefer it where the training loop may change.
+    Unlike torch's averagers it averages over any groups of the schedule, averages parameters without gradient too, and
+    averages after the last step of a round. `DistributedOptimizer` does the same with checks, overlap and flat buffers;
+    prefer it if the training loop may change.
 
     Args:
-        schedule: a schedule whose parameters are averaged over groups, without overlap.
-        warmup_steps: steps before the first average; the schedule's rounds start after them.
+        schedule: a schedule that averages parameters over groups, without overlap.
+        warmup_steps: steps before the first round of the schedule, without averages.
         timeout: seconds that an average may wait for its members.
-        world: how to reach the others; from the process group or the launcher's environment by default.
+        world: connection to the other workers; by default from the process group or the launcher's environment.
 
     Raises:
         InputError: a schedule that averages otherwise, or for another number of workers.
@@ -76,7 +76,7 @@ class ScheduleAverager:
             params: parameters, or an optimizer's `param_groups`.
 
         Raises:
-            PeerFailedError: a member of the group is gone or late; the parameters are as they were.
+            PeerFailedError: a member of the group is gone or late; the parameters are unchanged.
         """
         done = self.step - self.warmup_steps + 1
         self.step += 1
@@ -119,17 +119,18 @@ class HookGradients(StrEnum):
 
 
 class ScheduleHookState:
-    """The state of `schedule_hook`; counts backward passes.
+    """State of `schedule_hook` for one DDP model; counts its backward passes.
 
     Args:
-        schedule: whom to average with. A schedule that averages gradients (all-reduce in each step) does so always.
-        gradients: `local` (default) or `group`.
-        all_reduce_steps: first steps in which gradients are averaged over all workers, whatever the schedule.
-        timeout: seconds that an average may wait.
-        world: how to reach the others; from the process group by default.
+        schedule: the schedule whose groups average. If it averages gradients (all-reduce in each step), the hook always
+            does.
+        gradients: `local` (default) to leave gradients unaveraged, or `group` to average them over the round's group.
+        all_reduce_steps: number of first steps in which gradients are averaged over all workers.
+        timeout: seconds that an average may wait for its members.
+        world: connection to the other workers; by default from the process group.
 
     Raises:
-        InputError: a schedule that cannot be followed this way.
+        InputError: the schedule is not one of group means or of gradient averages without overlap.
     """
 
     @check_arguments
@@ -174,11 +175,11 @@ def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures
     """DDP communication hook: average a bucket of gradients over the schedule's group, or leave it as it is.
 
     Args:
-        state: of this model; one for all its buckets.
-        bucket: DDP's, with gradients of one dtype on one device.
+        state: the state of this model's hook, for all its buckets.
+        bucket: a bucket of DDP, with gradients of one dtype on one device.
 
     Returns:
-        A future of the bucket's array, averaged in place.
+        A future of the bucket's flat gradients, averaged in place.
 
     Raises:
         PeerFailedError: a member of the group is gone or late.
@@ -208,17 +209,17 @@ class ScheduleLocalSGD:
                     optimizer.step()
                     local_sgd.step()
 
-    Steps count where accelerate's optimizer takes them, so not while gradients are accumulated.
+    Only steps that accelerate's optimizer takes count, not the batches whose gradients are accumulated.
 
     Args:
-        accelerator: an `accelerate.Accelerator` of processes that each have a whole model.
-        model: as `accelerator.prepare` gave it.
-        schedule: as `ScheduleAverager` takes it.
-        enabled: without it nothing is changed.
+        accelerator: an `accelerate.Accelerator` whose processes each have a whole model.
+        model: the result of `accelerator.prepare`.
+        schedule: as for `ScheduleAverager`.
+        enabled: if False, nothing is averaged.
         timeout: seconds that an average may wait for its members.
 
     Raises:
-        InputError: a model that is spread over processes, or a schedule that averages otherwise.
+        InputError: a model that is sharded over processes, or a schedule that averages otherwise.
     """
 
     @check_arguments

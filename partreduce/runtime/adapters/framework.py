@@ -83,22 +83,21 @@ def attach(
         trainer.train()
         attached.finish()
 
-    Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once for each of them.
-    `optimizer.state_dict()` stays as it was. The result's own adds the step in the schedule and the gradients still to
-    be applied; save and load that one.
+    Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once per step. `optimizer.state_dict()`
+    stays as it was. Save and load `attached.state_dict()`, which adds the step count and the gradients that are still
+    to be applied.
 
     Args:
-        optimizer: trains `model`. (Torch's step hooks would not do: they can neither skip a step nor drain a pipeline.)
+        optimizer: the optimizer of `model`; its `step` is replaced.
         model: see `DistributedOptimizer`.
-        schedule: see there.
-        options: see there.
+        schedule: see `DistributedOptimizer`.
+        options: further arguments of `DistributedOptimizer`.
 
     Returns:
-        The DistributedOptimizer that does the work: `mean_model()`, `finish()` and the rest are its. Its own `step()`
-        and the optimizer's are the same.
+        The DistributedOptimizer, for `mean_model()`, `finish()` and so on. Its `step()` is the optimizer's.
 
     Raises:
-        InputError: an optimizer that follows a schedule already; and as `DistributedOptimizer`.
+        InputError: an optimizer that follows a schedule already, or see `DistributedOptimizer`.
     """
     attached = DistributedOptimizer(optimizer, model, schedule, **options)
     applier, plain = attached.run.applier, optimizer.step

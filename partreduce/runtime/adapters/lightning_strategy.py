@@ -20,12 +20,12 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
 
         trainer = Trainer(strategy=ScheduleStrategy("schedule.json"), devices=4)
 
-    Validation and checkpoints during `fit`, and the model after it, are those of the mean over all workers. A
-    checkpoint holds worker 0's optimizer state, too, which all continue from.
+    Validation and checkpoints during `fit`, and the model after it, use the mean over all workers. A checkpoint also
+    holds worker 0's optimizer state, from which all workers resume.
 
     Args:
         schedule: a Schedule or the path of a schedule file, in which all workers take equally many steps.
-        options: as `DistributedOptimizer` takes them.
+        options: further arguments of `DistributedOptimizer`.
     """
 
     optimizers: Any  # of the base class, whose types are not known where Lightning is not installed

@@ -24,14 +24,14 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
         trainer.add_callback(ScheduleCallback(trainer, "schedule.json"))
         trainer.train()
 
-    Add it last. Evaluation and checkpoints during training, and the model after it, are those of the mean over all
-    workers. A checkpoint holds worker 0's optimizer state, too, which all continue from: a resumed run is no
-    continuation bit for bit, and starts the schedule at its first round.
+    Add it last. Evaluation and checkpoints during training, and the model after it, use the mean over all workers. A
+    checkpoint also holds worker 0's optimizer state, from which all workers resume: a resumed run does not continue bit
+    for bit, and starts the schedule at its first round.
 
     Args:
-        trainer: it runs DDP, or one process alone.
+        trainer: a Trainer that runs DDP, or a single process.
         schedule: a Schedule or the path of a schedule file, in which all workers take equally many steps.
-        options: as `DistributedOptimizer` takes them.
+        options: further arguments of `DistributedOptimizer`.
     """
 
     def __init__(self, trainer: Trainer, schedule: Schedule | str | Path, **options: Any) -> None:  # noqa: ANN401 - of DistributedOptimizer

@@ -80,22 +80,20 @@ def sampler_of(loader: object) -> RoundSampler | None:
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):
-    """Indices of this worker's samples; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
+    """Sampler of this worker's indices; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
 
-    A worker that takes p steps per round takes p batches a round, so its share is proportional to p. Shares are
-    disjoint; what does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch`
-    before each epoch.
-
-    Where a run continues after losses, `optimizer.batches(loader)` has it deal what is left of the epoch again, to
-    those who are left, or have joined (see `assign_samples`).
+    A worker that takes p steps per round gets p batches per round, so its share of the data is proportional to p.
+    Shares are disjoint. Samples that do not fill a round of all workers are left out, other ones in each epoch. Call
+    `set_epoch` before each epoch. In a run that continues after failures, `optimizer.batches(loader)` divides the rest
+    of the epoch among the new members (see `assign_samples`).
 
     Args:
         data: the data set, or its length.
         schedule: gives steps per round and number of workers.
         batch_size: samples per worker in one backward pass.
         accumulate: backward passes per optimizer step (gradient accumulation).
-        shuffle: a new order for each epoch, the same on all workers; else every epoch has the order of the data.
-        seed: of the order.
+        shuffle: whether each epoch has a new order, the same on all workers; else it is the order of the data.
+        seed: seed of the order.
         rank: this worker; from the launcher by default.
 
     Raises:
@@ -214,20 +212,20 @@ class ShardOrder(StrEnum):
 def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
     """Return this worker's part of the data; equally many elements on all workers (up to n − 1 are left out).
 
-    Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. In a script that runs alone
-    the data comes back as it is. A `str` or `bytes` is a text and always gets one run of neighbors.
+    Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. A `str` or `bytes` is a
+    text and is always divided contiguously. Without a launcher all of the data is returned.
 
     Args:
         data: samples, or one long sequence.
-        order: `strided` (default): every n-th element from this worker's rank on; shuffle first if neighbors are
-            similar. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
-            integer array without `order` may be either, and is warned of unless as many samples were dealt before.
+        order: `strided` (default) takes every n-th element from this worker's rank on; shuffle first if neighbors are
+            similar. `contiguous` takes one range, for sequences whose order matters. A one-dimensional integer array
+            without `order` may be either, and causes a warning unless as many samples were sharded before.
 
     Returns:
-        The same type as `data` where that can be sliced, else a Subset.
+        The same type as `data` if it can be sliced, else a Subset.
 
     Raises:
-        InputError: data that has no length and no order, or fewer elements than workers.
+        InputError: data without length or order, or fewer elements than workers.
     """
     rank, num_workers = place()
     chosen = None if order is None else ShardOrder(checked_choice("order", order, ShardOrder))

@@ -32,23 +32,23 @@ SendMessage = Callable[[messages.FromWorker], None]
 
 
 class GeneratorClient:
-    """One worker's connection.
+    """One worker's connection to the group generator.
 
-    Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
-    `begin` again, which also reports the group, or `broke` if the operation failed. `leave()` at the end of the run,
-    or before a pause that all workers make; it may still hand out a group to run. `begin()` after `leave()` takes part
-    again. These raise what went wrong: no answer within the timeout, an eviction, or a refusal.
+    Call `begin()` at the start of a round and `group()` at its end; run the group's operation if there is one, then
+    call `begin()` again, which reports the group as done, or `broke()` if it failed. Call `leave()` at the end of the
+    run or before a pause of all workers; it may return one more group to run. They raise an error after an eviction, a
+    rejection, or no answer within the timeout.
 
-    `failed` are the workers that have failed, as far as this one has heard; `executed` are its groups so far, in order.
+    `failed` has the workers known to have failed, `executed` this worker's groups so far, in order.
 
     Args:
-        address: of the service.
-        key: of the job.
+        address: address of the service.
+        key: key of the job.
         rank: this worker.
-        timeout: seconds without any answer after which the service is taken to be gone.
-        lease: seconds that the service waits for a sign of life at most; it says itself if it is less. Signs of life
-            come four times as often, and until it has said so with every `retry`.
-        transport: for tests: stands between this and the endpoint.
+        timeout: seconds without an answer after which the service counts as lost.
+        lease: at most so many seconds of silence before the service evicts this worker; it answers if it allows less.
+            Heartbeats are four times as frequent; before the answer they come with every `retry`.
+        transport: for tests: wraps the endpoint.
     """
 
     def __init__(

@@ -38,13 +38,13 @@ EVICTED = b"evicted "  # before the number of a worker, in a line that a generat
 
 @contextlib.contextmanager
 def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None = None) -> Iterator[GeneratorProcess]:
-    """Inside, a generator for the schedule runs on this machine.
+    """Run a group generator for the schedule on this machine, inside the context.
 
     Args:
-        schedule: a file that can be read more than once.
-        host: where workers reach this machine. Unless that is loopback it listens at all addresses: a machine's name
-            may mean another address on it than elsewhere.
-        key: its key, by default a new one.
+        schedule: path of a schedule file, which is read again after a restart.
+        host: name or address of this machine for the workers. Unless it is the loopback, the generator listens on all
+            addresses, since a name may resolve to another address elsewhere.
+        key: the job's key; by default a new one.
     """
     _sweep()
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")

@@ -128,7 +128,7 @@ def added_parameter_not_wrapped(facts: Facts, group: Mapping[str, Any]) -> Found
     "DistributedOptimizer was made, so it would not be averaged; give the optimizer these settings when it is made",
 )
 def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
-    """With `optimizer_state='average'`: what the optimizer keeps under the new group's settings."""
+    """With `optimizer_state='average'`: the state that the optimizer keeps under the new group's settings."""
     riding = facts.flat.riding
     keys = set(state_keys(facts.optimizer, group)) if riding else set()
     for parameter in _parameters_of(group):
@@ -305,7 +305,7 @@ def means_changed_by_join_alone(facts: Facts) -> Found:
     "them apart; use 'broadcast', or load the same model on all workers",
 )
 def models_begin_apart(facts: Facts) -> Found:
-    """With `initial='keep'` and averaged gradients: fingerprints of all models."""
+    """With `initial='keep'` and averaged gradients: hashes of all models."""
     compare, facts.starts = facts.starts, None
     said = compare() if compare is not None else []
     return next(({"rank": rank} for rank, one in enumerate(said) if one != said[0]), None)
@@ -320,7 +320,7 @@ def models_begin_apart(facts: Facts) -> Found:
     "files, or shuffle what it returns",
 )
 def data_in_different_orders(facts: Facts) -> Found:
-    """Sketches of what `shard_dataset()` was given, noted in the store."""
+    """Hashes of a few elements of each data set that `shard_dataset()` was given, from the store."""
     if facts.notes is None:
         return None
     apart = ""
@@ -380,7 +380,7 @@ def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
     "worker's own to the mean of all; call backward() first, then average_gradients()",
 )
 def backward_after_average_gradients(facts: Facts) -> Found:
-    """A flag that backward passes set."""
+    """A flag that backward passes set after `average_gradients()`."""
     return {"name": facts.added} if facts.added else None
 
 

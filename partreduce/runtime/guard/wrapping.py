@@ -141,7 +141,7 @@ def model_in_distributed_data_parallel(wrapped: WrappedModel) -> Found:
 
 @check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap")
 def uninitialized_parameter(wrapped: WrappedModel) -> Found:
-    """Lazy parameters."""
+    """Parameters of lazy modules."""
     return wrapped.first(lambda one: isinstance(one, torch.nn.parameter.UninitializedParameter))
 
 
@@ -259,7 +259,7 @@ def _overlap(one: _Place, other: _Place) -> bool:
     "model that the optimizer trains",
 )
 def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
-    """The optimizer's groups."""
+    """The parameters in the optimizer's groups."""
     known = set(wrapped.model.parameters())
     for index, group in enumerate(wrapped.optimizer.param_groups if wrapped.optimizer is not None else ()):
         for place, parameter in enumerate(group["params"]):

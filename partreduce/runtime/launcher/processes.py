@@ -88,7 +88,7 @@ class Line(NamedTuple):
 class Child(Worker):
     """A forked process of this machine; gets its environment by the pipe `go`; `streams` are its output and errors.
 
-    It stays a zombie until the run ends, so that its number is its process group's and no other worker's.
+    It stays a zombie until the run ends, so that no other process gets its number, which names its process group.
     """
 
     pid: int

@@ -39,10 +39,10 @@ def handshake(
     Args:
         store: a torch store that all workers reach.
         rank: this worker.
-        size: how many workers this worker believes in; compared as the field `number of workers`.
-        facts: field → value; short texts such as hashes.
-        details: for a fact that is a hash, the lines it was made of; the first differing line is named.
-        key: which handshake of the run this is, equal on all workers.
+        size: number of workers as this worker knows it; compared as the field `number of workers`.
+        facts: values to compare by field; short texts such as hashes.
+        details: for a field whose value is a hash, the lines that were hashed; the error names the first that differs.
+        key: name of the handshake in the run, equal on all workers.
         timeout: seconds to wait for the others.
     """
     notes = Notes(store, f"handshake/{key}")

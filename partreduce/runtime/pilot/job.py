@@ -28,18 +28,19 @@ LARGEST_ON_SORTED_DATA = 8  # there more steps per round cost several times the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotJob:
-    """One worker's training job, freshly made: a pilot runs it for a few dozen steps under one schedule after another.
+    """One worker's training job, newly built: a pilot runs it for a few dozen steps under several schedules.
 
-    The function that makes it takes a seed and draws everything from it: two calls with one seed start from the same
-    parameters and bring the same batches in the same order. Batches may (and usually do) differ between workers.
+    The function that builds it takes a seed and draws everything from it, so that two calls with one seed have equal
+    parameters and equal batches in the same order. Batches may (and usually do) differ between workers.
 
     Args:
-        model: the module to train; start it from a checkpoint to learn the prices of a later phase of training.
+        model: the module to train; start from a checkpoint to measure a later phase of training.
         optimizer: the plain optimizer of its parameters, not wrapped.
-        batches: this worker's batches, such as a DataLoader; begun again when they end. The first few are kept for
+        batches: this worker's batches, such as a DataLoader; iterated again when it ends. The first few are kept for
             evaluation.
-        loss: the loss of one batch.
-        step: one training step with the wrapped optimizer, where it is more than `zero_grad`, `backward` and `step`.
+        loss: function that returns the loss of a batch.
+        step: function of one training step with the wrapped optimizer, if it is more than `zero_grad`, `backward`,
+            `step`.
     """
 
     model: torch.nn.Module
@@ -121,7 +122,7 @@ def node_then_all(cluster: Cluster) -> Schedule:
 
 
 def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
-    """Each worker averages with its two neighbors on the ring of ranks in turn, every `steps_per_round` steps."""
+    """Return a schedule in which workers average in pairs along the ring of ranks, every `steps_per_round` steps."""
     n = cluster.num_workers
     first = [[i, i + 1] for i in range(0, n - 1, 2)]
     second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]

@@ -110,8 +110,8 @@ Parts = dict[int, Part]  # rows by the index of their table
 class RowCode:
     """Codec for rows of one table, or their gradients; decoded rows have the table's `dtype`.
 
-    Each row by itself, so it has the same code for all that ask for it, whatever else is in the message, and everybody
-    who decodes it has the same bits. Rounding is to nearest. int8 has one scale for each row, behind its whole numbers.
+    Each row is coded by itself, rounded to nearest, so all workers that decode it get the same bits. int8 has one scale
+    per row, after its integers.
     """
 
     codec: Codec

@@ -167,8 +167,8 @@ def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[tor
 class Wire:
     """One worker's collectives for tables: over all workers, and over its node if rows are coalesced there first.
 
-    All raise PeerFailedError where a member is gone. `round_` is this worker's round, for reports; `coalesces` says
-    whether a node's workers first agree on the rows that several touch, `gathers` whether any table is gathered by all.
+    Methods raise PeerFailedError if a worker is gone. `round_` returns this worker's round, for reports; `coalesces`
+    tells whether the workers of a node first merge their rows, `gathers` whether any table is gathered on all workers.
     """
 
     def __init__(

@@ -125,10 +125,10 @@ class Communicator:
         """Start sending one piece of `source` to each member, in order, and receiving theirs in `target`.
 
         Args:
-            target: filled with the pieces of all members, in order of their places.
-            source: cut into pieces; read until the work has ended.
-            receives: elements from each member.
-            sends: elements to each member; what i sends to j is what j receives from i.
+            target: one-dimensional; receives the pieces of all members, in order of their places.
+            source: one-dimensional; must not change until the work has ended.
+            receives: number of elements from each member.
+            sends: number of elements to each member; what i sends to j is what j receives from i.
         """
         options, pieces = self._with_timeout(dist.AllToAllOptions()), (list(receives), list(sends))
         return self._start(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
@@ -187,7 +187,7 @@ def first_line(error: BaseException) -> str:
 
 
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
-    """Whether messages (the longest of `longest` bytes) are sent in rounds of pairs rather than all at once.
+    """Whether an all_to_all whose longest message has `longest` bytes runs in rounds of pairs, not all at once.
 
     At most `node_size` workers share a node's link.
     """
@@ -199,16 +199,15 @@ def pairwise_exchange(
 ) -> Iterator[Work]:
     """Yield the works of an all_to_all (see `Communicator.all_to_all`) in rounds of pairs; wait for each in order.
 
-    For long messages: in each round a worker sends to one other and hears from one other, as in MPICH's pairwise
-    exchange (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005,
-    section 4.4), by rank + i in round i. Sent all at once they meet in the queue of one link; what does not fit is
-    lost, which its sender notices after 0.2 s or more (TCP incast: Phanishayee et al., FAST 2008), and what tells
-    senders to continue waits in the same queues. Short ones go at once, which costs the fewest latencies.
+    For long messages: in round i each worker sends to rank + i, as in MPICH's pairwise exchange (Thakur, Rabenseifner
+    and Gropp, Optimization of Collective Communication Operations in MPICH, 2005, section 4.4). All at once they would
+    meet in the queue of one link, and packets would be lost, which senders notice after 0.2 s or more (TCP incast:
+    Phanishayee et al., FAST 2008). Short messages are sent at once, for the lowest latency.
 
-    A worker sends its next message when those of all rounds but the last `AHEAD` have come, so that one who is late is
-    waited for by few, and no more than about so many senders meet at one link.
+    A worker sends its next message when those of all rounds but the last `AHEAD` have arrived, so a late worker delays
+    few others, and about so many senders share a link.
 
-    All receives are posted first. Where two have nothing for each other no message is sent. O(group.size) messages.
+    All receives are posted first. Empty messages are not sent. O(group.size) messages.
     """
     theirs, mine = torch.split(target, list(receives)), torch.split(source, list(sends))
     theirs[group.place].copy_(mine[group.place])

@@ -114,15 +114,15 @@ class Connection:
 
 
 class Endpoint:
-    """The sockets of one process.
+    """The ZeroMQ sockets of one process: an inbox, and connections to other endpoints.
 
     Args:
-        owner: what listens or connects, in errors.
-        secret: what all who may speak share.
-        rank: of this process among them; the group generator's is −1.
+        owner: who listens or connects, for messages of errors.
+        secret: the secret that all endpoints of the run share.
+        rank: this process's rank; −1 for the group generator.
         max_header: bytes of the largest header.
-        max_bytes: of the largest frame; a larger one closes the connection before memory is taken for it.
-        queue: how many messages libzmq holds for a connection; 0 where `mailbox.Account` bounds them.
+        max_bytes: bytes of the largest frame; a larger one closes the connection before memory is allocated.
+        queue: how many messages libzmq queues per connection; 0 (no limit) if `mailbox.Account` bounds them.
     """
 
     def __init__(
@@ -282,9 +282,8 @@ class Endpoint:
 class Wakeup:
     """Wakes a thread that waits in a poll; closed by its creator after that thread has ended.
 
-    A bare descriptor that the thread closes is a number that the next file of the process gets, and who rings
-    afterwards writes into that file. Sockets know that they are closed, and the lock keeps a ring from meeting the
-    closing half-way.
+    It uses sockets and a lock rather than a bare descriptor: after a close, its number could name another file, into
+    which a wakeup would write.
     """
 
     def __init__(self) -> None:

@@ -44,8 +44,7 @@ class GlooWorld(World):
     def start_over(self, name: str) -> None:
         """Destroy all groups; later groups use keys under `name` in the store.
 
-        Their end continues meanwhile: gloo closes a group's connections one by one, each when it looks next, which it
-        does every 10 ms.
+        It does not wait: gloo closes the connections of a group one by one, within about 10 ms each.
         """
         self.destroy_with(range(self.size), seconds=0.0)
         self.prefix = f"partreduce/group/{name}"

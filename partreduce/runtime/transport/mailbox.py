@@ -172,17 +172,17 @@ class Account(Generic[Item]):
 
 
 class Mailbox:
-    """The messages of one worker; `deliver` runs in the side thread, everything else may be called from any thread.
+    """One worker's messages to and from all others; thread-safe, but `deliver` is called in the side thread.
 
     Args:
-        store: where workers leave their addresses.
+        store: store in which workers publish their addresses.
         rank: this worker.
-        key: which mailbox of the run, equal on all workers.
-        deliver: called with each message; when it returns, the message is dealt with and the sender may send another.
-        max_bytes: of the arrays of one message; larger frames close the sender's connection.
-        timeout: seconds that anybody waits for a message, or for room to send one.
-        bound: what may be on the way to each peer; by default 64 messages and twice `max_bytes`.
-        heartbeat: tells a sender that waits for room that its receiver is gone; else only the timeout ends the wait.
+        key: name of the mailbox in the run, equal on all workers.
+        deliver: called with each message; when it returns, the message counts as processed.
+        max_bytes: most bytes of arrays in one message; a larger frame closes the sender's connection.
+        timeout: seconds to wait for a message, or for room to send one.
+        bound: limit of messages in flight to each peer; by default 64 messages and twice `max_bytes`.
+        heartbeat: tells a sender that waits for room whether its receiver is gone; without it only the timeout does.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ SMALL_BYTES = 1024
 class Stages(ABC):
     """The stages of a sum; holds no reference to the group's communicator, so that this can be freed.
 
-    After a failure every later sum fails: the members may not be at the same place of the order of operations.
+    After a failure every later sum fails, since members may disagree on the order of operations.
     """
 
     def __init__(self) -> None:
@@ -186,8 +186,8 @@ class Stage(NamedTuple):
 class CodedStages(Stages):
     """The stages of sums with a codec, with the arrays that they reuse.
 
-    With `at_once`, codes are handed to all at once, as a scatter does, in as many messages and bytes as around a ring:
-    in small groups no worker then waits for a message to have come around.
+    With `at_once`, every member sends its codes to all others at once, not around a ring, in equally many messages and
+    bytes: in small groups this avoids waiting for each hop.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:

@@ -27,12 +27,11 @@ PATIENCE = 10  # NCCL's own watchdog ends the process without a word; it waits s
 
 
 class NcclWorld(World):
-    """Workers with one CUDA device each; every group is a raw NCCL communicator, made by its members only.
+    """Workers with one CUDA device each; every group is a raw NCCL communicator, created by its members only.
 
-    No process group of the user's is touched. `attempt` counts the worlds that this process has made: NCCL would find
-    the identifiers of an earlier one in the store and wait for it for ever.
-
-    This path has never been executed on a GPU; docs/gpu.md says what was run instead.
+    The user's process groups are not used. `attempt` counts the worlds of this process: NCCL would find the identifiers
+    of an earlier world in the store and wait for it forever. This class has never run on a GPU; docs/gpu.md says what
+    ran instead.
     """
 
     is_queued = True

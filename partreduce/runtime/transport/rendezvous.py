@@ -178,10 +178,9 @@ def may_be_started_again() -> bool:
 def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
     """Return a name of this attempt to run, equal on all workers that were started together.
 
-    torchrun starts workers again at a store that remembers the attempt before. Its agents count restarts each for
-    itself, and a node whose workers are ended for those of another counts none, so that number is no name. Each worker
-    asks with a word that no other has, and worker 0 answers, since a worker of the attempt before may have left its
-    question.
+    torchrun restarts workers with a store that still has the keys of the last attempt, and its agents may disagree on
+    the number of restarts. So each worker writes a random word, which worker 0 answers; words of an earlier attempt
+    match no worker.
     """
 
     def late(worker: int) -> UnavailableError:
@@ -222,9 +221,9 @@ _listeners: set[int] = set()
 def close_in_forks(port: int) -> None:
     """Close the sockets of the store served at this port in child processes forked from now on.
 
-    The kernel closes the sockets of a dead process when no other process holds them. A fork does, such as a data
-    loader's worker, and may outlive its parent: until then the others' questions to the store would stay without an
-    answer. torch does not expose its sockets' descriptors, so they are found by the port.
+    A forked child, such as a data loader's worker, may outlive this process and keep the sockets open, so that other
+    workers' queries to the store would get no answer. The sockets are found by their port, since torch does not expose
+    them.
     """
     _listeners.update(
         os.fstat(held.fileno()).st_ino

@@ -37,11 +37,11 @@ SHARE = 8  # what a worker waits for is noticed at most this part of the wait to
 
 
 class StoreLine:
-    """A connection of its own to the store at `place`; each query ends after `timeout` seconds.
+    """A separate connection to the store at `place`; each query ends after `timeout` seconds.
 
-    torch's client has no deadline for most calls, and one that blocks (while gloo waits for an address, say) holds up
-    all others on the same client. So a thread with its own client asks. A line that broke or was silent for so long
-    stays lost: a store that went away has forgotten what was written.
+    torch's client has no deadline for most calls, and a call that blocks delays all others on that client. So a thread
+    with its own client sends the queries. After an error or timeout a line stays lost, since a restarted store would be
+    empty.
     """
 
     def __init__(self, place: str, connect: Callable[[], Store], timeout: float) -> None:

@@ -46,9 +46,9 @@ class Piece:
 
 
 class Layout:
-    """How the arrays of a flat model are divided into messages; equal on all workers.
+    """How the arrays of a flat model are divided into messages (parts); equal on all workers.
 
-    A part holds at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
+    A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
     """
 
     def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int | None = None) -> None:

@@ -21,9 +21,8 @@ MOST_SECONDS = 1.0  # what counts at most between two looks, from whatever threa
 class OwnTime:
     """A clock that stops while it is not read for longer than `most` seconds; thread-safe.
 
-    A process that was stopped, by SIGSTOP, by a debugger or with its machine, must not blame the others for the time in
-    which it heard no worker, and is not notified of it. But a thread that waits looks at this clock several times a
-    second, so in a longer time between two looks this process did not run.
+    A process that was stopped (by SIGSTOP, a debugger or with its machine) must not count that time as other workers'
+    silence. A waiting thread reads this clock several times a second, so after a longer gap the process has not run.
     """
 
     def __init__(self, most: float = MOST_SECONDS) -> None:

@@ -25,15 +25,13 @@ _threads: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 class Work:
-    """A running operation.
+    """A running operation that can be waited for.
 
     Args:
-        is_completed: whether it has ended, well or not.
-        finish: waits until it has ended, without a limit, and raises what went wrong; on a device the current stream
-            waits, not the host.
-        ended_within: waits until it has ended, at most so many seconds, and says whether it has; None where a wait has
-            no limit.
-        on_main_thread: whether only the main thread may wait so for long.
+        is_completed: returns whether it has ended, with or without an error.
+        finish: waits without limit until it has ended, and raises its error; on a device the current stream waits.
+        ended_within: waits at most so many seconds and returns whether it has ended; None if waits have no limit.
+        on_main_thread: whether only the main thread may wait in the library for long.
     """
 
     def __init__(

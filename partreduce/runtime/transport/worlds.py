@@ -120,10 +120,10 @@ class World:
         """Create one group; all its members call it, and all workers create groups in one common order.
 
         Args:
-            members: of the group, ascending, this worker among them.
-            name: of a further communicator of members who have one, for its own thread.
-            instance: names one making of a group that may have to be made again.
-            within: how long connecting may take, where that is known to be shorter than the world's timeout.
+            members: ranks of the group, ascending, this worker among them.
+            name: name of a further communicator of members that have one, for use by another thread.
+            instance: distinguishes repeated creations of the same group.
+            within: timeout for connecting, if shorter than the world's.
         """
         if self.abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
