@@ -58,7 +58,7 @@ class Slot:
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
-        """Whether torch itself moved the parameter out of the array and it was moved back; here False."""
+        """Move a parameter back into the flat array if torch has moved it; returns whether it did. Here False."""
         return False
 
 
@@ -250,7 +250,7 @@ def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None
 
 
 def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Copy `new` into `live`, unless `ok` is False."""
+    """Copy `new` into `live`, unless the device's check `ok` is False; None means that the host has checked."""
     if ok is None:
         live.copy_(new)
     else:

@@ -24,7 +24,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy-free view of this rank's local shard of a tensor; of a whole tensor itself."""
+    """Return this rank's local shard of a tensor, without a copy; of a tensor that is not sharded, itself."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() gives a view that autograd follows
     return part
 
@@ -74,7 +74,7 @@ class ShardSlot(Slot):
             self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
-        """Whether FSDP replaced the padded shard, as torch 2.6 does in the first forward and after each load."""
+        """Move a shard that FSDP has padded again (first forward, each load) back into the array, if it did so."""
         values = self.values
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False

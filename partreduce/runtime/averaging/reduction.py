@@ -130,7 +130,7 @@ def _peak(values: torch.Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a worker sends in a group operation: parameters, or with `gradients` the gradients."""
+    """What a worker sends in a group operation: parameters, their change, or with `gradients` the gradients."""
 
     gradients: bool = False
     divisor: int | None = None  # of gradients; the number of members by default

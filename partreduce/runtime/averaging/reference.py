@@ -127,7 +127,11 @@ class OuterOptimizer:
 def outer_step(
     outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
 ) -> None:
-    """Replace the mean movement by the outer optimizer's update, in place, and update the momentum."""
+    """Replace a mean movement d by what the outer optimizer adds to the outer parameters, in place.
+
+    b ← momentum · b + d, then d ← lr · (d + momentum · b) with Nesterov momentum, else d ← lr · b. `momentum` holds b,
+    None if its factor is 0; b stays if the device's check `ok` is False. Source: DiLoCo (Douillard et al., 2023).
+    """
     if momentum is not None:
         following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
         momentum.put(following, ok)

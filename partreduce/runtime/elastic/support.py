@@ -92,7 +92,7 @@ def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
 
 
 def is_planned(schedule: Schedule, num_workers: int, sha256: str) -> bool:
-    """Whether `num_workers` workers with the schedule of this hash are all workers, or those left in a failure plan."""
+    """Whether `num_workers` workers with the schedule of this hash are all workers, or those of its failure plan."""
     if num_workers == schedule.num_workers:
         return schedule_sha256(schedule) == sha256
     try:

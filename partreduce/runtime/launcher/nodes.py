@@ -94,7 +94,7 @@ def derive_key(key: bytes, *parts: object) -> str:
 
 
 def is_proof(text: str, expected: str) -> bool:
-    """Compare two texts in constant time."""
+    """Whether a launcher's proof that it knows the key equals the expected one; compared in constant time."""
     return hmac.compare_digest(text.encode(errors="replace"), expected.encode())
 
 

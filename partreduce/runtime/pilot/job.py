@@ -122,7 +122,7 @@ def node_then_all(cluster: Cluster) -> Schedule:
 
 
 def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
-    """Return a schedule in which workers average in pairs along the ring of ranks, every `steps_per_round` steps."""
+    """Workers average in pairs along the ring of ranks, every `steps_per_round` steps; with `late` a round later."""
     n = cluster.num_workers
     first = [[i, i + 1] for i in range(0, n - 1, 2)]
     second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]

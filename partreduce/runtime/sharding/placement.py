@@ -29,7 +29,7 @@ ATTRIBUTE = "_partreduce_table"
 
 
 class Handle:
-    """Connects a module to its table; a deep copy of the module gets a handle as another copy."""
+    """Connects an embedding module to its Table; a deep copy of the module gets a handle with another number."""
 
     def __init__(self, tables: Tables, table: Table, module: Embeddings, copy: int) -> None:
         self.tables, self.table, self.copy = tables, table, copy

@@ -87,7 +87,7 @@ class PairMeans(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """Whether a step was taken: later changes of the live parameters are added to x."""
+        """Whether x exists: from the first step on, changes of the live parameters are added to it."""
         return bool(self._starts)
 
     def _open(self) -> None:

@@ -204,7 +204,7 @@ class Notes:
     def wait_for(self, key: str, limit: float | None = None, *, lacks: str = "") -> str:
         """Return a note, waiting up to `limit` seconds, by default the store's timeout.
 
-        Raises UnavailableError, whose message says what `lacks`.
+        Raises UnavailableError after that; `lacks` says in the message what is missing.
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = limit or (bare.timeout.total_seconds() if self.line is None else self.line.timeout)

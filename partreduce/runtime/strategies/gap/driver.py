@@ -24,7 +24,7 @@ Recipients = Mapping[int, tuple[int, ...]]  # who gets an update, and the number
 
 
 class Letter(NamedTuple):
-    """A message without arrays that an event sends."""
+    """A message without arrays (token, acknowledgement or mark) that an event sends to a neighbor."""
 
     to: int
     kind: str
