@@ -202,7 +202,7 @@ def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
-    """Raise InputError unless one worker remains, and restarts are only asked for if others continue."""
+    """Raise InputError unless one worker remains after all failures, and restarts come with allowed failures."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
             f"--tolerate-failures: expected 0 to {num_workers - 1} for {num_workers} workers, got {max_failures}"

@@ -412,7 +412,8 @@ class Tables:
     def serve(self, *, changes_means: bool) -> bool:
         """Take part in one step's exchanges as a worker without data; returns whether any worker took the step.
 
-        `changes_means` tells whether this worker can apply the script's change of mean gradients.
+        `changes_means` tells the others that this worker can change mean gradients as the script does (such as
+        clipping).
         """
         self._step = self._current_step()
         while True:

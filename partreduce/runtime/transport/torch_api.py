@@ -39,7 +39,7 @@ def store_on(listening: socket.socket, host: str) -> Store:
 def torch_compile_disable(method: Method) -> Method:
     """Decorate a method so that torch.compile neither compiles it nor anything it calls.
 
-    torch's own optimizers are marked so. Its public `torch.compiler.disable` imports the compiler at once.
+    torch marks the steps of its optimizers the same way; its public `torch.compiler.disable` would import the compiler.
     """
     marked: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]  # noqa: SLF001 - as said
     return marked  # type: ignore[no-any-return]

@@ -311,7 +311,7 @@ def add_updates(
     into: Sequence[torch.Tensor] | None = None,
     streams: Streams | None = None,
 ) -> None:
-    """Make each array the sum of the weighted updates and of itself times the rest of 1, in place.
+    """Set each array x to Σ_j w_j · u_j + (1 − Σ_j w_j) · x, in place, with the neighbors' updates u_j.
 
     With `into` (which may be the arrays) the arrays stay, and what is to be added to them is written there. Each update
     is a list of pieces on the host from `PayloadRings.take` or `look`. On a device the sums run in a side stream, for

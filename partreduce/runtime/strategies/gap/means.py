@@ -221,8 +221,8 @@ class GapMeans(OneSided):
 def message_bound(machine: Hop, layout: Layout) -> Bound:
     """Return the limit of messages in flight to a neighbor, equal on all workers and never reached by the protocol.
 
-    At most a queue's capacity of updates is in flight: `max_ig` if token queues bound the gap of every edge, else at
-    most the number of workers.
+    A queue holds at most 1 + `max_ig` updates; without token queues, 1 + (staleness + 1) · (workers − 1), since no path
+    between two workers is longer.
     """
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)
