@@ -17,7 +17,7 @@ ARGUMENTS = ("data", "format", "max_queues", "model_bytes", "time_limit", "sync"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code; errors end as one line on standard error."""
+    """Run one command of the command line; an error is printed as one line on standard error. Returns the exit code."""
     arguments, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
     from partreduce.streams import OutputLostError, guarded_streams, silence
 
@@ -89,7 +89,7 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def in_options(message: str) -> str:
-    """Write the Python arguments that an error names as the options of the command line: `format=x` is `--format x`."""
+    """Replace Python arguments in an error message by command-line options: `format=x` becomes `--format x`."""
     names = "|".join(ARGUMENTS)
     message = re.sub(rf"^({names})(?=:)", lambda found: _option(found[1]), message)
     message = re.sub(rf"\b({names})=(?=\w)", lambda found: f"{_option(found[1])} ", message)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def catalogue() -> list[str]:
-    """The names that `design(..., build=NAME)` knows.
+    """List the entries of the schedule catalogue: the names that `design(..., build=NAME)` accepts.
 
     Returns:
         Names of entries, such as "allreduce" and "ring".
@@ -42,7 +42,7 @@ def design(
     progress: Any = None,
     **parameters: object,
 ) -> Plan | Schedule:
-    """Find the schedule that suits a request, or with `build` make an entry of the catalogue for a cluster.
+    """Find the schedule that suits a request, or with `build` make a named schedule of the catalogue for a cluster.
 
     Args:
         request: a PlanRequest; with `build` a Cluster, a shorthand such as "4x4" or "3,3,2", or a cluster file's path.

@@ -1,4 +1,4 @@
-"""What the command line prints: sentences for people, one JSON document for machines. Tables are in `report.table`."""
+"""Print what the command line answers: sentences for people, or one JSON document for machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _taken = ContextVar("_taken", default=False)
 
 
 def console(*, errors: bool = False) -> Console:
-    """The terminal; with `errors`, or while standard output carries a document, the standard error stream."""
+    """Return the Console of standard output; of standard error with `errors` or if standard output gets a document."""
     return _console(errors or _taken.get())
 
 
@@ -48,7 +48,7 @@ def _console(errors: bool) -> Console:
 
 @contextmanager
 def fresh_terminal() -> Iterator[None]:
-    """One command's view of the terminal: what an earlier one in this process claimed or measured is forgotten."""
+    """Forget, for one command, which stream and terminal width an earlier command of this process used."""
     _console.cache_clear()
     token = _taken.set(False)
     try:
@@ -58,7 +58,10 @@ def fresh_terminal() -> Iterator[None]:
 
 
 def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
-    """Find out which of the outputs is standard output (`-`); sentences and tables then go to standard error."""
+    """Print sentences and tables on standard error from now on if one of the output paths is `-`, standard output.
+
+    Raises InputError if two documents would go to standard output.
+    """
     from partreduce.topo.document.reader import STDOUT, descriptor_to_write
     from partreduce.topo.document.writer import check_without_place
 
@@ -75,7 +78,7 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
 
 
 def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) -> None:
-    """Name the command that comes next; there is none where the schedule went through a pipe."""
+    """Print the command to run next on the schedule file `output`; nothing if that is `-`, standard output."""
     option = "" if guarantees_consensus else " --allow-no-consensus"
     if output is None:
         console().print("Next: the same with -o schedule.json", style="dim")
@@ -84,7 +87,7 @@ def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) ->
 
 
 def emit_json(document: object) -> None:
-    """Print one JSON document on standard output. Infinite and undefined numbers become null, as JSON has none."""
+    """Print `document` as JSON on standard output; NaN and infinite numbers become null."""
     # In an encoding that lacks a sign JSON's own escape stands for it.
     plain = not sys.stdout.encoding or not sys.stdout.encoding.lower().startswith("utf")
     sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=plain) + "\n")
@@ -102,12 +105,12 @@ def _finite(value: object) -> object:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A figure for people: four significant digits, `-` when there is none."""
+    """Format a number with four significant digits (or `digits`); `-` for None."""
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people."""
+    """Format a duration, given in seconds, with four digits as s, ms or us; `-` for None."""
     if value is None:
         return "-"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
@@ -117,7 +120,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float) -> str:
-    """A number of bytes for people, in decimal units."""
+    """Format a number of bytes with four digits and a decimal unit (B, kB, MB or GB)."""
     for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= scale:
             return f"{value / scale:.4g} {unit}"
@@ -125,7 +128,7 @@ def size(value: float) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, atomically; `-` is standard output."""
+    """Write `text` to a file in one atomic replacement, or to standard output if `path` is `-`."""
     from partreduce.topo.document.writer import write_file
 
     sys.stdout.flush()

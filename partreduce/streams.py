@@ -26,7 +26,10 @@ PLAIN = {
 
 
 class OutputLostError(Exception):
-    """The reader of our output has gone, or the text says why it takes no more. No OSError, which libraries handle."""
+    """Standard output was closed by its reader (empty text) or cannot be written (the text says why).
+
+    Not an OSError, because the libraries below the command line would handle one.
+    """
 
 
 class _WatchedDescriptor(io.FileIO):
@@ -43,7 +46,10 @@ class _WatchedDescriptor(io.FileIO):
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Replace the process's own standard output and error while a command runs; streams of a caller are left alone."""
+    """Inside, writing to a closed or full standard output or error raises OutputLostError.
+
+    Characters that the encoding lacks are replaced. Streams that a caller has put in place stay as they are.
+    """
     before = (sys.stdout, sys.stderr)
     codecs.register_error("partreduce-plain", _plainly)
     sys.stdout, sys.stderr = _guard(sys.stdout, sys.__stdout__, 1), _guard(sys.stderr, sys.__stderr__, 2)
@@ -58,7 +64,7 @@ def guarded_streams() -> Iterator[None]:
 
 
 def silence() -> None:
-    """Point both streams elsewhere, so that the interpreter's last flush without a reader is silent."""
+    """Point standard output and error to the null device, so that the interpreter's last flush cannot fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)

@@ -15,11 +15,11 @@ from partreduce.topo.errors import FileError, InputError, PartreduceError
 
 
 def function_of(text: str, place: str) -> Callable[..., Any]:
-    """`train.py:step` → the function. The file is executed here, with its own folder first on the path.
+    """Import the function that `FILE.py:NAME` names; the file is executed, with its own folder first on the path.
 
     Args:
         text: `FILE.py:NAME`.
-        place: the option or argument that refusals name.
+        place: the option or argument that error messages name.
     """
     path, name = file_and_name(text, place)
     spec = importlib.util.spec_from_file_location(f"_partreduce_user_{path.stem}", path.resolve())
@@ -49,7 +49,10 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
 
 
 def file_and_name(text: str, place: str) -> tuple[Path, str]:
-    """`train.py:step` → the file, which is there, and the name."""
+    """Split `FILE.py:NAME` into the path of an existing file and the function's name.
+
+    Raises InputError for another form and FileError for a missing file; `place` is the option that the messages name.
+    """
     file, sign, name = text.rpartition(":")
     path = Path(file)
     if not sign or not name.isidentifier() or path.suffix != ".py":
@@ -84,6 +87,6 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An error of a user's code in one line."""
+    """Format an exception of a user's code as one line: its class and the first 200 characters of its message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def draw_curves(measured: Sequence[Result], target: float) -> Figure:
-    """Loss of the mean model over steps (left) and over seconds (right: a line a turn), the target as a line."""
+    """Draw the loss of the mean model over steps (left) and seconds (right, a line per turn), with the target loss."""
     figure = new_figure(11, 4.4)
     axes = figure.subplots(1, 2, sharey=True)
     for axis, word in zip(axes, ("steps", "seconds"), strict=True):
@@ -51,10 +51,10 @@ def draw_curves(measured: Sequence[Result], target: float) -> Figure:
 def draw_operations(
     runs: Sequence[tuple[Grid, str, list[dict[str, Any]]]], num_workers: int, *, rounds: int = 10
 ) -> Figure:
-    """One panel per run: each worker's group operations (waiting included) in some rounds from the middle.
+    """Draw each worker's group operations, waiting included, in `rounds` rounds from the middle of each run.
 
-    A group looks as in the grid of its schedule; gray stands for a group that the grid does not show.
-    The first round shown is a multiple of `rounds`: evaluations then fall outside.
+    There is one panel per run, given as (grid, name, recorded operations). Colors are those of the schedule's grid;
+    gray is a group that the grid does not show. The first round is a multiple of `rounds`, so evaluations fall outside.
     """
     figure = new_figure(11, len(runs) * (0.7 + 0.17 * num_workers))
     panels = figure.subplots(len(runs), 1, squeeze=False).flat
@@ -97,7 +97,7 @@ HEADER = (
 
 
 def table_rows(candidates: list[Candidate], measured: list[Result]) -> list[list[str]]:
-    """The comparison as text cells, one row per schedule: what is sure first, then seconds as a range."""
+    """Return the table that compares the schedules, one row of texts per schedule, in the columns of `HEADER`."""
     rows = []
     for candidate, result in zip(candidates, measured, strict=True):
         reached = result.reached(TARGET)
@@ -117,7 +117,7 @@ def table_rows(candidates: list[Candidate], measured: list[Result]) -> list[list
 
 
 def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result], verdicts: list[str]) -> str:
-    """The report as an HTML document; `verdicts` say what is proved of each schedule."""
+    """Return the report as an HTML document; `verdicts` has the verdict of the proof of each schedule."""
     rows = table_rows(candidates, measured)
     sent = [float(row[3]) if row[3] != "-" else float("inf") for row in rows]
     best = [(sent.index(min(sent)), 3)] if min(sent) < float("inf") else []
@@ -168,7 +168,7 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
 
 
 def next_commands(candidates: list[Candidate]) -> list[str]:
-    """What to type after the demonstration; nothing in it lies outside the demonstration's folder."""
+    """Return command lines to try after the demonstration; they use only files of the demonstration's folder."""
     last = candidates[-1]
     schedule, script = quote(str(last.path)), quote(str(last.path.parent.parent / SCRIPT))
     return [

@@ -36,10 +36,11 @@ TEST_IMAGES = 359
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One schedule's runs. `steps`, `loss` and `accuracy` are those of the mean model at every evaluation.
+    """What the runs of one schedule measured.
 
-    `seconds` [turns, evaluations] count training only, of the slowest worker; evaluations are left out. `bytes_across`
-    is what left the nodes in all steps of a run if groups average by rings, counted from the operations that ran.
+    `steps`, `loss` and `accuracy` [evaluations] are of the mean model. `seconds` [turns, evaluations] is the training
+    time of the slowest worker, without evaluations. `bytes_across` counts the bytes between nodes in all steps of a
+    run, with each group operation that ran as a ring.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Result:
     bytes_across: float
 
     def reached(self, target: float) -> tuple[int, npt.NDArray[np.float64]] | None:
-        """Steps and seconds [turns] at the first evaluation with a loss of at most `target`; None if there is none."""
+        """Return step and seconds [turns] of the first evaluation with a loss of at most `target`; None without one."""
         hits = np.flatnonzero(self.loss <= target)
         return (int(self.steps[hits[0]]), self.seconds[:, hits[0]]) if len(hits) else None
 
@@ -101,7 +102,7 @@ THIN_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A designed, proved and exported schedule."""
+    """A schedule of the demonstration, with its proof and the path of its file."""
 
     label: str
     schedule: Schedule
@@ -113,7 +114,7 @@ class Candidate:
         return self.path.stem
 
     def predicted(self) -> float:
-        """Seconds per step on a cluster with a thin link (see THIN_WORDS), in the form that suits the schedule best."""
+        """Predict the seconds per step on a slow network (`THIN_WORDS`), with the faster all-reduce algorithm."""
         return min(
             cycle_time(self.schedule, THIN, THIN_COMPUTE, algorithm=algorithm).per_step
             for algorithm in AllReduceAlgorithm
@@ -121,7 +122,7 @@ class Candidate:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder, and remove what an earlier demonstration measured there."""
+    """Create the demonstration's folder, and delete results of an earlier demonstration in it. Raises FileError."""
     try:
         for part in ("schedules", "runs"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -133,7 +134,7 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
-    """Design, prove and export the three schedules with their certificates, and put a training script next to them."""
+    """Design, prove and write the three schedules with their certificates, and copy a training script next to them."""
     write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []
     for label, (name, parameters) in CHOICES.items():
@@ -148,7 +149,10 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
 
 
 def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
-    """Run the plan in its own processes; `watch(name, step)` is called as it advances."""
+    """Run the training plan in child processes, and call `watch(schedule name, step)` as a run advances.
+
+    Raises UnavailableError if a run fails.
+    """
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
     # No package is looked for in the working directory, where a folder may shadow one of ours.
@@ -175,7 +179,7 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
 
 
 def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:
-    """What every run measured; losses and bytes are those of the first turn."""
+    """Read the results of all runs, one per schedule: `seconds` of every turn, losses and bytes of the first turn."""
     found = []
     for one in candidates:
         turns = [_read_turn(plan.place(one.key, turn), one.schedule, one.label) for turn in range(plan.turns)]
@@ -184,7 +188,7 @@ def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:
 
 
 def conclusion(measured: list[Result], target: float) -> list[str]:
-    """What is sure first: bytes and steps. Then seconds as the range of all turns, also where they decide nothing."""
+    """Compare each schedule with the first one in a sentence: bytes and steps to the target loss, then seconds."""
     base = measured[0]
     reference = base.reached(target)
     lines = []
@@ -219,6 +223,6 @@ def _format_speed(base: str, reference: npt.NDArray[np.float64], seconds: npt.ND
 
 
 def span(values: npt.NDArray[np.float64]) -> str:
-    """The smallest and the largest, or the one that there is."""
+    """Format the range of `values` with two decimals, such as `1.20 to 1.35`, or the one value."""
     low, high = f"{float(values.min()):.2f}", f"{float(values.max()):.2f}"
     return low if low == high else f"{low} to {high}"

@@ -29,7 +29,7 @@ TEST_SHARE = 5
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Images (count, 1, 8, 8) in 0..1 and labels (count,), split once and for all."""
+    """Training and test images [count, 1, 8, 8], from 0 to 1, and their labels [count]."""
 
     train_images: torch.Tensor
     train_labels: torch.Tensor
@@ -38,7 +38,7 @@ class Digits:
 
 
 def load_digits() -> Digits:
-    """The 1,797 digits that come with scikit-learn: four fifths to train on, one fifth to test."""
+    """Load scikit-learn's 1,797 digits in a fixed order: four fifths to train on, one fifth to test."""
     require("sklearn", purpose="the demonstration's data")
     from sklearn.datasets import load_digits as bundled
 
@@ -51,7 +51,7 @@ def load_digits() -> Digits:
 
 
 def make_model(seed: int = 0) -> torch.nn.Module:
-    """Two convolutions and two dense layers; 71,754 parameters."""
+    """Build a CNN of two convolutions and two dense layers (71,754 parameters) whose weights depend on `seed` only."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
@@ -68,10 +68,10 @@ def make_model(seed: int = 0) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run: the schedule files (name → path), equal hyper-parameters for all, and where results go.
+    """The demonstration's runs: schedule files by name, equal hyperparameters for all, and the folder of the results.
 
-    Every schedule is run `turns` times, in turns and each time beginning with another one, since the machine's other
-    work makes seconds differ. Losses do not: data, order and additions are the same in each turn.
+    Every schedule runs `turns` times, and each turn begins with another one, since other work of the machine makes
+    seconds differ. Losses are equal in all turns. A worker evaluates every `every` steps.
     """
 
     schedules: dict[str, str]
@@ -92,18 +92,18 @@ class Plan:
         return cls(**json.loads(path.read_text()))
 
     def place(self, name: str, turn: int = 0) -> Path:
-        """The folder of one schedule's results in one turn."""
+        """Return the folder for the results of schedule `name` in one turn."""
         return Path(self.folder) / (f"{name}-turn-{turn + 1}" if turn else name)
 
     def order(self, turn: int) -> list[str]:
-        """The names of a turn, each time beginning with another one."""
+        """Return the names of the schedules in the order of their runs in one turn."""
         names = list(self.schedules)
         first = turn % len(names)
         return names[first:] + names[:first]
 
 
 def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
-    """One worker of one run; its rank comes from the launcher's environment variables."""
+    """Train as one worker under schedule `name` and write the loss curve to a file; the environment has its rank."""
     folder = plan.place(name, turn)
     rank, count = int(os.environ[RANK]), int(os.environ[WORLD_SIZE])
     model = make_model(plan.seed)
@@ -147,7 +147,7 @@ def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict
 
 
 def main(path: str) -> int:
-    """Run a plan; the exit code of the first run that failed, or 0."""
+    """Run the plan in the JSON file `path`; returns the exit code of the first run that failed, or 0."""
     plan = Plan.read(Path(path))
     digits = load_digits()  # before the workers are forked, so that scikit-learn is imported once
     for turn in range(plan.turns):

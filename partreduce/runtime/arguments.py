@@ -18,7 +18,7 @@ LONGEST_TIMEOUT = 1e9  # seconds, which is 30 years: beyond, torch's own deadlin
 
 
 def checked_timeout(timeout: float) -> float:
-    """A timeout in seconds: a deadline of NaN would never pass, and one of 0 has passed before anybody could answer."""
+    """Return a timeout in seconds as a float. Raises InputError unless it is above 0 and at most 1e9."""
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= LONGEST_TIMEOUT:
         raise InputError(
@@ -28,7 +28,7 @@ def checked_timeout(timeout: float) -> float:
 
 
 def checked_number(place: str, value: float | torch.Tensor) -> float:
-    """One number, of Python's or of torch's."""
+    """Return a number, or a tensor of one element, as a float. Raises InputError, which names `place`, for others."""
     try:
         return float(torch.as_tensor(value).detach())
     except (TypeError, ValueError, RuntimeError):
@@ -36,7 +36,7 @@ def checked_number(place: str, value: float | torch.Tensor) -> float:
 
 
 def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
-    """One of some names."""
+    """Return `value` if it is one of `choices`. Raises InputError, which names `place`, otherwise."""
     names = [str(choice) for choice in choices]
     if value not in names:
         raise InputError(f"{place}: {value!r} is not one of {', '.join(names)}")
@@ -44,7 +44,7 @@ def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
 
 
 def checked_directory(place: str, path: str | Path | None) -> Path | None:
-    """A directory that may come to be, if one was given."""
+    """Return the path of a directory, which need not exist, or None. Raises InputError if it is a file."""
     if path is None:
         return None
     found = Path(of_type(path, (str, os.PathLike), place, "give the path of a directory"))
@@ -54,14 +54,14 @@ def checked_directory(place: str, path: str | Path | None) -> Path | None:
 
 
 def checked_world(world: World | None) -> World | None:
-    """How to reach the others, if it was given."""
+    """Return `world` if it is a World or None. Raises InputError otherwise."""
     if world is not None and not hasattr(world, "next_instance"):
         raise InputError(f"world: is {str(world)[:40]!r}; leave it out, and the launcher's environment says it")
     return world
 
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
-    """The dimension of a mesh along which the replicas lie, if one was given."""
+    """Return a device mesh of one dimension, along which the replicas lie, or None. Raises InputError otherwise."""
     if mesh is None:
         return None
     of_type(mesh, DeviceMesh, "mesh", 'pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
@@ -76,7 +76,7 @@ def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | N
 
 
 def checked_steps(saved: object) -> int:
-    """The step count that a saved state holds under `partreduce`."""
+    """Return the number of steps in the `partreduce` entry of a state dict. Raises InputError if there is none."""
     steps = saved.get("steps") if isinstance(saved, dict) else None
     if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**53:
         raise InputError(
@@ -87,7 +87,10 @@ def checked_steps(saved: object) -> int:
 
 
 def read_schedule(schedule: Schedule | str | Path) -> Schedule:
-    """A schedule from a value or a file; the certificate that a file carries is checked before anything runs."""
+    """Return a schedule, or load it from a file and check the certificate in the file.
+
+    Raises InputError for another type, or a catalogue name in place of a path.
+    """
     if isinstance(schedule, Schedule):
         return schedule
     if not isinstance(schedule, (str, os.PathLike)):
@@ -114,7 +117,7 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
 
 
 def warn_of_workers_apart(schedule: Schedule) -> None:
-    """Warn of a fixed schedule that is refuted: some workers never agree and train alone, and no loss shows it."""
+    """Warn if the schedule cannot reach consensus: some workers never average, and the loss does not show it."""
     if not schedule.is_mixing or schedule.strategy.averages_everyone:
         return
     from partreduce.verify.base import Status

@@ -34,7 +34,11 @@ from partreduce.topo.errors import FileError, InputError, PartreduceError
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What a run resumed from: the step and round of this worker's own clock, and what `extra` held."""
+    """The checkpoint that a run resumed from.
+
+    `steps` and `round` are where this worker continues, `num_workers` how many workers saved it, `extra` what the
+    script had passed to `save_checkpoint`.
+    """
 
     folder: Path
     steps: int
@@ -47,27 +51,27 @@ class Resumed:
 def save_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, extra: object = None, keep: int = 2
 ) -> Path:
-    """Save this worker's part of the run; all workers call it in the same round.
+    """Save a checkpoint of the run; all workers call it in the same round.
 
-    Holds parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), the step count and what the
-    strategy remembers. Needs memory for two copies of all that. Of this run, and of those that it resumed from, the
-    last `keep` checkpoints stay and older ones are deleted; what other runs wrote is left alone. Where a run outlives
-    failed workers, those that are left save, and a worker that takes a failed one's place starts from the first one's
-    state. Nothing is saved by a worker that has joined, before its script has come to its first step.
+    Each worker writes its parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), step count
+    and the state of its strategy. It needs memory for two copies of these. The newest `keep` checkpoints of this run,
+    and of runs that it resumed from, stay; older ones are deleted, those of other runs never. After failures the
+    remaining workers save, and a worker that replaces a failed one resumes from the state of the first. A restarted
+    worker that has not reached its first step saves nothing.
 
     Args:
-        optimizer: the run.
-        directory: where checkpoints lie; made if it is missing.
-        extra: anything JSON can hold, per worker: epoch, sampler, learning-rate scheduler, gradient scaler.
-        keep: how many checkpoints stay.
+        optimizer: the DistributedOptimizer of the run.
+        directory: the folder of all checkpoints; created if it is missing.
+        extra: this worker's further state, as JSON: epoch, sampler, learning-rate scheduler, gradient scaler.
+        keep: how many checkpoints stay, at least 1.
 
     Returns:
         The checkpoint's folder, equal on all workers.
 
     Raises:
-        InputError: inside a round of more than one step, where workers average on request; at different rounds; or
-            `extra` is not JSON.
-        FileError: a worker could not write; the same sentence on all of them, and the run may continue.
+        InputError: called inside a round from which the schedule cannot continue, or in different rounds; or `extra`
+            is not JSON.
+        FileError: a worker could not write; raised with the same text on all, and the run may continue.
         PeerFailedError: a worker is gone or does not call it.
     """
     directory = _checked_arguments("save_checkpoint", optimizer, directory)
@@ -181,15 +185,13 @@ def _gathering(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[in
 def load_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, allow_different_run: bool = False
 ) -> Resumed | None:
-    """Resume from the newest checkpoint that every worker can read; None if there is none. All workers call it.
-
-    None, too, on a worker that has joined a run, which has its state already.
+    """Resume from the newest checkpoint that all workers can read; all workers call it.
 
     Static and all-reduce schedules then continue bit for bit. With `allow_different_run` the number of workers or the
     schedule may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new
-    schedule, with fresh optimizer state; only the rows of sharded tables keep theirs, as long as the optimizer is of
-    the same class and switches. This needs all files on worker 0's file system. A damaged checkpoint is passed over for
-    an older one, with a warning.
+    schedule, with fresh optimizer state; only rows of sharded tables keep theirs, if the optimizer has the same class
+    and switches. This needs all files on worker 0's file system. If a checkpoint is damaged, an older one is loaded,
+    with a warning.
 
     Args:
         optimizer: the run, before its first step or between two rounds.
@@ -197,14 +199,14 @@ def load_checkpoint(
         allow_different_run: accept a checkpoint of another number of workers or another schedule.
 
     Returns:
-        The folder, this worker's step and round, the number of workers and `extra` of the checkpoint; None without one.
+        The folder, this worker's step and round, the number of workers and `extra` of the checkpoint; None without a
+        checkpoint, and on a worker that has joined a run, which has its state already.
 
     Raises:
-        InputError: the checkpoint belongs to another schedule, model or number of workers, unless this one plans for
-            failed nodes and either is what it plans; or it is of a newer format; or a worker failed
-            or came back since it was saved.
-        FileError: there are checkpoints, and none that all workers can read; the message names one and says why.
-        DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
+        InputError: the checkpoint belongs to another model, or to another schedule or number of workers that is not
+            part of this schedule's failure plan; or it has a newer format; or members changed since it was saved.
+        FileError: there are checkpoints, but none that all workers can read; the message names one and says why.
+        DocumentError: a file has the right SHA-256 but is no checkpoint file.
         PeerFailedError: a worker is gone.
     """
     directory = _checked_arguments("load_checkpoint", optimizer, directory)

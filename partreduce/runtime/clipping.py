@@ -28,25 +28,24 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Like `torch.nn.utils.clip_grad_norm_`, with the norm that one device with the whole batch and model would see.
 
-    All workers call it, between `backward()` and `step()`. Where the schedule averages gradients they are averaged
-    first (see `average_gradients`). The norms of the rows that each worker owns are added up in the message that ends
-    the backward passes of a step, or in a separate one where that has gone already; what is equal on all workers counts
-    once. Where a schedule averages parameters, dense gradients differ between workers: then the mean of their norms (to
-    the power of `norm_type`) counts, so that all clip by the same factor.
+    All workers call it, between `backward()` and `step()`. If the schedule averages gradients, they are averaged first
+    (see `average_gradients`). The norms of sharded rows are summed over their owners, and gradients that are equal on
+    all workers count once. If the schedule averages parameters, dense gradients differ between workers: then the mean
+    of their norms (to the power of `norm_type`) counts, so that all clip by the same factor.
 
     Args:
-        parameters: whose gradients; of one DistributedOptimizer, or of none.
-        max_norm: the largest norm that gradients keep.
-        norm_type: p of the p-norm; `inf` for the largest number.
-        error_if_nonfinite: raise where the norm is no number.
-        foreach: torch's, for parameters of no DistributedOptimizer.
+        parameters: parameters whose gradients are clipped, all of one DistributedOptimizer or of none.
+        max_norm: gradients with a larger norm are scaled down to this norm.
+        norm_type: p of the p-norm; `inf` for the largest absolute value.
+        error_if_nonfinite: raise if the norm is infinite or NaN.
+        foreach: passed to torch's function.
 
     Returns:
         The norm before clipping, equal on all workers.
 
     Raises:
-        InputError: parameters of several optimizers, a norm_type that tables cannot have, or workers that do different
-            things.
+        InputError: parameters of several optimizers, a `norm_type` of 0 or below with tables, or workers that call
+            different operations.
         PeerFailedError: a worker is gone.
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """

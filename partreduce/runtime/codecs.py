@@ -22,23 +22,23 @@ DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 
 
 class Leftovers:
-    """What roundings took from the numbers of one repeated sum: each is added to the same numbers of the next sum.
+    """Error feedback: the rounding errors of one repeated sum, each added to the same numbers before the next sum.
 
-    Every place where this worker rounds (its own contribution; a shard's sum, which it hands out) has a name. The
-    source of error feedback: Seide et al., Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
+    Errors are kept by place: this worker's contribution, and the sum of the shard that it owns. Sources: Seide et al.,
+    Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
 
     def add_to(self, place: str, values: torch.Tensor) -> None:
-        """Add what the last rounding at this place left over, in place."""
+        """Add the last rounding error of `place` to `values`, in place; nothing after a change of shape."""
         kept = self._kept.get(place)
         if kept is not None and kept.shape == values.shape:
             values.add_(kept.to(values.device))  # what was loaded lies in host memory
 
     def keep(self, place: str, values: torch.Tensor, decoded: torch.Tensor) -> None:
-        """Remember the difference between numbers and their code; zero where one of them is not finite."""
+        """Store the rounding error `values - decoded` of `place`; 0 where that is not finite."""
         kept = self._kept.get(place)
         if kept is None or kept.shape != values.shape or kept.device != values.device:
             kept = self._kept[place] = torch.empty_like(values)
@@ -54,14 +54,14 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How one sum is coded."""
+    """How one sum is coded: codec, block size and, with error feedback, its rounding errors."""
 
     transport: Transport
     leftovers: Leftovers | None = None
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype in which numbers travel; None where they travel as bytes."""
+        """The dtype in which numbers are sent; None for codecs that send bytes (int8, int4)."""
         return DTYPES.get(self.transport.codec)
 
     @property
@@ -70,7 +70,7 @@ class Coding:
 
 
 class Codings:
-    """The codings of the sums that one runner repeats, one for each bucket."""
+    """The codings of the sums that one runner repeats, one per bucket in `of_buckets`."""
 
     def __init__(self, transport: Transport, num_buckets: int) -> None:
         self._transport, self._num_buckets = transport, num_buckets
@@ -81,13 +81,13 @@ class Codings:
         return None if transport.codec is Codec.NONE else cls(transport, num_buckets)
 
     def clear(self) -> None:
-        """Forget what is left over: the run continues from other parameters, or among other workers."""
+        """Drop all rounding errors, as when other parameters are loaded or the members change."""
         transport, number = self._transport, self._num_buckets
         self._leftovers = [Leftovers() for _ in range(number if transport.error_feedback else 0)]
         self.of_buckets = [Coding(transport, left) for left in self._leftovers] or [Coding(transport)] * number
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What is left over, for a checkpoint; one entry more, so that nothing left over differs from no feedback."""
+        """Return the rounding errors by name, for a checkpoint; empty without error feedback."""
         if not self._leftovers:
             return {}
         named = {"feedback": torch.ones(())}
@@ -102,10 +102,9 @@ class Codings:
 
 
 class BlockCodec:
-    """A codec with one size of blocks. It has working memory, so each thread, or stream of a device, has its own.
+    """int8 or int4 codec with one float32 scale per block of `block` numbers; one object per thread or device stream.
 
-    Numbers go in pieces of about `piece` (0: all at once) that stay in a core's cache: five passes encode them (two for
-    the largest of a block, scale, round, narrow) and two decode them, int4 one more.
+    Numbers are coded in pieces of about `piece` (0: all at once), which stay in a core's cache.
     """
 
     def __init__(self, codec: str, block: int, piece: int = PIECE) -> None:
@@ -114,7 +113,7 @@ class BlockCodec:
         self._work = torch.empty(0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
-        """Write the code of one-dimensional `values`, taken as float32, as `block_bytes` bytes at a multiple of 4."""
+        """Write the code of `values` [count] into `encoded`, uint8 [`block_bytes`], aligned to 4 bytes."""
         if not len(values):
             return
         values = values.to(torch.float32)
@@ -170,13 +169,13 @@ class BlockCodec:
 
 
 def pack(levels: torch.Tensor, codes: torch.Tensor) -> None:
-    """Write whole numbers of four bits, int8 [count], two in a byte, int8 [count / 2, rounded up]."""
+    """Pack int4 numbers, given as int8 [count], two per byte into `codes`, int8 [count / 2, rounded up]."""
     codes.copy_(levels[::2]).bitwise_and_(15)
     codes[: len(levels) // 2].bitwise_or_(levels[1::2] << 4)
 
 
 def unpack(codes: torch.Tensor) -> torch.Tensor:
-    """The whole numbers that `pack` wrote, and a 0 at the end where their number was odd; int8 [2 · bytes]."""
+    """Return the numbers that `pack` wrote as int8 [2 · bytes], with a 0 at the end if their count was odd."""
     return torch.stack(((codes << 4) >> 4, codes >> 4), dim=1).view(-1)
 
 
@@ -187,10 +186,10 @@ def quantize(
 
     Args:
         values: [blocks, block], float32.
-        levels: [blocks, block], int8; written. What stands in a block that is not finite has no meaning.
+        levels: [blocks, block], int8; written. Meaningless in a block with a number that is not finite.
         scales: [blocks], float32; written.
         work: [blocks, block], float32; overwritten.
-        top: the largest whole number.
+        top: the largest integer of the code: 127 for int8, 7 for int4.
     """
     peaks = torch.maximum(values.amax(1), values.amin(1).neg_())  # [blocks]; NaN wins
     plain = (peaks >= LEAST_PEAK) & (peaks < math.inf)
@@ -202,7 +201,7 @@ def quantize(
 
 
 class HalfPrecisionCodec:
-    """float16 or bfloat16 with the face of `BlockCodec`: each number is rounded to the nearest, by itself."""
+    """float16 or bfloat16 codec with the methods of `BlockCodec`; each number is rounded to the nearest."""
 
     block = 1
 
@@ -217,24 +216,27 @@ class HalfPrecisionCodec:
 
 
 def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec | HalfPrecisionCodec:
-    """What writes numbers as bytes, for one thread, or one stream of a device."""
+    """Return a codec object for one thread or device stream; `block` is how many numbers share a scale (int8, int4)."""
     if not codec.has_blocks:
         return HalfPrecisionCodec(codec)
     return BlockCodec(codec, block, PIECE if device.type == "cpu" else 0)
 
 
 def unit_of(coding: Coding) -> int:
-    """How many neighboring numbers are coded together."""
+    """Return how many neighboring numbers are coded together: the block size, or 1 for float16 and bfloat16."""
     return coding.transport.block if coding.in_blocks else HalfPrecisionCodec.block
 
 
 def code_bytes(count: int, coding: Coding) -> int:
-    """Bytes of the code of so many numbers."""
+    """Return how many bytes the code of `count` numbers takes."""
     return block_bytes(coding.transport.codec, count, coding.transport.block) if coding.in_blocks else 2 * count
 
 
 def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
-    """The code of some numbers of host memory, uint8; with error feedback `values` change, by what is left over."""
+    """Return the code, uint8, of `values` in host memory; with error feedback `values` change in place.
+
+    `place` names the rounding whose error is kept (see `Leftovers`).
+    """
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)
     code = torch.zeros(code_bytes(len(values), coding), dtype=torch.uint8)
@@ -247,7 +249,7 @@ def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Ten
 
 
 def decode_values(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
-    """The numbers of a code, in float32."""
+    """Return the `count` numbers of a code as float32 [count], in host memory."""
     values = torch.empty(count)
     codec_of(codec, block).decode(code, values)
     return values

@@ -78,41 +78,39 @@ _optimizers = WeakTensorKeyDictionary()  # weak references to who averages each 
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps any torch optimizer; `step()` then averages with the other workers as the schedule says.
+    """Wrap a torch optimizer, so that `step()` also averages with the other workers as the schedule says.
 
     Works wherever an optimizer does: learning-rate schedulers, `GradScaler`, `state_dict`. Every worker constructs it
-    with the same schedule and the same model; the constructor compares both before anything is sent, makes all groups
-    and copies rank 0's parameters and buffers to all.
+    with the same schedule and model. The constructor compares both over all workers, creates the process groups, and
+    copies rank 0's parameters and buffers to all.
 
-    It is a thin face; what it does is done by its parts: `run` (what is averaged, and by what), `runner` (how the
-    schedule's strategy averages), `engine` (steps and rounds), `meeting` (what all workers do together) and `ending`
-    (whether the run continues, and its end).
+    Its parts do the work: `run` (what is averaged), `runner` (how the strategy averages), `engine` (steps and rounds),
+    `meeting` (operations of all workers) and `ending` (the end of the run).
 
     Args:
         optimizer: the optimizer that takes the local steps.
         model: the module it trains; its trainable parameters become views of flat arrays.
         schedule: a Schedule or the path of a schedule file.
-        buffers: running statistics (BatchNorm) at each group operation: `average` (default), `local`, or `broadcast`
-            from the group's lowest rank. Masks and the like are copied from that rank, integer buffers stay local.
-        optimizer_state: `local` (default) or `average`, which sends momentum and the like along.
+        buffers: what an average does to running statistics (BatchNorm): `average` (default), `local`, or `broadcast`
+            from the group's lowest rank. Masks are copied from that rank, integer buffers stay local.
+        optimizer_state: `local` (default), or `average` to average momentum and second moments, too.
         timeout: seconds that a group operation may wait for its members.
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers; with averaged
             gradients they must not, which the first step checks.
-        algorithm: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's
-            by default.
-        codec: how sums are written on the wire: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by
-            default.
-        outer_state: where parameters and momentum of outer steps lie between two of them: `device` (default), or
-            `host`, in pinned memory; bit for bit the same. Workers may differ in it. On CPU both are one memory.
-        world: how to reach the others; found from the process group or the launcher's environment by default.
-        mesh: for sharded models: the mesh's dimension along which replicas lie, `mesh["dp_replicate"]`. Workers of the
-            schedule are then replicas, and each rank averages its local shards with the ranks of that dimension.
+        algorithm: all-reduce algorithm, `ring` or `hierarchical` (for groups with equally many members on each node);
+            the schedule's by default.
+        codec: compression of sums: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by default.
+        outer_state: where outer parameters and outer momentum are between outer steps: `device` (default), or `host`,
+            in pinned memory; results are bitwise equal. Workers may differ in it. On CPU it makes no difference.
+        world: connection to the other workers; by default from the process group or the launcher's environment.
+        mesh: for sharded models, the mesh dimension of the replicas, `mesh["dp_replicate"]`. The schedule's workers are
+            then replicas, and each rank averages its local shards with the ranks of that dimension.
 
     Raises:
-        HandshakeError: workers differ; all of them name the rank and the field.
-        UnavailableError: a worker did not arrive within the timeout; all others name it.
-        InputError: a model, optimizer or policy that cannot be run as asked.
+        HandshakeError: workers differ; the message names a rank and the setting, the same on all workers.
+        UnavailableError: a worker did not arrive within the timeout; the message names it.
+        InputError: a model, optimizer or option that this schedule cannot run.
     """
 
     @in_default_modes
@@ -242,31 +240,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def round(self) -> int:
-        """The round that this worker is in: steps div steps_per_round."""
+        """The round that this worker is in, from 0: its steps // `steps_per_round`."""
         return self.engine.round
 
     @property
     def steps(self) -> int:
-        """The steps taken so far, skipped ones included."""
+        """The optimizer steps so far, skipped ones included."""
         return self.engine.steps
 
     @property
     def skipped(self) -> int:
-        """Those of `steps` that this worker did not take, because it skipped ahead (`sync.iteration_gap.skip`).
+        """How many of `steps` this worker jumped over because it was behind (`sync.iteration_gap.skip`).
 
-        Counted from the start of the script; what `skip()` did not apply is not among them.
+        Counted from the start of the script. Steps that `skip()` did not apply do not count.
         """
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches of a loader that this worker trains on, so that all workers end at the same round.
+        """Yield this worker's batches of a loader, so that all workers end at the same round.
 
-        On a worker that has joined a run the batches of steps that the others have taken are left out.
-        Give it loaders of equally many batches on all workers, such as those of `shard_dataset`'s parts. Where workers
-        take different numbers of steps per round, a worker that takes p passes on p batches of each P, P being the
-        largest number; a RoundSampler has dealt in this proportion already. Where workers skip steps, one batch is left
-        out for each, so that N batches end in step N; what is still to be dropped at the end of one loader is dropped
-        from the next. Elsewhere it passes on all.
+        Loaders must have equally many batches on all workers, as those over `shard_dataset`'s parts have. If workers
+        take different numbers of steps per round, a worker with p steps gets p of every P batches, where P is the
+        largest number; a RoundSampler has divided the data this way already. If workers skip steps, one batch is
+        dropped per skipped step, from the next loader if this one has ended. A restarted worker gets no batches of
+        steps that the others have taken. In all other cases every batch is yielded.
 
         Args:
             loader: a DataLoader or any iterable of batches.
@@ -307,7 +304,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def num_workers(self) -> int:
-        """All workers of the run; 1 where the script runs alone."""
+        """The number of workers of the run; 1 for a script that runs without a launcher."""
         return len(self.run.everyone)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - torch's signature
@@ -320,15 +317,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             What the closure returned; None without one.
 
         Raises:
-            PeerFailedError: a member of the group is gone or too late; no parameter was touched by the failed average.
-            InputError: the model was moved, changed or finished.
+            PeerFailedError: a member of the group is gone or late; the failed average has changed no parameter.
+            InputError: the model was moved or changed, or the run has finished.
         """
         return self._step(closure and keep_user_modes(closure), skip=False)
 
     def skip(self) -> None:
-        """Count a step without applying it: for NaN guards. The worker still takes part in its group's average.
+        """Count a step without applying this worker's gradient, for NaN guards; the worker still averages.
 
-        With averaged gradients it contributes a zero gradient and applies the others'.
+        If the schedule averages gradients, this worker sends zeros and applies the mean.
         """
         self._step(None, skip=True)
 
@@ -363,10 +360,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @torch_compile_disable
     @in_default_modes
     def average_gradients(self) -> None:
-        """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
+        """Average the gradients now instead of in `step()`, so that the script can clip or inspect the means.
 
-        Only schedules that average gradients (all-reduce in each step) do anything here. With a GradScaler call its
-        `unscale_(optimizer)` first.
+        Only for schedules that average gradients (all-reduce in each step); otherwise nothing happens. Parameters do
+        not change. With a GradScaler call its `unscale_(optimizer)` first.
 
         Raises:
             PeerFailedError: a worker is gone or too late.
@@ -378,21 +375,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def join(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Wrap the training loop in it when workers may have unequal amounts of data: all then end at the same round.
+        """Context manager around the training loop for workers with unequal amounts of data: all end at the same round.
 
-        A worker whose loop ends stays in the groups with its parameters as they are, until all loops have ended.
-        With averaged gradients it contributes zeros and keeps stepping with the others.
+        A worker whose data has ended keeps averaging with unchanged parameters until all loops have ended. If the
+        schedule averages gradients, it sends zeros and steps with the others.
 
         Args:
-            after_averaging: what the loop does with the means between `average_gradients()` and `step()`, such as
-                clipping them: it is done, too, in the steps that a worker without data takes with the others.
+            after_averaging: what the loop does with mean gradients between `average_gradients()` and `step()`, such as
+                clipping; a worker without data calls it, too, in the steps that it takes with the others.
 
         Yields:
             Nothing; the loop runs inside.
 
         Raises:
             UnavailableError: a worker is gone or silent.
-            InputError: the loop changes the means, and nothing says how.
+            InputError: the loop changes the mean gradients, and `after_averaging` is missing.
         """
         with self.engine.joining(after_averaging):
             yield
@@ -401,10 +398,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[torch.nn.Module]:
-        """Inside, the model holds the mean over all workers: evaluate or save it there. All workers enter it together.
+        """Inside, the model holds the mean over all workers, to evaluate or save it; all workers enter together.
 
-        Afterwards each worker has its own parameters back, bit for bit. A worker that has joined gets its own model
-        before its script has come to its first step: what the others met for lies behind them.
+        Afterwards each worker has its own parameters again, bit for bit. A restarted worker that has not reached its
+        first step gets its own model, since the others have passed this point.
 
         Yields:
             The model that was wrapped, with the means of parameters and averaged buffers.
@@ -439,10 +436,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     yield run.flat.model
 
     def register_stateful(self, *objects: Stateful) -> None:
-        """Name what else has a state, and methods `state_dict` and `load_state_dict`: a scheduler, a gradient scaler.
+        """Register further objects whose state a restarted worker copies: schedulers, gradient scalers.
 
-        A worker that joins the run (`--max-restarts`) gets these states of the worker whose model it gets. All workers
-        name the same objects in one order, before their first step.
+        A worker that joins the run (`--max-restarts`) gets their states from the worker whose model it copies. All
+        workers register the same objects in the same order, before their first step.
 
         Args:
             *objects: with the methods `state_dict` and `load_state_dict`.
@@ -458,25 +455,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
 
         Args:
-            **numbers: by name; numbers, or tensors of one element, which are read at once.
+            **numbers: numbers by name, or tensors of one element, for which the call waits.
         """
         if self.run.reducer.recorder.directory is not None:
             self.run.reducer.recorder.note(**{name: checked_number(f"log: {name}", n) for name, n in numbers.items()})
 
     def stats(self, writer: Writer | None = None) -> Stats:
-        """This worker's numbers since the start of the script, which cost nothing; with `writer` they also go there.
+        """Return this worker's statistics since the start of the script; with `writer` they are also written there.
 
-        `steps`, `round`, `skipped`; `operations` with others, and how many of them `failed`; `operation_seconds` in
-        them, waiting for their last member included, also where they ran during the computing; `bytes` of their
-        payloads; `age`, by how many rounds the last one was late; `distance`, squared, to the mean over all workers
-        at the last `mean_model()`, which is known with `trace` and not-a-number otherwise.
+        Keys: `steps`, `round`, `skipped`; `operations`, the number of group operations, and `failed` of them;
+        `operation_seconds`, their total time, with the wait for the last member and parts that overlap computing;
+        `bytes` of their payloads; `age`, by how many rounds the last average was late; `distance`, this worker's
+        squared distance to the mean model at the last `mean_model()`, NaN without `trace`.
 
         Args:
             writer: TensorBoard's `SummaryWriter` or whatever has an `add_scalar(tag, number, step)`; a function that
                 takes the numbers; or the path of a CSV file, one for each worker, to which a row is added.
 
         Returns:
-            These numbers by name.
+            The statistics by name.
 
         Raises:
             InputError: `writer` is none of these.
@@ -490,7 +487,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_default_modes
     def finish(self) -> None:
-        """End the run: compare rounds, make every worker's model the mean over all, write the trace. All call it.
+        """End the run on all workers: every model becomes the mean over all workers, and traces are written.
 
         Raises:
             PeerFailedError: a worker ended after another number of rounds, or is gone.
@@ -501,20 +498,19 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_default_modes
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, plus this worker's steps under `partreduce`.
+        """Return the wrapped optimizer's state dict; its key `partreduce` has step count and strategy state.
 
-        Where gradients are averaged it holds those that are still to be applied (a pipeline's) or made up for (what a
-        codec's roundings left over), so that a run continues from it bit for bit. Where parameters are averaged,
-        momentum and the like are this worker's own, as the model is: one worker's state is not the run's. Of outer
-        steps it holds the outer parameters and the momentum, which are everybody's.
-
-        Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
+        If gradients are averaged, this includes gradients that a pipeline has still to apply and the rounding errors of
+        error feedback, so a run continues bit for bit. If parameters are averaged, momentum differs between workers as
+        the models do: one worker's state is not the run's. For outer steps it holds the outer parameters and the outer
+        momentum, equal on all workers. If tables are sharded, all workers call it, and worker 0's dict holds the whole
+        tables' states.
 
         Returns:
             The wrapped optimizer's dictionary with one more key, `partreduce`.
 
         Raises:
-            PeerFailedError: a worker is gone whose gradients were on their way.
+            PeerFailedError: a worker is gone while gradients are in flight.
         """
         state = full_optimizer_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
@@ -526,16 +522,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_default_modes
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
+        """Restore the wrapped optimizer and the step count, if the dict has one; all workers call it at the same round.
 
-        What was in flight is dropped, and the run continues from what the state holds and from the model as the next
-        step finds it, so load that too. A warning says so where the state of a pipeline holds no gradients.
+        Averages in flight are dropped. The run continues from the loaded state and the parameters at the next step, so
+        load the model too. A warning tells if a pipeline's state holds no gradients.
 
         Args:
             state_dict: from `state_dict()` of this optimizer, or of the wrapped one.
 
         Raises:
-            InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
+            InputError: the state was saved inside a round, and the schedule needs the round's beginning; or the key
                 `partreduce` holds no step count.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
@@ -587,13 +583,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model that were trainable when it was wrapped.
+        """Add a parameter group; its parameters must have been trainable when the model was wrapped.
 
         Args:
             param_group: as torch's optimizers take it: `params`, and settings of the group.
 
         Raises:
-            InputError: a parameter that is not averaged, which would drift apart unnoticed.
+            InputError: a parameter that is not averaged, so that it would differ between workers.
         """
         parameters = param_group["params"]
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once
@@ -670,6 +666,6 @@ def _run(
 
 
 def optimizer_of(parameter: torch.Tensor) -> DistributedOptimizer | None:
-    """Who averages the gradient of a parameter; None if it is not averaged."""
+    """Return the DistributedOptimizer that averages a parameter (or its gradient); None if there is none."""
     owner: DistributedOptimizer | None = _optimizers[parameter]() if parameter in _optimizers else None
     return owner

@@ -44,7 +44,7 @@ NEAR = {"PIX", "PXB"}  # paths that cross PCIe bridges only: such a NIC belongs 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Seconds of one phase with `size` bytes per worker: the slowest worker's time, once per repetition."""
+    """Measured seconds of one phase with `size` bytes per worker: per repetition the slowest worker's time."""
 
     phase: Phase
     size: int
@@ -57,7 +57,7 @@ class Measurement:
 
 
 class Fit(NamedTuple):
-    """The fitted hardware and its relative errors on the measurements that it was fitted to."""
+    """Hardware fitted to measurements, and the relative errors of its predictions for them."""
 
     hardware: Hardware
     errors: tuple[float, ...]
@@ -65,9 +65,10 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The cluster with its measured hardware; `checks` are (measured, predicted) seconds of phases not fitted to.
+    """A cluster with its measured hardware, and how well that predicts measurements.
 
-    `fit_errors` are the relative errors on the phases that were fitted.
+    `checks` has phases that were not fitted, each with its predicted seconds; `fit_errors` has the relative errors for
+    the phases that were.
     """
 
     cluster: Cluster
@@ -92,11 +93,11 @@ def profile(
     world: World | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure links, contention, codecs and, given `step`, the compute time of every worker. All workers call this.
+    """Measure links, contention, codecs and, given `step`, the compute time of every worker; all workers call it.
 
-    In parts of `model_bytes`, the size that the schedule will move, every phase is measured `repetitions` times, and
-    the fit is checked on `num_checks` random phases of `seed`. `step` runs one training step; `timeout` are seconds for
-    any single operation; `progress` gets a line for what is being measured.
+    Every phase of calibration is measured `repetitions` times with `model_bytes` bytes (what the schedule will send), a
+    half and an eighth of it; the fit is checked on `num_checks` random phases drawn from `seed`. `step` runs one
+    training step; `timeout` is the limit of one operation in seconds; `progress` gets a line for each stage.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(
@@ -163,7 +164,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time (phase, bytes) pairs by the slowest worker; all workers call this with the same list, of groups prepared."""
+    """Time each (phase, bytes per worker) of `wanted`; all workers call it with the same list, groups prepared."""
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -204,7 +205,7 @@ def _time_runs(
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the device has done what was asked: here the time itself is the result."""
+    """Wait until a CUDA device has finished all queued work; nothing on CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -212,7 +213,7 @@ def settle(device: torch.device) -> None:
 def measure_codecs(
     world: World, *, model_bytes: int, repetitions: int, device: torch.device
 ) -> tuple[tuple[str, CodecSeconds], ...]:
-    """Seconds per byte of float32 of every codec, by name; the slowest worker's median. All workers call this."""
+    """Measure every codec's seconds per byte of float32: the slowest worker's median. All workers call it."""
     count = min(max(1, model_bytes // 4), MAX_NUMBERS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(world.rank)).to(device)
     passes = _passes(values)
@@ -245,7 +246,7 @@ def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]
 
 
 def calibration_phases(cluster: Cluster) -> list[Phase]:
-    """One group and several at once, inside nodes and across them, from pairs to everybody; duplicates are left out."""
+    """Return phases to fit hardware to: one or several groups, inside and across nodes, of two to all workers."""
     n = cluster.num_workers
     nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
     candidates: list[list[list[int]]] = [[list(range(n))]]
@@ -263,7 +264,7 @@ def calibration_phases(cluster: Cluster) -> list[Phase]:
 
 
 def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> list[Phase]:
-    """Random partitions into groups of 2 to n workers, some workers skipping; at least one group each."""
+    """Draw `count` random phases: partitions into groups of 2 to n workers, in which some workers may skip."""
     n = cluster.num_workers
     phases: list[Phase] = []
     while len(phases) < count:
@@ -280,16 +281,16 @@ def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> lis
 
 
 def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hardware) -> float:
-    """What the cost model says about a measured phase."""
+    """Return the seconds that the cost model predicts for a measured phase."""
     seconds = group_seconds(measurement.phase, cluster, hardware, model_bytes=measurement.size)
     return float(seconds.max(initial=0.0))
 
 
 def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Hardware) -> Fit:
-    """Fit latency and inverse bandwidth of links inside nodes, of NICs and of the bus, by least squares on logarithms.
+    """Fit latency and inverse bandwidth of intra-node links, NICs and bus by least squares on log seconds.
 
-    Which of a link and the bus explains a metric is only decided by phases with several groups at once. Four starting
-    points; the best result counts. Other properties are those of `base`.
+    Phases with several groups at once tell a link from the bus. Tries four starting points and keeps the best fit.
+    Everything else is taken from `base`.
     """
     across = cluster.num_nodes > 1
     measured = np.log([measurement.median for measurement in measurements])
@@ -342,7 +343,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank."""
+    """Return the shape of the running job from the launchers' node numbers; nodes are ordered by their first rank."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):
@@ -357,19 +358,19 @@ def _gather_texts(world: World, place: str, text: str, ranks: Iterable[int]) -> 
 
 
 def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
-    """What SLURM says about the job; empty outside of SLURM."""
+    """Return the SLURM variables that describe the job (id, nodes, partition), by name; empty outside of SLURM."""
     return {name: environment[name] for name in SLURM_JOB if environment.get(name)}
 
 
 def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
-    """The switches that SLURM names above the nodes of the job, without bandwidths; none where it names none."""
+    """Return the switches that SLURM's topology plugin names for the job's nodes, without bandwidths; maybe none."""
     words = "\n".join(os.environ.get(name, "") for name in SLURM_TOPOLOGY)
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
     return switches_of(_gather_texts(world, "profile/address", words, first))
 
 
 def gpu_topology() -> str | None:
-    """The table that `nvidia-smi topo -m` prints, or None where it does not exist or fails."""
+    """Return the table that `nvidia-smi topo -m` prints; None if the tool is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return None
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)
@@ -377,7 +378,7 @@ def gpu_topology() -> str | None:
 
 
 def num_rails(table: str) -> int:
-    """NICs of the node that sit next to a GPU (path PIX or PXB): its rails; at least 1."""
+    """Count the NICs next to a GPU (path PIX or PXB) in the table of `nvidia-smi topo -m`; at least 1."""
     rows = [line.split("\t") for line in table.splitlines() if "\t" in line]
     if not rows:
         return 1

@@ -28,7 +28,7 @@ MAX_TRACE_EVENTS = 200_000
 
 @dataclass(slots=True)
 class Operation:
-    """One group operation as a worker saw it; times are seconds since the epoch, `end` None while it runs."""
+    """One group operation as a worker saw it; times are seconds since the epoch, and `end` is None while it runs."""
 
     index: int
     kind: str
@@ -43,7 +43,7 @@ class Operation:
 
     @property
     def rounds_before(self) -> int:
-        """A member that ended after this many rounds, or fewer, has never begun this operation."""
+        """The round in which the operation began; a member that ended after so many rounds or fewer never began it."""
         return self.round - self.lag
 
     def entered(self) -> str:
@@ -62,7 +62,7 @@ COUNTED = ("operations", "operation_seconds", "bytes", "failed", "age")  # as `D
 
 
 class Recorder:
-    """What one worker did: a ring of its last 256 operations and, if asked for, a trace; threads may share it."""
+    """Records one worker's last 256 operations, its statistics and, given a directory, a trace; thread-safe."""
 
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:
         self.rank = rank
@@ -77,7 +77,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def attach(self, name: str, facts: Callable[[], object]) -> None:
-        """Let the files that are written hold what `facts` returns then, as JSON, under a name."""
+        """Add an entry `name` to the trace and to failure reports: the result of `facts()` when they are written."""
         self._facts[name] = facts
 
     def now(self) -> float:
@@ -96,7 +96,7 @@ class Recorder:
         return operation
 
     def end(self, operation: Operation, outcome: str = "ok", *, times: tuple[float, float] | None = None) -> None:
-        """Note that it ended, well or not; `times` are begin and end on a device, as `time.perf_counter` says them."""
+        """Mark an operation as ended with an outcome; `times` are begin and end on a device, by `time.perf_counter`."""
         operation.end, operation.outcome = self.now(), outcome
         if times is not None:
             operation.start, operation.end = self._clock_origin + times[0], self._clock_origin + times[1]
@@ -110,7 +110,7 @@ class Recorder:
 
     @contextmanager
     def span(self, name: str, **details: object) -> Iterator[None]:
-        """Trace a piece of the worker's own work; free when no trace is written."""
+        """Record the block as an event of the worker in the trace; does nothing without a trace."""
         if self.directory is None:
             yield
             return
@@ -121,7 +121,7 @@ class Recorder:
             self._add(name, "worker", start, self.now(), details)
 
     def note(self, **numbers: float) -> None:
-        """Trace numbers of this moment, as a line that Perfetto draws; free when no trace is written."""
+        """Record numbers at this moment in the trace, drawn by Perfetto as lines; does nothing without a trace."""
         if self.directory is not None:
             self._add("log", "log", self.now(), None, numbers)
 
@@ -146,7 +146,7 @@ class Recorder:
             return list(self._ring)
 
     def dump(self, reason: str) -> Path | None:
-        """Write the ring to `operations-RANK.json` in the trace directory; None if there is none, or it fails."""
+        """Write the last operations to `operations-RANK.json`; return its path, None without directory or on error."""
         if self.directory is None:
             return None
         content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self.last()]}
@@ -154,7 +154,7 @@ class Recorder:
         return self._written(self.directory / f"operations-{self.rank:05d}.json", content)
 
     def write_trace(self) -> Path | None:
-        """Write `trace-RANK.json` (Chrome trace format); None when there is no directory, or if it fails."""
+        """Write `trace-RANK.json` (Chrome trace format) and return its path; None without a directory or on failure."""
         if self.directory is None:
             return None
         names = [
@@ -179,10 +179,10 @@ class Recorder:
 
 @check_arguments
 def merge_traces(directory: str | Path, output: str | Path | None = None) -> Path:
-    """Join the traces of all workers in a directory into one file (default `trace.json` there), times from 0.
+    """Merge the traces of all workers in a directory into one file, with times from 0.
 
     Args:
-        directory: that the workers' `trace=` named; holds `trace-RANK.json`.
+        directory: the folder of the workers' files `trace-RANK.json` (`trace=` of DistributedOptimizer).
         output: the file to write; `trace.json` in the directory by default.
 
     Returns:
@@ -218,10 +218,10 @@ def _write(path: Path, content: object) -> Path:
 
 
 class ScalarWriter(Protocol):
-    """What takes numbers one by one, such as TensorBoard's `SummaryWriter`."""
+    """An object with TensorBoard's `add_scalar`, such as its `SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Note a number of a step."""
+        """Write one number under `tag` for the step `global_step`."""
         ...
 
 
@@ -229,7 +229,7 @@ Writer = ScalarWriter | Callable[[Mapping[str, float]], object] | str | Path
 
 
 def write_stats(stats: Stats, writer: Writer) -> None:
-    """Give the numbers to a writer; unknown ones are not written."""
+    """Write statistics to a SummaryWriter (without NaN), as a row of a CSV file, or by calling a function with them."""
     if callable(add := getattr(writer, "add_scalar", None)):
         for name, number in stats.items():
             if not math.isnan(number):

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def is_in_default_modes() -> bool:
-    """Whether no such mode is on; asked in every step, so without a look at the modes where there are none."""
+    """Whether neither inference mode nor a default device other than the CPU is active; cheap enough for every step."""
     if torch.is_inference_mode_enabled():
         return False
     no_modes = torch._C._len_torch_function_stack() == 0  # noqa: SLF001 - torch has no public way
@@ -23,7 +23,7 @@ def is_in_default_modes() -> bool:
 
 @contextlib.contextmanager
 def default_modes() -> Iterator[None]:
-    """Inside, new tensors are ordinary ones in host memory, unless they are made elsewhere on purpose."""
+    """Inside, inference mode is off and new tensors are in host memory unless a device is given."""
     with contextlib.ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(mode=False))
@@ -33,7 +33,7 @@ def default_modes() -> Iterator[None]:
 
 
 def in_default_modes(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """A call of ours that does the same inside such a mode."""
+    """Decorate a function to run inside `default_modes`."""
 
     @functools.wraps(call)
     def call_in_default_modes(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
@@ -46,7 +46,7 @@ def in_default_modes(call: Callable[Arguments, Result]) -> Callable[Arguments, R
 
 
 def keep_user_modes(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """The script's own function with the default device that is the script's now; called inside `default_modes`."""
+    """Return a closure that runs with the default device of the caller, for use inside `default_modes`."""
     if is_in_default_modes():
         return closure
     device = torch.get_default_device()

@@ -14,7 +14,7 @@ BETWEEN = (f"{Path(__file__).parent}/", f"{Path(torch.__file__).parent}/", conte
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """A warning at the nearest line outside the run-time and torch."""
+    """Issue a warning that points at the nearest line of the user's code, outside of the runtime and torch."""
     frame, level = sys._getframe(), 1  # noqa: SLF001 - `skip_file_prefixes` of warnings.warn came with Python 3.12
     while frame.f_back is not None and frame.f_code.co_filename.startswith(BETWEEN):
         frame, level = frame.f_back, level + 1

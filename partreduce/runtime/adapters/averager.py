@@ -29,17 +29,17 @@ WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # where every process has a whole mode
 
 
 class ScheduleAverager:
-    """Call `average_parameters(model.parameters())` after each optimizer step; it averages when the schedule says so.
+    """Model averager for PyTorch: call `average_parameters` after each step, and it averages when the schedule says so.
 
-    Unlike torch's averagers, groups may be any the schedule names, parameters without gradient take part, and the
-    average falls after the last step of a round. `DistributedOptimizer` does the same with checks, overlap and flat
-    buffers; prefer it where the training loop may change.
+    Unlike torch's averagers it averages over any groups of the schedule, averages parameters without gradient too, and
+    averages after the last step of a round. `DistributedOptimizer` does the same with checks, overlap and flat buffers;
+    prefer it if the training loop may change.
 
     Args:
-        schedule: a schedule whose parameters are averaged over groups, without overlap.
-        warmup_steps: steps before the first average; the schedule's rounds start after them.
+        schedule: a schedule that averages parameters over groups, without overlap.
+        warmup_steps: steps before the first round of the schedule, without averages.
         timeout: seconds that an average may wait for its members.
-        world: how to reach the others; from the process group or the launcher's environment by default.
+        world: connection to the other workers; by default from the process group or the launcher's environment.
 
     Raises:
         InputError: a schedule that averages otherwise, or for another number of workers.
@@ -70,13 +70,13 @@ class ScheduleAverager:
         self.step = 0
 
     def average_parameters(self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) -> None:
-        """Count a step; after the last one of a round replace the parameters by their group's mean, in place.
+        """Count a step; after a round's last step replace the parameters by the group's mean, in place.
 
         Args:
             params: parameters, or an optimizer's `param_groups`.
 
         Raises:
-            PeerFailedError: a member of the group is gone or late; the parameters are as they were.
+            PeerFailedError: a member of the group is gone or late; the parameters are unchanged.
         """
         done = self.step - self.warmup_steps + 1
         self.step += 1
@@ -89,7 +89,7 @@ class ScheduleAverager:
 
 
 def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) -> list[torch.Tensor]:
-    """The data of parameters or of an optimizer's parameter groups, each tensor once."""
+    """Return the data of parameters, or of an optimizer's parameter groups, each tensor once."""
     tensors: dict[int, torch.Tensor] = {}
     for entry in params:
         for parameter in [entry] if isinstance(entry, torch.Tensor) else entry["params"]:
@@ -98,7 +98,7 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 
 
 def check_strategy(schedule: Schedule, who: str) -> None:
-    """Refuse what cannot be done by a group mean after a step."""
+    """Raise InputError unless the schedule averages parameters over groups after a step, without overlap."""
     overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
     tables = ", with separately placed tables" if schedule.strategy.payload.apart else ""
     payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns
@@ -111,7 +111,7 @@ def check_strategy(schedule: Schedule, who: str) -> None:
 
 
 class HookGradients(StrEnum):
-    """What DDP's hook does with gradients."""
+    """What `schedule_hook` does with gradients: leave them local, or average them over the schedule's group."""
 
     LOCAL = "local"  # nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD
 
@@ -119,17 +119,18 @@ class HookGradients(StrEnum):
 
 
 class ScheduleHookState:
-    """The state of `schedule_hook`; counts backward passes.
+    """State of `schedule_hook` for one DDP model; counts its backward passes.
 
     Args:
-        schedule: whom to average with. A schedule that averages gradients (all-reduce in each step) does so always.
-        gradients: `local` (default) or `group`.
-        all_reduce_steps: first steps in which gradients are averaged over all workers, whatever the schedule.
-        timeout: seconds that an average may wait.
-        world: how to reach the others; from the process group by default.
+        schedule: the schedule whose groups average. If it averages gradients (all-reduce in each step), the hook always
+            does.
+        gradients: `local` (default) to leave gradients unaveraged, or `group` to average them over the round's group.
+        all_reduce_steps: number of first steps in which gradients are averaged over all workers.
+        timeout: seconds that an average may wait for its members.
+        world: connection to the other workers; by default from the process group.
 
     Raises:
-        InputError: a schedule that cannot be followed this way.
+        InputError: the schedule is not one of group means or of gradient averages without overlap.
     """
 
     @check_arguments
@@ -151,7 +152,7 @@ class ScheduleHookState:
         self.queued: Reducer | None = None
 
     def finish(self) -> None:
-        """Wait for the device after the last step: there a failed average is reported by one of the next two.
+        """Wait for a CUDA device after the last step, so that a failure of the last average is reported.
 
         Raises:
             PeerFailedError: an average failed.
@@ -160,7 +161,7 @@ class ScheduleHookState:
             self.queued.flush()
 
     def group(self) -> Group | None:
-        """Whose gradients are averaged in this backward pass."""
+        """Return the group over which the gradients of this backward pass are averaged; None for no average."""
         everyone = Group(tuple(range(self.schedule.num_workers)))
         if self.step < self.all_reduce_steps or self.schedule.strategy.averages_gradients:
             return everyone
@@ -171,14 +172,14 @@ class ScheduleHookState:
 
 @check_arguments
 def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average one bucket of gradients over the group that the schedule names, or leave it as it is.
+    """DDP communication hook: average a bucket of gradients over the schedule's group, or leave it as it is.
 
     Args:
-        state: of this model; one for all its buckets.
-        bucket: DDP's, with gradients of one dtype on one device.
+        state: the state of this model's hook, for all its buckets.
+        bucket: a bucket of DDP, with gradients of one dtype on one device.
 
     Returns:
-        A future of the bucket's array, averaged in place.
+        A future of the bucket's flat gradients, averaged in place.
 
     Raises:
         PeerFailedError: a member of the group is gone or late.
@@ -199,7 +200,7 @@ schedule_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futu
 
 
 class ScheduleLocalSGD:
-    """Inside, workers train by themselves and average parameters as a schedule says; at the end all take the mean.
+    """Context manager like accelerate's LocalSGD: parameters are averaged by the schedule, and over all at the end.
 
         with ScheduleLocalSGD(accelerator, model, "schedule.json") as local_sgd:
             for batch in loader:
@@ -208,17 +209,17 @@ class ScheduleLocalSGD:
                     optimizer.step()
                     local_sgd.step()
 
-    Steps count where accelerate's optimizer takes them, so not while gradients are accumulated.
+    Only steps that accelerate's optimizer takes count, not the batches whose gradients are accumulated.
 
     Args:
-        accelerator: an `accelerate.Accelerator` of processes that each have a whole model.
-        model: as `accelerator.prepare` gave it.
-        schedule: as `ScheduleAverager` takes it.
-        enabled: without it nothing is changed.
+        accelerator: an `accelerate.Accelerator` whose processes each have a whole model.
+        model: the result of `accelerator.prepare`.
+        schedule: as for `ScheduleAverager`.
+        enabled: if False, nothing is averaged.
         timeout: seconds that an average may wait for its members.
 
     Raises:
-        InputError: a model that is spread over processes, or a schedule that averages otherwise.
+        InputError: a model that is sharded over processes, or a schedule that averages otherwise.
     """
 
     @check_arguments
@@ -251,7 +252,7 @@ class ScheduleLocalSGD:
             p_reduce(tensors_of(self.model.parameters()), everyone, timeout=self._averager.timeout)
 
     def step(self) -> None:
-        """Count a step that the optimizer has taken, and average where a round of the schedule ends.
+        """Count a step of the optimizer, and average the parameters if it ends a round of the schedule.
 
         Raises:
             PeerFailedError: a member of the group is gone or late.
@@ -261,7 +262,7 @@ class ScheduleLocalSGD:
 
 
 def check_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
-    """Refuse an Accelerator whose processes do not have a whole model each."""
+    """Raise InputError if an Accelerator shards models over processes (FSDP, DeepSpeed); `who` starts the message."""
     if not hasattr(accelerator, "distributed_type"):
         raise InputError(f"{who}: accelerator: expected accelerate.Accelerator, got {type(accelerator).__name__}")
     kind = accelerator.distributed_type.value

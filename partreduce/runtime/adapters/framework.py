@@ -22,10 +22,10 @@ VERDICTS = ("found_inf", "grad_scale")  # what a GradScaler leaves at the optimi
 
 
 class FrameworkRun:
-    """What a script does around `step()`, on the events of a framework, which come on all workers.
+    """Runs a DistributedOptimizer on the events of a framework (train begin, evaluation, end), on all workers.
 
-    `who` is the adapter, for messages, and `clipping` the framework's setting that clips gradients before `step()`, if
-    it is in use; the rest is as `DistributedOptimizer` takes it.
+    `who` names the adapter in messages, `clipping` the framework's setting that clips gradients before `step()`, if it
+    is in use; the others are arguments of `DistributedOptimizer`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FrameworkRun:
         self.holds_mean = False
 
     def take_mean(self) -> None:
-        """From here to `give_back` the model holds the mean over all workers: evaluate or save it."""
+        """Put the mean over all workers into the model, to evaluate or save it, until `give_back`."""
         if not self.holds_mean and not self.optimizer.ending.is_finished:
             self._mean.enter_context(self.optimizer.mean_model())
             self.holds_mean = True
@@ -76,29 +76,28 @@ def attach(
     schedule: Schedule | str | Path,
     **options: Any,  # noqa: ANN401 - of DistributedOptimizer
 ) -> DistributedOptimizer:
-    """Make `optimizer.step()` itself follow a schedule of any kind, for frameworks that keep the optimizer.
+    """Make an optimizer's own `step()` follow a schedule, for frameworks that keep the optimizer and the training loop.
 
         attached = partreduce.attach(optimizer, model, "schedule.json")
         trainer = SomebodysTrainer(model, optimizer)   # calls optimizer.step(), with a closure or a GradScaler or not
         trainer.train()
         attached.finish()
 
-    Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once for each of them.
-    `optimizer.state_dict()` stays as it was. The result's own adds the step in the schedule and the gradients still to
-    be applied; save and load that one.
+    Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once per step. `optimizer.state_dict()`
+    stays as it was. Save and load `attached.state_dict()`, which adds the step count and the gradients that are still
+    to be applied.
 
     Args:
-        optimizer: trains `model`. (Torch's step hooks would not do: they can neither skip a step nor drain a pipeline.)
+        optimizer: the optimizer of `model`; its `step` is replaced.
         model: see `DistributedOptimizer`.
-        schedule: see there.
-        options: see there.
+        schedule: see `DistributedOptimizer`.
+        options: further arguments of `DistributedOptimizer`.
 
     Returns:
-        The DistributedOptimizer that does the work: `mean_model()`, `finish()` and the rest are its. Its own `step()`
-        and the optimizer's are the same.
+        The DistributedOptimizer, for `mean_model()`, `finish()` and so on. Its `step()` is the optimizer's.
 
     Raises:
-        InputError: an optimizer that follows a schedule already; and as `DistributedOptimizer`.
+        InputError: an optimizer that follows a schedule already, or see `DistributedOptimizer`.
     """
     attached = DistributedOptimizer(optimizer, model, schedule, **options)
     applier, plain = attached.run.applier, optimizer.step

@@ -16,16 +16,16 @@ WHO = "ScheduleStrategy"
 
 
 class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
-    """Starts and connects processes as `ddp` does, and averages as a schedule says.
+    """Lightning strategy that starts processes as `ddp` does and averages as a schedule says.
 
         trainer = Trainer(strategy=ScheduleStrategy("schedule.json"), devices=4)
 
-    Validation and checkpoints during `fit`, and the model after it, are those of the mean over all workers. A
-    checkpoint holds worker 0's optimizer state, too, which all continue from.
+    Validation and checkpoints during `fit`, and the model after it, use the mean over all workers. A checkpoint also
+    holds worker 0's optimizer state, from which all workers resume.
 
     Args:
         schedule: a Schedule or the path of a schedule file, in which all workers take equally many steps.
-        options: as `DistributedOptimizer` takes them.
+        options: further arguments of `DistributedOptimizer`.
     """
 
     optimizers: Any  # of the base class, whose types are not known where Lightning is not installed
@@ -36,10 +36,10 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
         self.run: FrameworkRun | None = None
 
     def configure_ddp(self) -> None:
-        """The model stays as it is."""
+        """Leave the model unwrapped, as the schedule averages in place of DDP."""
 
     def setup_optimizers(self, trainer: Any) -> None:  # noqa: ANN401 - of the library
-        """Put the schedule around the module's optimizer.
+        """Wrap the module's optimizer in a DistributedOptimizer.
 
         Raises:
             InputError: several optimizers, fp16, or a schedule that does not fit Lightning's loop.
@@ -76,7 +76,7 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
             self.run.give_back()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The mean over all workers, which all enter together, as Lightning does for a checkpoint."""
+        """Return the state dict of the mean over all workers, for a checkpoint; all workers call it."""
         if self.run is None or self.run.holds_mean or self.run.optimizer.ending.is_finished:
             return dict(super().lightning_module_state_dict())
         self.run.take_mean()
@@ -86,7 +86,7 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
             self.run.give_back()
 
     def on_train_end(self) -> None:
-        """End the run: the model is the mean over all workers.
+        """End the run; the model is then the mean over all workers.
 
         Raises:
             PeerFailedError: a worker ended elsewhere, or is gone.

@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class TorchftSchedule:
-    """Inside, replicas train by themselves and meet as a schedule says, with those of them that are there.
+    """Context manager, like torchft's LocalSGD: replicas take local steps and average as a schedule says.
 
         manager = Manager(pg, load_state_dict, state_dict, min_replica_size=2, use_async_quorum=False)
         with TorchftSchedule(manager, model, optimizer, "schedule.json"):
@@ -32,21 +32,18 @@ class TorchftSchedule:
                 ...
                 optimizer.step()
 
-    It stands where torchft's `LocalSGD` or `DiLoCo` would: the steps per round, the fragments and their turns, and the
-    outer optimizer come from the file. To enter is a meeting, too: all begin with the model of one of them, and a
-    replica that comes later, or again, waits there for the others' next one and continues with the state of one of
-    them. Where a meeting fails nothing is changed, and the next one averages what was trained since.
-
-    Buffers stay each replica's own.
+    Steps per round, fragments and the outer optimizer come from the schedule. On entry all replicas copy the model of
+    one of them; a replica that joins later waits for the next average and copies the state of another. A failed average
+    changes nothing, and the next one includes the progress since. Buffers are not averaged.
 
     Args:
-        manager: a torchft Manager without an asynchronous quorum, whose state is that of model and optimizer.
-        model: of this replica.
-        optimizer: takes the local steps.
+        manager: a torchft Manager without an asynchronous quorum, for the state of model and optimizer.
+        model: this replica's model.
+        optimizer: the optimizer of the local steps.
         schedule: a Schedule or the path of a schedule file, in which all workers average parameters together.
 
     Raises:
-        InputError: a schedule or a manager with which that cannot be done, or a sharded model.
+        InputError: a schedule or manager that does not fit, or a sharded model.
     """
 
     def __init__(
@@ -91,7 +88,7 @@ class TorchftSchedule:
             hook.remove()
 
     def state_dict(self) -> State:
-        """What a replica that heals takes over besides model and optimizer."""
+        """Return what a healing replica needs besides model and optimizer: counters, snapshots and outer momentum."""
         return {"steps": self.steps, "parts": [part.state() for part in self._parts]}
 
     def load_state_dict(self, state: State) -> None:

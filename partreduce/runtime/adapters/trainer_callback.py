@@ -18,20 +18,20 @@ WHO = "ScheduleCallback"
 
 
 class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
-    """Averages as a schedule says wherever the Trainer steps, in place of DDP's average of gradients.
+    """Callback of the Hugging Face Trainer that averages as a schedule says, in place of DDP's average of gradients.
 
         trainer = Trainer(model, args, train_dataset=data)
         trainer.add_callback(ScheduleCallback(trainer, "schedule.json"))
         trainer.train()
 
-    Add it last. Evaluation and checkpoints during training, and the model after it, are those of the mean over all
-    workers. A checkpoint holds worker 0's optimizer state, too, which all continue from: a resumed run is no
-    continuation bit for bit, and starts the schedule at its first round.
+    Add it last. Evaluation and checkpoints during training, and the model after it, use the mean over all workers. A
+    checkpoint also holds worker 0's optimizer state, from which all workers resume: a resumed run does not continue bit
+    for bit, and starts the schedule at its first round.
 
     Args:
-        trainer: it runs DDP, or one process alone.
+        trainer: a Trainer that runs DDP, or a single process.
         schedule: a Schedule or the path of a schedule file, in which all workers take equally many steps.
-        options: as `DistributedOptimizer` takes them.
+        options: further arguments of `DistributedOptimizer`.
     """
 
     def __init__(self, trainer: Trainer, schedule: Schedule | str | Path, **options: Any) -> None:  # noqa: ANN401 - of DistributedOptimizer
@@ -40,7 +40,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
         self._silence = contextlib.ExitStack()
 
     def on_train_begin(self, args: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - of the library
-        """Put the schedule around the optimizer that the Trainer has made, and silence its DDP.
+        """Wrap the Trainer's optimizer in a DistributedOptimizer, and turn off DDP's average of gradients.
 
         Raises:
             InputError: a model that is spread over processes, fp16, or a schedule that does not fit the Trainer's loop.
@@ -65,7 +65,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
             self._silence.enter_context(trainer.model_wrapped.no_sync())
 
     def on_step_end(self, _args: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - of the library
-        """The Trainer evaluates or saves next, on all workers, which it decides by the number of steps."""
+        """Put the mean over all workers into the model if the Trainer evaluates or saves after this step."""
         if self.run is not None and (control.should_evaluate or control.should_save):
             self.run.take_mean()
 
@@ -76,7 +76,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
     on_epoch_end, on_epoch_begin = on_step_end, on_step_begin
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """End the run: the model is the mean over all workers, and the Trainer has its own optimizer back.
+        """End the run: the model becomes the mean over all workers, and the Trainer gets its own optimizer back.
 
         Raises:
             PeerFailedError: a worker ended elsewhere, or is gone.

@@ -20,7 +20,7 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter's place in a bucket."""
+    """One parameter's place in the flat array of a bucket: `start` is the index of its first number."""
 
     names: tuple[str, ...]
     parameter: torch.nn.Parameter
@@ -30,12 +30,12 @@ class Slot:
 
     @property
     def values(self) -> torch.Tensor:
-        """This worker's numbers of the parameter."""
+        """This worker's values of the parameter; of a sharded parameter the local shard."""
         return self.parameter
 
     @property
     def room(self) -> int:
-        """How many numbers of an array belong to the parameter."""
+        """How many numbers the parameter takes in the flat array."""
         return self.parameter.numel()
 
     @property
@@ -49,22 +49,22 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """The same with a storage that ends with the parameter, so that `torch.save` writes no more than that."""
+        """View of the parameter in a flat array whose storage ends with it, so `torch.save` writes no more."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
     def put(self, window: torch.Tensor) -> None:
-        """Let the parameter lie in its own window from now on."""
+        """Make the parameter a view of the flat array, given by `window`."""
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
-        """Whether a parameter that has left its array was brought back: where it left without the script's doing."""
+        """Move a parameter back into the flat array if torch has moved it; returns whether it did. Here False."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:
-    """A tensor sent along in a bucket; one of rule `own` is not averaged: only the mean model takes it, as bytes."""
+    """A buffer or optimizer state sent with a bucket; with the rule `own` as bytes, for the mean model only."""
 
     name: str
     spec: BufferSpec
@@ -74,7 +74,7 @@ class Piggybacked:
 
     @property
     def is_state(self) -> bool:
-        """Whether it is optimizer state, which the model does not hold."""
+        """Whether it is optimizer state, not a buffer of the model."""
         return ":" in self.name
 
     @property
@@ -83,7 +83,7 @@ class Piggybacked:
         return count * self.spec.dtype.itemsize if self.rule is BufferRule.OWN else count
 
     def view(self, scratch: torch.Tensor) -> torch.Tensor:
-        """This piggybacked tensor's part of the scratch array; where it travels as bytes, in its own dtype."""
+        """View of this tensor in a bucket's array; with the rule `own` the bytes are viewed in the tensor's dtype."""
         part = scratch[self.start : self.start + self.room]
         return (part.view(self.spec.dtype) if self.rule is BufferRule.OWN else part).view(self.spec.shape)
 
@@ -99,11 +99,11 @@ class _Parts:
 
 @dataclass(slots=True)
 class Bucket:
-    """What is reduced as one array: the flat parameters of one (device, dtype), piggybacked tensors, the tag.
+    """One flat array per (device, dtype) that is all-reduced as a whole: parameters, piggybacked tensors and the tag.
 
-    `size` counts parameters with padding, `length` piggybacked tensors too; an operation's array has `length` numbers,
-    presence (one number per parameter that has a gradient somewhere) and the tag. Each operation borrows an array until
-    its sums are committed; those that came back are lent again. Any thread may borrow and give back.
+    `size` counts parameters with padding, `length` piggybacked tensors too. An operation's array has `length` numbers,
+    one number per parameter that says whether it has a gradient (presence), and the tag. Each operation borrows an
+    array until its sums are committed. Any thread may borrow and give back.
     """
 
     device: torch.device
@@ -121,7 +121,7 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether the tag is exact in this dtype and so stands in the tail of an operation's array."""
+        """Whether sums of tags are exact in this dtype; the tag is then part of the array, else a separate tensor."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -133,7 +133,7 @@ class Bucket:
         return self.length + len(self.slots) + (TAG_LENGTH if self.exact else 0)
 
     def lend(self) -> torch.Tensor:
-        """An array for one operation; allocated where none has come back."""
+        """Return a free array of `array_length` numbers for one operation; allocate one if there is none."""
         while True:
             try:
                 array = self._spare.pop()
@@ -150,7 +150,7 @@ class Bucket:
         return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
-        """Presence and tag of a lent array in host memory."""
+        """Return the presence numbers and the tag at the end of a borrowed array in host memory."""
         parts = self._parts_of(array)
         if parts.tail is None:
             parts.tail = array[self.length :].numpy()
@@ -163,16 +163,16 @@ class Bucket:
         return parts
 
     def lose(self, array: torch.Tensor) -> None:
-        """A lent array does not come back: something may still arrive in it."""
+        """Forget a borrowed array that may still receive data of a failed operation."""
         self._parts.pop(id(array), None)
 
     def give_back(self, array: torch.Tensor) -> None:
-        """Take an array back that is not read or written any more, unless it holds the live parameters now."""
+        """Return a borrowed array for reuse, unless it has become the memory of the parameters."""
         if array is not self._home:
             self._spare.append(array)
 
     def swap(self, array: torch.Tensor) -> None:
-        """Make an array the live parameters', without copying, unless the script holds tensors in their memory."""
+        """Make an array the memory of the parameters; copy it instead if the script holds tensors in their memory."""
         if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return
@@ -185,12 +185,12 @@ class Bucket:
         self.count_own_users()
 
     def count_own_users(self) -> None:
-        """Called when the parameters have come to lie in new memory, which nothing else refers to yet."""
+        """Record how many tensors share the parameters' memory, right after the parameters have moved."""
         self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
 
 
 def copy_to(arrays: list[torch.Tensor], buckets: Sequence[Bucket]) -> list[torch.Tensor]:
-    """The live numbers of some buckets in these arrays; in new ones where there are none."""
+    """Copy the parameters of each bucket into the array of its place, or into new arrays if `arrays` is empty."""
     arrays = arrays or [torch.empty_like(bucket.flat) for bucket in buckets]
     for array, bucket in zip(arrays, buckets, strict=True):
         array.copy_(bucket.flat)
@@ -205,13 +205,13 @@ def _users(tensor: torch.Tensor) -> int:
 
 
 def align_count(count: int, dtype: torch.dtype) -> int:
-    """The next length at which an array of this dtype may end, so that the next one begins on a cache line."""
+    """Round a count of numbers up, so that the next number of this dtype begins on a cache line of 64 bytes."""
     unit = max(1, ALIGN_BYTES // dtype.itemsize)
     return -(-count // unit) * unit
 
 
 def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
-    """The numbers of a tensor that are in memory: an expanded one (`mask.expand(8, n, n)`) repeats them."""
+    """Return a view without the repeated dimensions of an expanded tensor, such as `mask.expand(8, n, n)`."""
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     once = (slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
@@ -221,7 +221,7 @@ def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
 def commit_mean(
     bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
 ) -> None:
-    """Commit x ← x + relaxation · (mean − x); with `swap`, relaxation 1 and no `ok` by exchanging the arrays."""
+    """Commit x ← x + relaxation · (mean − x), in place; `swap` exchanges arrays if relaxation is 1 and `ok` None."""
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
         torch.lerp(live, mean, relaxation, out=mean if ok is not None else live)
@@ -236,7 +236,7 @@ def commit_mean(
 def commit_delayed(
     bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
 ) -> None:
-    """Commit x ← x + relaxation · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
+    """Commit x ← x + relaxation · (mean of snapshots − own snapshot), in place: progress since the snapshot stays."""
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
@@ -245,12 +245,12 @@ def commit_delayed(
 
 
 def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
-    """Commit x ← start + factor · (x − start): what a round learned, scaled to a common number of steps per round."""
+    """Commit x ← start + factor · (x − start), in place: progress scaled to a common number of steps per round."""
     bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
 
 
 def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Write new values over the live ones, unless the device's check says otherwise."""
+    """Copy `new` into `live`, unless the device's check `ok` is False; None means that the host has checked."""
     if ok is None:
         live.copy_(new)
     else:
@@ -258,12 +258,12 @@ def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None
 
 
 def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
-    """Make values zero if the check is false; a product would leave NaN and infinity as they are."""
+    """Set `values` to zero if `ok` is False, also where they are NaN or infinite."""
     torch.where(ok, values, values.new_zeros(()), out=values)
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
-    """Copy what rides along into an array, divided by `divisor`; what is copied from the lowest rank only there."""
+    """Copy piggybacked tensors, divided by `divisor`, into an array; those to copy from the lowest rank only there."""
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
         if not tensor.is_state:
@@ -279,7 +279,7 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
 
 
 def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
-    """Copies of what rides along, None where there is nothing yet."""
+    """Return copies of the piggybacked tensors; None for a tensor that does not exist yet."""
     values = (tensor.fetch() for tensor in bucket.piggybacked)
     return [None if value is None else value.detach().clone() for value in values]
 
@@ -287,7 +287,7 @@ def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
 def commit_piggybacked(
     bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
 ) -> None:
-    """Write averaged buffers and optimizer state back; with `before` what changed since that snapshot stays."""
+    """Write averaged buffers and optimizer state back; with `before`, a snapshot, changes since then are kept."""
     for index, tensor in enumerate(bucket.piggybacked):
         value = tensor.fetch()
         if value is None:

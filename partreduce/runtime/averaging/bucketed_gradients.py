@@ -29,7 +29,7 @@ SEGMENT_BYTES = 128 * 2**10  # smaller layers share one: at 200 Mbit/s as much t
 
 
 class Segment(NamedTuple):
-    """A stretch of one bucket's array, with the parameters that lie in it."""
+    """A range of one bucket's array, and the parameters in it; gradients are sent in such segments."""
 
     bucket: int
     start: int
@@ -38,7 +38,7 @@ class Segment(NamedTuple):
 
 
 def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) -> list[Segment]:
-    """The segments in the order in which they are sent; `order` are the parameters from the first layer to the last."""
+    """Return the segments in the order in which they are sent; `order` has the parameters from first to last layer."""
     places = {parameter: place for place, parameter in enumerate(order)}
     found: list[tuple[int, Segment]] = []
     for index, bucket in enumerate(buckets):
@@ -58,7 +58,7 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sends one worker's gradients segment by segment; `order` are the parameters from the first layer to the last."""
+    """Sends gradients in segments during the backward pass; `order` has the parameters from first to last layer."""
 
     def __init__(
         self, reducer: Reducer, order: Iterable[torch.nn.Parameter], kind: str, membership: FixedMembership, *,
@@ -90,7 +90,7 @@ class LayerSender:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether backward has made gradients that no step has taken up."""
+        """Whether a backward pass has sent gradients of a step that has not been taken yet."""
         return bool(self._made) and not self._closed
 
     def finish(self, step: int) -> Reduction:
@@ -106,19 +106,19 @@ class LayerSender:
         return reduction
 
     def check_late(self) -> None:
-        """Refuse what backward has made since the step's gradients were averaged."""
+        """Raise InputError if a backward pass added gradients after this step's gradients were averaged."""
         if self._problem is not None:
             problem, self._problem = self._problem, None
             raise problem
 
     def reopen(self) -> None:
-        """The step has been taken: what backward makes from now on is for the next one."""
+        """Start the next step: gradients of later backward passes belong to it."""
         self._closed = self._gives_up = False
         self._problem = None
         self._made.clear()
 
     def restart(self) -> None:
-        """The members have changed: what had left is lost, and `finish` sends all of it again."""
+        """Discard what was sent after the members changed; `finish` sends all gradients again."""
         if self._reduction is not None:
             self._reduction.abandon()
         self._forget()
@@ -126,7 +126,7 @@ class LayerSender:
             self._problem = None
 
     def drop(self) -> None:
-        """Give up what backward has made: all its parts are sent, with a tag that fits no worker's sums."""
+        """Abandon this step's gradients: send the remaining segments with a tag that makes the operation fail."""
         if self.is_under_way:
             step, self._gives_up = self.clock(), True
             reduction = self._open_reduction(step)

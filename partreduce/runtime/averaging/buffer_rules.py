@@ -19,7 +19,7 @@ QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")  # by name, since versions of 
 
 
 class BufferRule(StrEnum):
-    """What an average does with a buffer."""
+    """How an average treats a buffer: mean, copy from the lowest rank, keep, and so on."""
 
     MEAN = "mean"  # each average of a group, and the mean model, take the mean
     FIRST = "first"  # both take the values of the group's lowest rank
@@ -28,7 +28,7 @@ class BufferRule(StrEnum):
 
 
 class Kind(NamedTuple):
-    """A row of the table: buffers of one kind, how they are known, and their rule."""
+    """A row of the table of buffers: how buffers of a kind are recognized, and their rule."""
 
     name: str
     fits: Callable[[str, torch.Tensor, torch.nn.Module], bool]
@@ -63,12 +63,12 @@ KINDS = (
 
 
 def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> Kind:
-    """The kind of the buffer that `module` has under its own name."""
+    """Return the row of the table for buffer `attribute` of a module."""
     return next(kind for kind in KINDS if kind.fits(attribute, buffer, module))
 
 
 class Values(StrEnum):
-    """What the values of a buffer look like."""
+    """What values a buffer has: zeros, ones, both, or others. Buffers of zeros and ones are masks."""
 
     MASK = "mask"  # zeros and ones
     UNIFORM = "uniform"  # only zeros, or only ones, as masks and new statistics may be
@@ -76,7 +76,7 @@ class Values(StrEnum):
 
 
 def values_of(buffer: torch.Tensor) -> Values:
-    """What a buffer's values look like; waits for a device."""
+    """Classify a buffer's values; waits for a CUDA device."""
     ones = buffer == 1
     if not buffer.numel() or not bool((ones | (buffer == 0)).all()):
         return Values.OTHER
@@ -88,7 +88,7 @@ BEFORE = "before DistributedOptimizer is made"
 
 
 class BufferSpec(NamedTuple):
-    """What every worker's buffer stays: its shape, dtype and layout when the model was wrapped."""
+    """Shape, dtype and layout of a buffer when the model was wrapped; it must keep them."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -100,7 +100,10 @@ class BufferSpec(NamedTuple):
 
 
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
-    """How a buffer differs from the form that it had `then`, and what to do; empty where it has it, in any float."""
+    """Describe how a buffer differs from its `spec`, and what to do; empty if it does not. Any float dtype is fine.
+
+    `then` says when the buffer had that form.
+    """
     if buffer is None:
         return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"
     if buffer.shape != spec.shape:
@@ -123,6 +126,6 @@ def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: st
 
 
 def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
-    """Raise InputError where a buffer has changed its form."""
+    """Raise InputError if a buffer's shape, dtype or layout differs from `spec` (see `change_of`)."""
     if change := change_of(buffer, spec, rank, then):
         raise InputError(f"buffer {name!r}: {change}")

@@ -39,7 +39,7 @@ class _Pending:
 
 
 class DeviceChecks:
-    """The operations of one reducer that the device has still to finish, oldest first; any thread may add and look."""
+    """Queue of one reducer's operations that a CUDA device has not finished, oldest first; thread-safe."""
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
         self.world, self.recorder, self.heartbeat, self.timeout = world, recorder, heartbeat, timeout
@@ -52,7 +52,7 @@ class DeviceChecks:
         self._closed = False
 
     def begun(self, operation: Operation, streams: Streams, *, watched: bool = True) -> None:
-        """An operation was queued: from now on it is watched, unless the host itself waits for its end."""
+        """Add a queued operation to those whose completion is watched, unless the host waits for it itself."""
         timed = self.recorder.directory is not None
         if timed and self._clock is None:
             clock = DeviceClock(streams)
@@ -66,7 +66,7 @@ class DeviceChecks:
                 self._watch.start()
 
     def add(self, operation: Operation, checks: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:
-        """The check on an operation together with all earlier ones, on the device; the host reads it later."""
+        """Return the check of this and all earlier operations, a 0-d bool tensor on the device, for `look`."""
         healthy = torch.stack(checks).all()
         with self._lock:
             if self._healthy is not None:
@@ -81,13 +81,13 @@ class DeviceChecks:
         return healthy
 
     def drop(self, operation: Operation) -> None:
-        """An operation failed on the host; whatever the device says of it does not matter."""
+        """Ignore the device's check of an operation that has failed on the host."""
         with self._lock:
             self._pending = [one for one in self._pending if one.operation is not operation]
             self._healthy = None
 
     def look(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
-        """Read the checks that are there, and wait until at most `most` operations are in flight."""
+        """Read the checks that are complete, and wait until at most `most` operations are in flight."""
         start, since = time.monotonic(), own_time()
         look = start + LOOK_SECONDS
         while True:

@@ -19,18 +19,18 @@ from partreduce.topo.schedule import Schedule
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a DTensor; asked without importing what makes them."""
+    """Whether a tensor is a DTensor; does not import torch's DTensor module."""
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's numbers of a tensor, in their own memory."""
+    """Return this rank's local shard of a tensor, without a copy; of a tensor that is not sharded, itself."""
     part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() gives a view that autograd follows
     return part
 
 
 def like(parameter: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a parameter, or one that is sharded
-    """These local values as a tensor that is sharded as a parameter is, if it is."""
+    """Return local values as a DTensor with the sharding of `parameter`; as they are if it is not sharded."""
     if not is_sharded(parameter):
         return values
     sharded: torch.Tensor = type(parameter.data).from_local(
@@ -46,7 +46,7 @@ def like(parameter: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 
 
 @dataclass(frozen=True, slots=True)
 class ShardSlot(Slot):
-    """One sharded parameter's place in a bucket; with `held`, what FSDP keeps of it."""
+    """The place of a parameter's local shard in a bucket; `held` is FSDP's own object for the parameter."""
 
     held: Any = None
 
@@ -56,7 +56,7 @@ class ShardSlot(Slot):
 
     @property
     def room(self) -> int:
-        """FSDP gathers shards of one length, so the shorter ones end in zeros that belong to no parameter."""
+        """How many numbers the shard takes with padding, since FSDP gathers shards of equal length."""
         return self.values.numel() if self.held is None else int(self.held.padded_sharded_param_size.numel())
 
     @property
@@ -74,7 +74,7 @@ class ShardSlot(Slot):
             self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
-        """FSDP may pad uneven shards again, as torch 2.6 does in the first forward pass and after each load."""
+        """Move a shard that FSDP has padded again (first forward, each load) back into the array, if it did so."""
         values = self.values
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False
@@ -105,7 +105,7 @@ class Sharders:
             )
 
     def reshard(self) -> None:
-        """Shard again what a forward pass without a backward pass left whole: it would not be gathered again."""
+        """Reshard parameters that a forward pass without a backward pass left gathered."""
         for module in self._modules:
             module.reshard()
 
@@ -117,7 +117,7 @@ class Sharders:
 
 
 def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule) -> list[int]:
-    """The ranks that hold a sharded model together with this one, itself first; empty for whole models."""
+    """Return the ranks that shard this replica's model, this rank first; empty for a model that is not sharded."""
     shards: dict[str, Any] = {name: one for name, one in model.named_parameters() if is_sharded(one)}
     if mesh is None and shards:
         name, parameter = next(iter(shards.items()))
@@ -163,7 +163,7 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
 
 
 def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
-    """The ranks of a sharded model."""
+    """Return the process group of the ranks over which a model is sharded."""
     sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
     mesh, *others = {parameter.device_mesh for parameter in sharded}
     if others or mesh.ndim > 1:

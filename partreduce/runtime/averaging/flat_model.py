@@ -27,13 +27,13 @@ _newest: Any = WeakTensorKeyDictionary()  # for each parameter the flat model th
 
 
 def newest_of(parameter: torch.Tensor) -> FlatModel | None:
-    """The flat model that a parameter was put into last."""
+    """Return the FlatModel that a parameter was last put into; None if there is none."""
     newest: FlatModel | None = _newest[parameter]()
     return newest
 
 
 class BufferPolicy(StrEnum):
-    """What happens to buffers at each group operation: by their rules, none, or copied from the lowest rank."""
+    """What an average does to buffers: apply their rules, leave them local, or copy them from the lowest rank."""
 
     AVERAGE = "average"
     LOCAL = "local"
@@ -41,17 +41,17 @@ class BufferPolicy(StrEnum):
 
 
 class StatePolicy(StrEnum):
-    """What happens to the optimizer's state (momentum, second moments) at each group operation."""
+    """What an average does to optimizer state (momentum, second moments): average it, or leave it local."""
 
     LOCAL = "local"
     AVERAGE = "average"
 
 
 class FlatModel:
-    """The model's trainable parameters as flat buckets. What the model must be is checked before, by `guard.wrapping`.
+    """A model's trainable parameters as views of flat buckets.
 
-    `apart` are parameters that are exchanged another way, with a line for each that says what they are; each of the
-    `fragments` has its own buckets.
+    `apart` are parameters that are exchanged separately (tables), each with a line that describes it; each of the
+    `fragments` has separate buckets. `guard.wrapping` checks the model before.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class FlatModel:
         self._known = {slot.parameter: slot for slot in self._slots}
 
     def fragment(self, number: int) -> list[Bucket]:
-        """The buckets of a fragment; buffers ride in the first of their device and dtype."""
+        """Return the buckets of fragment `number`; buffers are in the first fragment of their device and dtype."""
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     def arrays(self) -> list[torch.Tensor]:
@@ -100,11 +100,11 @@ class FlatModel:
 
     @property
     def frozen(self) -> list[torch.Tensor]:
-        """The parameters that were not trainable at wrapping, which are equal on all workers and no worker averages."""
+        """Parameters that were not trainable when the model was wrapped: equal on all workers, never averaged."""
         return [drop_repetitions(local(parameter)) for parameter in self.frozen_names]
 
     def named_frozen(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Their names, and some of each one's numbers, by which a change is noticed."""
+        """Yield each frozen parameter's name and a sample of its numbers, to detect a change."""
         for name, values in zip(self.frozen_names.values(), self.frozen, strict=True):
             yield name, values.detach().reshape(-1)[:: max(1, values.numel() // SAMPLED_FROZEN)]
 
@@ -112,11 +112,11 @@ class FlatModel:
         return self._slots
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is exchanged: as a view of a bucket, or as a table."""
+        """Whether a parameter is exchanged: in a bucket or as a table."""
         return parameter in self._known or parameter in self.apart
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """The dense buffers, each once; sparse ones are constants, such as a graph (see `layout`)."""
+        """Return the dense buffers by name, each once; sparse buffers are taken for constants."""
         return [
             (name, drop_repetitions(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided
         ]
@@ -125,7 +125,7 @@ class FlatModel:
         return [buffer for _, buffer in self.named_buffers()]
 
     def layout(self) -> list[str]:
-        """One line per parameter and piggybacked tensor, equal on all workers that run the same model."""
+        """Describe each parameter and piggybacked tensor in a line, to compare models between workers."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -149,17 +149,17 @@ class FlatModel:
         return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
-        """What the values of those buffers look like that are averaged unless they are masks; waits for a device."""
+        """Return what values the buffers have that are averaged unless they are masks; waits for a device."""
         named = dict(self.named_buffers())
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 
     def masks_among(self, seen: Sequence[Mapping[str, str]]) -> list[str]:
-        """The masks, by what the values look like to all workers: zeros and ones everywhere, somewhere both."""
+        """Return the names of buffers that are masks: zeros and ones on all workers (`seen`), with both on some."""
         looks = {name: {one.get(name) for one in seen} for name in self._undecided}
         return [name for name, found in looks.items() if Values.MASK in found and Values.OTHER not in found]
 
     def copy_masks(self, masks: Sequence[str]) -> None:
-        """Copy these buffers from now on; called on all workers, between two operations."""
+        """Copy these buffers from the lowest rank from now on; called on all workers, between two operations."""
         for bucket in self.buckets + self.buffer_buckets:
             bucket.piggybacked = [
                 replace(tensor, rule=BufferRule.FIRST) if tensor.name in masks else tensor
@@ -272,7 +272,7 @@ def _digest_if_sparse(buffer: torch.Tensor) -> str:
 
 
 def digest_of(arrays: Iterable[torch.Tensor]) -> str:
-    """A fingerprint of the arrays' bits; waits for a device."""
+    """Return a hash of the arrays' bits; waits for a device."""
     digest = blake2b(digest_size=16)
     for array in arrays:
         digest.update(array.cpu().contiguous().view(torch.uint8).numpy().data)
@@ -280,7 +280,7 @@ def digest_of(arrays: Iterable[torch.Tensor]) -> str:
 
 
 def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
-    """The per-parameter tensors that an optimizer keeps (under a group's settings), found by a step of a copy of it."""
+    """Return the names of an optimizer's per-parameter state tensors, found by a step of a copy of it."""
     device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
     probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
     probe.grad = torch.zeros_like(probe)

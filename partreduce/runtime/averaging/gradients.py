@@ -22,7 +22,7 @@ from partreduce.topo.errors import InputError
 
 
 def sparse_gradient(name: str) -> InputError:
-    """Why a sparse gradient is not averaged, and what does it."""
+    """Return the error for parameter `name` with a sparse gradient, which cannot be averaged, with the remedy."""
     return InputError(
         f"gradient of {name!r}: is sparse; partreduce.parallelize instead of DistributedOptimizer sends touched rows "
         "only, or use sparse=False in its embedding"
@@ -31,7 +31,7 @@ def sparse_gradient(name: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a bucket sends, as it was in one step: parameters or gradients; no array of a step not taken here."""
+    """Copy of a bucket's parameters or gradients in one step; without an array for a step that was not taken here."""
 
     bucket: Bucket
     array: torch.Tensor | None
@@ -53,7 +53,7 @@ class Snapshot:
 
     @classmethod
     def none(cls, bucket: Bucket) -> Snapshot:
-        """Of a step that others took."""
+        """The snapshot of a step that this worker did not take."""
         return cls(bucket, None, frozenset(range(len(bucket.slots))))
 
     def release(self) -> None:
@@ -78,7 +78,10 @@ def load_gradients(
 
 
 def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) -> frozenset[int]:
-    """Fill the places of some parameters with their gradients' shares, or zeros; the places of those without one."""
+    """Copy the gradients of some parameters, divided by `divisor`, to `targets`, zeros if there is none.
+
+    Returns the indices of the slots without a gradient.
+    """
     gradients = [slot.gradient for slot in slots]
     if absent := frozenset([place for place, gradient in enumerate(gradients) if gradient is None]):
         for place in absent:
@@ -106,7 +109,7 @@ def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
-    """Give each gradient its own memory, where a script has put a view there, or one tensor for several parameters."""
+    """Copy each gradient that is a view, or that several parameters share, to separate memory."""
     seen: set[int] = set()
     for slot in slots:
         gradient = slot.parameter.grad
@@ -117,7 +120,7 @@ def own_gradients(slots: Iterable[Slot]) -> None:
 
 
 def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int], tail: Tail | None = None) -> None:
-    """One number per parameter: 1, and 0 for the slots that are `absent`; `tail` as in `load_gradients`."""
+    """Write 1 per parameter with a gradient and 0 for the slots in `absent`; `tail` as in `load_gradients`."""
     flags = [float(place not in absent) for place in range(len(bucket.slots))] if absent else [1.0]
     if tail is not None:
         tail[: len(bucket.slots)] = flags
@@ -132,8 +135,7 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
     """Write the mean over the group into each parameter's gradient.
 
-    `absent` are the slots without a gradient here when it was sent: without one on any member they have none now. Of
-    the others somebody had one, so that the host need not ask the device.
+    `absent` are the slots that had no gradient here when it was sent. Such a slot gets None if no member had one.
     """
     if ok is not None:
         only_where(sums[: bucket.size], ok)
@@ -142,7 +144,7 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
 
 
 def put_gradients(slots: Sequence[Slot], values: Sequence[torch.Tensor], missing: Sequence[int]) -> None:
-    """Write values into the parameters' gradients; those of the `missing` places have none now."""
+    """Set the parameters' gradients to `values`, and to None at the indices in `missing`."""
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
     for index, (slot, average) in enumerate(zip(slots, values, strict=True)):
@@ -159,7 +161,7 @@ def put_gradients(slots: Sequence[Slot], values: Sequence[torch.Tensor], missing
 
 
 def clear_gradients(buckets: Iterable[Bucket]) -> None:
-    """Make every gradient zero, and give one to each parameter that is trained and has none."""
+    """Set all gradients to zero, also of trainable parameters that have none."""
     for bucket in buckets:
         for slot in bucket.slots:
             if slot.parameter.grad is not None:
@@ -178,13 +180,13 @@ def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
 
 
 def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
-    """Whether the averaged gradients, equal on all workers, are finite; all skip the step otherwise."""
+    """Whether the averaged gradients are finite; equal on all workers, which skip the step otherwise."""
     gradients = [slot.gradient for bucket in buckets for slot in bucket.slots]
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
 
 
 class OptimizerStepper:
-    """Takes the wrapped optimizer's steps with mean gradients; `apart` are parameters that others exchange."""
+    """Steps the wrapped optimizer with mean gradients; `apart` are parameters that are exchanged separately."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, flat: FlatModel, apart: Sequence[torch.nn.Parameter] = ()
@@ -199,9 +201,9 @@ class OptimizerStepper:
         self._ok: torch.Tensor | None = None
 
     def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
-        """Take a step between those of the training loop; whether it was taken.
+        """Take an extra optimizer step with mean gradients; returns whether it was taken.
 
-        `put` writes mean gradients and returns the device's check on them, None where the host knows that all is well.
+        `put` writes the mean gradients and returns the device's check on them, None if the host has checked.
         """
         aside = [parameter.grad for parameter in self._apart]
         for parameter in self._apart:
@@ -214,7 +216,7 @@ class OptimizerStepper:
         return taken
 
     def step(self, *, check_finite: bool) -> bool:
-        """Step with the gradients that are in place; with `check_finite` only if all are finite, equally on all."""
+        """Step with the present gradients; with `check_finite` only if all are finite, equally on all workers."""
         if check_finite and not averaged_are_finite(self._flat.buckets):
             return False
         self.plain_step()
@@ -256,7 +258,7 @@ class OptimizerStepper:
         ]
 
     def remember(self, ok: torch.Tensor | None) -> None:
-        """Keep the parameters until the coming step is known to be right, where only the device knows whether it is."""
+        """Save the parameters before a step whose check `ok` only the device knows."""
         self._ok = ok
         if ok is None:
             return
@@ -264,7 +266,7 @@ class OptimizerStepper:
             self._before = copy_to(self._before, self._flat.buckets)
 
     def undo(self) -> None:
-        """Undo the step where the device found no means: by zeros, too, momentum and decay would move parameters."""
+        """Restore the saved parameters if the device's check failed: a step with zeros would still apply momentum."""
         if self._ok is None:
             return
         wrong = ~self._ok

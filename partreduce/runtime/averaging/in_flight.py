@@ -34,7 +34,7 @@ KEY = "flight"  # what the names of tensors begin with that belong to an operati
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Flight:
-    """One group operation from its beginning to its commit."""
+    """One group operation in flight, from the start of its sums until they are committed."""
 
     turn: int  # the operation of the schedule, counted from 0, with which it is committed
     step: int
@@ -51,14 +51,14 @@ class Flight:
     is_restored: bool = False  # whether the sums come from a checkpoint
 
     def wait(self) -> None:
-        """Wait for the sums; PeerFailedError where a member is gone, InputError where all members refuse them."""
+        """Wait for the sums. Raises PeerFailedError if a member is gone, InputError if operations differ."""
         if not self.is_waited:
             for reducer, reduction in self.sums or ():
                 reducer.wait(reduction)
             self.is_waited = True
 
     def release(self) -> None:
-        """Give all arrays back: the sums are committed, or have arrived and will not be."""
+        """Return all arrays to their buckets, after the sums are committed or dropped."""
         for _, reduction in self.sums or ():
             reduction.release()
         self.sums = []
@@ -78,7 +78,7 @@ class Flight:
 
 
 class FixedMembership:
-    """The workers of a run that ends with the first one that is lost."""
+    """The queue of operations in flight of a run that ends with the first failed worker."""
 
     may_change = False  # whether operations may have to begin again, so that what they send is kept until the commit
 
@@ -93,17 +93,17 @@ class FixedMembership:
 
     @property
     def is_between(self) -> bool:
-        """Whether the members are changing, and this worker gives or takes a state."""
+        """Whether the members are changing now; never here."""
         return False
 
     # Operations.
 
     def outliving(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, a failure is the operation's, which begins again where members may change."""
+        """Context in which a failed operation begins again if members may change; here it does nothing."""
         return contextlib.nullcontext()
 
     def begin(self, flight: Flight) -> None:
-        """Put an operation in flight: its sum runs while this worker computes."""
+        """Start an operation and queue it; its sums are formed while this worker computes."""
         self.flights.append(flight)
         if flight.group is None:
             return
@@ -114,9 +114,9 @@ class FixedMembership:
             raise
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:  # noqa: ARG002 - for members that change
-        """Wait for an operation, and take it from the queue to be committed. A synchronous one begins here, too.
+        """Wait for an operation's sums and take it from the queue; start it first if it was not queued.
 
-        With `meets` it is one of all members that belongs to no turn of the schedule.
+        `meets` marks an operation of all members that is not part of the schedule.
         """
         is_queued = flight in self.flights
         if not is_queued and flight.sums is None and flight.group is not None:
@@ -129,7 +129,7 @@ class FixedMembership:
         return flight
 
     def arrive(self, flight: Flight) -> None:
-        """Wait for the sums of an operation that stays in flight, to be saved."""
+        """Wait for an operation's sums but leave it in the queue, to be saved."""
         try:
             flight.wait()
         except InputError:  # all members refuse it
@@ -137,18 +137,18 @@ class FixedMembership:
             raise
 
     def settle(self) -> None:
-        """Wait for all sums in flight, where a mean of all must not run at the same time."""
+        """Wait for all sums in flight, so that a mean over all workers can follow."""
         for flight in tuple(self.flights):
             self.arrive(flight)
 
     def drop(self) -> None:
-        """Give up all that is in flight: every member has begun it, and none commits it."""
+        """Complete all operations in flight without committing them; all members call it."""
         self.settle()
         while self.flights:
             self.flights.popleft().release()
 
     def skip(self, turn: int) -> None:
-        """A turn in which nothing is due yet."""
+        """Count operation `turn` of the schedule, in which nothing is averaged yet."""
 
     def givers(self, step: int) -> int:  # noqa: ARG002 - for members that join
         return len(self._members)
@@ -156,7 +156,7 @@ class FixedMembership:
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """The reference of a run's `starts`-th start, from which all measure their parameters."""
+        """Return the reference parameters, equal on all workers, of the run's `starts`-th start."""
         del name  # for members that meet by notes
         return common_start(reducer, self._members, starts, step, round_, host=host)
 
@@ -167,22 +167,22 @@ class FixedMembership:
 
     @property
     def lost_workers(self) -> Callable[[], frozenset[int]] | None:
-        """Says which workers are gone for good, where the run outlives them: nothing waits for them any more."""
+        """A function that returns the workers gone for good; None for a run that ends with a failure."""
         return None
 
     def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
-        """Who takes part in a mean over all at `place`, connected; all of them have come when this returns."""
+        """Wait until all workers have come to `place`; returns those that take part in its mean, connected."""
         return self._members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Have a communicator of these workers, all of whom call this."""
+        """Create a communicator of these workers; all of them call it."""
 
     def check_to_go_back(self, round_: int) -> None:
-        """Refuse to load a round from which on not all would average."""
+        """Raise InputError if not all members would average again from round `round_` on."""
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
-    """A flight by its tensors' names in a file; one that `joins` gets sums of a checkpoint, or what to begin again."""
+    """Return the tensors that save a flight, by name; for a worker that `joins`, those to start it again."""
     begins_again = joins and not flight.is_restored
     sums, rode = ([], []) if begins_again else (flight.sums or [], flight.before)
     facts = [flight.turn, flight.step, flight.round, flight.scaled, len(sums), len(rode)]
@@ -212,7 +212,7 @@ def restore_flights(
     lag: int = 0,
     since: Callable[[Group], Reference | None] = lambda _: None,
 ) -> Flight:
-    """The flight that `state_of` gave; KeyError, ValueError or RuntimeError where it is of another model."""
+    """Return the flight that `state_of` saved. Raises KeyError, ValueError or RuntimeError for another model."""
     turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
     kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))
     flight = Flight(

@@ -27,7 +27,7 @@ from partreduce.topo.phase import Group
 
 
 def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace parameters of `members` by their means, and buffers by their rules; the checks are waited for."""
+    """Replace the parameters of `members` by their mean and the buffers by their rules; waits for a device."""
     if len(members) == 1:
         return
     for reducer in reducers:
@@ -38,14 +38,17 @@ def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: i
 
 
 def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Parameters and what rides along become their means."""
+    """Replace the parameters and piggybacked tensors of a bucket by their means."""
     commit_mean(bucket, sums, 1.0, ok)
     commit_piggybacked(bucket, sums, ok)
 
 
 @contextmanager
 def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
-    """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit."""
+    """Inside, the model may be changed; afterwards parameters, buffers and averaged optimizer state are restored.
+
+    Yields copies of the parameters, one array per bucket.
+    """
     tensors, buffers = _values(flat), dict(flat.named_buffers())
     with torch.no_grad():
         own = [tensor.clone() for tensor in tensors]
@@ -82,12 +85,12 @@ SAMPLED = 1 << 16  # numbers of each bucket that are compared
 
 
 def sample_of(flat: FlatModel) -> list[torch.Tensor]:
-    """Copies of numbers from all over the model."""
+    """Return copies of some numbers from all parts of the model, to detect a change (see `has_moved`)."""
     return [array[:: max(1, len(array) // SAMPLED)].clone() for array in flat.arrays()]
 
 
 def has_moved(flat: FlatModel, before: list[torch.Tensor]) -> bool:
-    """Whether the model differs from a sample of itself by more than rounding, on whatever machines, explains."""
+    """Whether the model differs from an earlier sample by more than rounding errors."""
     pairs = zip(sample_of(flat), before, strict=True)
     return any(
         bool((now - old).double().norm() > torch.finfo(old.dtype).eps ** 0.5 * old.double().norm())
@@ -96,7 +99,7 @@ def has_moved(flat: FlatModel, before: list[torch.Tensor]) -> bool:
 
 
 def squared_distance(flat: FlatModel, own: list[torch.Tensor]) -> float:
-    """Of this worker's `own` parameters to those that the model holds now."""
+    """Return the squared distance between this worker's parameters `own` and those that the model holds now."""
     buckets = zip(flat.buckets, own, strict=False)  # what follows them is frozen
     return float(sum((bucket.flat - before).double().square().sum().item() for bucket, before in buckets))
 
@@ -109,7 +112,10 @@ POLL_SECONDS = 0.005
 
 
 def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
-    """What each member of `operation` says at `place`, by rank; a place is used once by each reducer."""
+    """Wait until all members of an operation have come to `place`; returns their texts by rank.
+
+    Each reducer uses a place once; `mine` is this worker's text.
+    """
     heartbeat, rank = reducer.heartbeat, reducer.world.rank
     notes = Notes(reducer.world.store, f"{place}/{reducer.key}")
     notes.write(str(rank), mine)
@@ -141,7 +147,7 @@ ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 def common_start(
     reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int, *, host: Streams | None = None
 ) -> Reference:
-    """The reference of the run's `starts`-th start: the first worker's parameters, sent unless all have the same."""
+    """Return reference parameters of the run's `starts`-th start: the first worker's, sent unless all are equal."""
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     gathering = reducer.heartbeat.gathering("a new start", round_, ADVICE)
     num_bytes = sum(array.nbytes for array in arrays)
@@ -163,7 +169,7 @@ def common_start(
 def same_start(
     reducer: Reducer, is_same: Callable[[str], bool], starts: int, round_: int, *, host: Streams | None
 ) -> Reference:
-    """The same where nothing is sent; `is_same` says whether all have this digest."""
+    """Return this worker's parameters as reference, sending none; `is_same` says whether all have this digest."""
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     if not is_same(digest_of(arrays)):
         raise InputError(

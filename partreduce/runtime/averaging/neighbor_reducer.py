@@ -1,8 +1,8 @@
 """Run one round of weighted averaging by point-to-point messages instead of a group reduction.
 
-Each worker exchanges whole scratch arrays with its neighbors; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in one
-order and committed as a group's mean would be. Copied buffers are those of the lowest rank among a worker's
-in-neighbors and itself. Costs one receive array of model size for every in-neighbor of the busiest round.
+Each worker exchanges whole scratch arrays with its neighbors, then forms x_i ← w_ii · x_i + Σ_j w_ij · x_j in a fixed
+order and commits it as a group's mean. Buffers to copy are those of the lowest rank among the worker and its
+in-neighbors. Needs one receive array of model size for every in-neighbor of the busiest round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class Neighborhood:
-    """Whom one worker hears and tells in a round: in-neighbors with weights, out-neighbors, both ascending."""
+    """One worker's edges in a round: in-neighbors with weights, and out-neighbors, both ascending."""
 
     def __init__(self, strategy: NeighborAveraging, index: int, rank: int) -> None:
         edges = list(strategy.rounds[index].edges())
@@ -37,7 +37,7 @@ class Neighborhood:
 
 
 class PeerReducer(Reducer):
-    """A `Reducer` whose operation is a round of weighted averaging; a thread of its own waits for gloo."""
+    """A Reducer whose operation is one round of weighted neighbor averaging, x_i ← w_ii · x_i + Σ_j w_ij · x_j."""
 
     sums_up = False
 

@@ -38,22 +38,20 @@ def p_reduce(
 ) -> None:
     """Average tensors over a group of workers, in place: x ← x + relaxation · (mean − x). All members call it.
 
-    Groups may differ from call to call and may overlap over time; every worker must call its groups in one order that
-    fits all (a schedule from this project has one). A group is connected at its first use, by its members only.
-    Moves 2(k−1)/k of the tensors through each member's link, for k members. In a script that runs alone, without a
-    launcher, nothing happens. On CUDA it returns when the device is done, since only then is it known whether all went
-    well.
+    Groups may differ from call to call and overlap over time. All workers must call their groups in one common order,
+    as a schedule of this project gives. A group is connected by its members at its first use. With k members 2(k−1)/k
+    of the tensors cross each member's link. Without a launcher nothing happens. On CUDA the call waits for the device.
 
     Args:
         tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
         group: ranks, this worker's among them.
         relaxation: 1 is the plain mean; only 0 < relaxation < 2 contracts. Default: the group's own factor, else 1.
         timeout: seconds to wait for the members.
-        world: how to reach the others; by default the launcher's environment or the process group.
+        world: connection to the other workers; by default from the launcher's environment or the process group.
 
     Raises:
-        InputError: not a member, tensors that cannot be averaged, or no launcher.
-        PeerFailedError: a member is gone, is late or called something else; the tensors are as they were.
+        InputError: this worker is no member, the tensors cannot be averaged, or there is no launcher.
+        PeerFailedError: a member is gone, late or runs another operation; the tensors are unchanged.
     """
     reducer = queue_p_reduce(tensors, group, relaxation, timeout=timeout, world=world)
     if reducer is not None:
@@ -69,9 +67,10 @@ def queue_p_reduce(
     timeout: float = 300.0,
     world: World | None = None,
 ) -> Reducer | None:
-    """As `p_reduce`; on CUDA the host only queues it, and hears the check at a later call or by the result's `flush`.
+    """Like `p_reduce`, but on CUDA the host only queues it; a failure is raised by a later call or by `flush`.
 
-    Until then a failed operation has left the tensors as they were. None in a script that runs alone.
+    Returns the reducer, which has `flush`, or None in a script without a launcher. After a failure the tensors are
+    unchanged.
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     _check_tensors(all_tensors)

@@ -37,19 +37,19 @@ SPLIT_BYTES = 4 * 2**20
 
 
 class FailureHandler(Protocol):
-    """What decides what becomes of a run whose operation fails, where it may continue."""
+    """Decides what happens to a run after a failed operation."""
 
     glance: float  # seconds between two questions whether anybody failed, while an operation is waited for
 
     def why(self, operation: Operation) -> str | None:
-        """Why it makes no sense to wait for an operation any longer."""
+        """Return why an operation cannot complete, or None to keep waiting."""
 
     def broke(self, operation: Operation, error: Exception) -> UnavailableError:
-        """What a failed operation raises."""
+        """Return the error to raise for a failed operation."""
 
 
 class Reducer:
-    """Runs one worker's group operations, in one order for each group; threads may share it, each with its own."""
+    """Runs one worker's group operations over some buckets, in the same order on all members; thread-safe."""
 
     sums_up = True  # whether an array that arrives is the sum of all members
 
@@ -64,7 +64,7 @@ class Reducer:
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:
-        """A reducer of some of the buckets, maybe over another world; `name` is part of its tags."""
+        """Return a Reducer of other buckets, maybe over another world; its operations' tags contain `name`."""
         key = f"{self.key} {name}".rstrip()
         part = Reducer(world or self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
         part.checks = self.checks
@@ -75,13 +75,13 @@ class Reducer:
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(self, kind: str, step: int, round_: int, group: Group, content: Content = PARAMETERS) -> Reduction:
-        """Copy parameters (or gradients) into scratch arrays and start summing them over the group."""
+        """Copy parameters (or gradients) into scratch arrays and start their sums over the group."""
         reduction = self.announce(kind, step, round_, group, content)
         self.send(reduction, lambda: self._start(reduction))
         return reduction
 
     def begin_parts(self, kind: str, step: int, group: Group, content: Content) -> Reduction:
-        """An operation whose parts the caller starts by `send`, one after the other, the same on all members."""
+        """Start an operation whose parts the caller sends by `send`, in the same order on all members."""
         reduction = self.announce(kind, step, step, group, content)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
@@ -96,10 +96,10 @@ class Reducer:
     def attempt(
         self, kind: str, step: int, round_: int, group: Group, *, given_up: Callable[[], str | None]
     ) -> Reduction | None:
-        """A whole operation whose failure ends its own group only: None then, and nothing to commit.
+        """Run an operation whose failure ends its group only; returns None after a failure.
 
-        `given_up` says why the operation shall not be waited for. After a failure the caller destroys the group, so
-        that its members learn.
+        `given_up` returns why not to wait any longer, or None. After a failure the caller destroys the group, to inform
+        its members.
         """
         reduction = self.announce(kind, step, round_, group)
         try:
@@ -127,7 +127,7 @@ class Reducer:
         *,
         num_bytes: int | None = None,
     ) -> Reduction:
-        """A new operation, which the recorder and the next heartbeat tell of."""
+        """Create an operation and show it to the recorder and in the next heartbeat."""
         self._check_after_abort()
         name, communicator, copies = self._line_of(group, round_)
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) * copies if num_bytes is None else num_bytes
@@ -167,7 +167,7 @@ class Reducer:
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
-        """Compare `fields` over the group by one tiny operation; with `deferred` a device's check comes later."""
+        """Raise unless `fields` are equal on all members, by a small all-reduce; `deferred`: a device checks later."""
         if len(group.members) == 1:
             return
         self._check_after_abort()
@@ -204,14 +204,14 @@ class Reducer:
         streams.rejoin()
 
     def flush(self) -> None:
-        """Wait for the device's checks on everything that was begun and waited for; nothing to do on CPU."""
+        """Wait for the device's checks of all operations; raises the first failure. Does nothing on CPU."""
         try:
             self.checks.flush()
         except PeerGoneError as error:
             raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
-        """Wait until the sums are there and check the tags; on CUDA only order the streams and remember to check."""
+        """Wait for the sums and check the tags; on CUDA only order the streams and leave the check to the device."""
         try:
             self._complete(reduction)
         except (RuntimeError, PeerGoneError) as error:
@@ -254,7 +254,7 @@ class Reducer:
         raise InputError(f"{place}: {why}")
 
     def commit(self, reduction: Reduction, action: Committing) -> None:
-        """Let `action` make the sums of each bucket, by its index, what is live; then the arrays are given back."""
+        """Apply `action` to the sums of each bucket (by index), then return the scratch arrays."""
         with torch.no_grad():
             for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
                 with self.stream():
@@ -286,7 +286,7 @@ class Reducer:
     def recorded(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int = 0, *, lag: int = 0
     ) -> Iterator[Operation]:
-        """Around an operation of the run that is no reduction: what fails inside ends the run."""
+        """Record the block as an operation that is no reduction; an error inside ends the run."""
         operation = self.recorder.begin(kind, step, round_, members, num_bytes, lag=lag)
         try:
             yield operation
@@ -296,7 +296,7 @@ class Reducer:
         self.heartbeat.doing(operation.finished)
 
     def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
-        """For strategies in which no worker waits for all: now and then look whether the run can still end well."""
+        """Raise if a watched worker has failed; for strategies in which no worker waits for all others."""
         if (why := watch.gone()) is not None:
             operation = self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0)
             raise self.failure(operation, PeerGoneError(why))
@@ -308,7 +308,7 @@ class Reducer:
         return self.failure(reduction.operation, error)
 
     def failure(self, operation: Operation, error: Exception) -> UnavailableError:
-        """Destroy all groups first, so that peers learn at once; then find out why and say it."""
+        """Destroy all groups, so that members learn of the failure at once; return the error, with its cause."""
         self.world.abandon()
         self.checks.close()
         self.recorder.end(operation, f"failed: {error}")
@@ -324,12 +324,12 @@ class Reducer:
         return PeerFailedError(text + self.heartbeat.way_out(reason))
 
     def stream(self) -> contextlib.AbstractContextManager[object]:
-        """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""
+        """Context of the side stream of a CUDA device, after the current stream's work; does nothing on CPU."""
         streams = self.streams
         return streams.side() if streams.runs_ahead else _NOTHING
 
     def rejoin(self) -> None:
-        """Let the current stream wait for the side stream, after a commit."""
+        """Make the current stream wait for the side stream, after a commit."""
         if self.streams.runs_ahead:
             self.streams.rejoin()
 
@@ -358,13 +358,13 @@ class Reducer:
             self.send_rest(reduction, index, first, reduction.tag, given)
 
     def tail(self, bucket: Bucket, array: torch.Tensor) -> Tail | None:
-        """The end of an array in host memory, where presence and tag stand; None where the tag travels apart."""
+        """Return the presence and tag at the end of an array in host memory; None if the tag is sent separately."""
         return None if self.streams.runs_ahead or not bucket.exact else bucket.tail_of(array)
 
     def send_rest(
         self, reduction: Reduction, index: int, start: int, tag: tuple[int, ...], given: CodecInput | None = None
     ) -> None:
-        """Fill in what rides along and the tag; start reducing an array from `start` on, or what is not coded of it."""
+        """Fill in piggybacked tensors and the tag, and start the sum of `array[start:]`, except what is coded."""
         bucket, array, works = reduction.buckets[index], reduction.arrays[index], reduction.works
         communicator = reduction.communicator
         if bucket.piggybacked:
@@ -383,7 +383,7 @@ class Reducer:
             works.append(communicator.all_reduce(side))
 
     def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come."""
+        """Wait for one collective; raises early if a member's note or `given_up` says that it cannot complete."""
         members, round_ = operation.members, operation.rounds_before
         if not self.streams.runs_ahead:
             self.heartbeat.now = operation.entered, members

@@ -30,7 +30,7 @@ from partreduce.topo.phase import Group
 
 @dataclass(slots=True)
 class CodedPart:
-    """One bucket's array of a running operation, of which the first `bucket.size` numbers travel coded."""
+    """One bucket's array in a running operation: its first `bucket.size` numbers are sent coded, the rest is not."""
 
     bucket: Bucket
     array: torch.Tensor
@@ -44,33 +44,33 @@ class CodedPart:
     def made(
         cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
     ) -> CodedPart:
-        """The part of an array whose first numbers are on their way already."""
+        """Create it for an array whose first numbers are being sent already."""
         with_rest = bucket.exact and not streams.runs_ahead
         rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
         extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
         return cls(bucket, array, given.coding, extra, with_rest, given.worst)
 
     def sent(self) -> list[torch.Tensor]:
-        """What travels next to the coded numbers."""
+        """The tensors that are sent uncoded."""
         rest = self.array[self.bucket.size :]
         return [self.extra] if self.with_rest or not len(rest) else [rest, self.extra]
 
     def take_back(self) -> torch.Tensor:
-        """Put what traveled apart into the array; its sums of tags."""
+        """Copy the uncoded sums back into the array; returns the sums of the tags."""
         if not self.with_rest:
             return self.extra[:TAG_LENGTH]
         self.array[self.bucket.size :].copy_(self.extra[:-1])
         return self.array[-TAG_LENGTH:]
 
     def stays_in_range(self) -> torch.Tensor:
-        """Whether no finite number became infinite on its way, as a 0-d bool tensor on the array's device."""
+        """Whether no sum exceeded the codec's range, as a 0-d bool tensor on the array's device."""
         whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.extra[-1] > 0)
         if self.coding.in_blocks:
             self._clear_padding()
         return whole
 
     def beyond_range(self) -> str:
-        """Why a sum left the codec's range, empty where it did not; to be called where the host may look."""
+        """Describe why a sum exceeded the codec's range, empty if none did; waits for the device."""
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return ""
@@ -99,7 +99,7 @@ class CodedPart:
 
 
 class CodecInput(NamedTuple):
-    """What is known of a worker's numbers before they are coded."""
+    """Facts about a worker's numbers before they are coded: the coding, and whether all are finite."""
 
     coding: Coding
     not_finite: torch.Tensor  # one number on their device: 1 if one of them is infinite or none
@@ -109,7 +109,7 @@ class CodecInput(NamedTuple):
     def of(
         cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
     ) -> CodecInput:
-        """Of the `values` of an array, which are these parameters'."""
+        """Examine `values` of a bucket's array, which belong to the parameters in `slots`."""
         if streams.runs_ahead:
             return cls(coding, (~torch.isfinite(values).all()).float().view(1))
         peak = _peak(values)
@@ -130,7 +130,7 @@ def _peak(values: torch.Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What one worker sends in a group operation: parameters, unless it says `gradients`."""
+    """What a worker sends in a group operation: parameters, their change, or with `gradients` the gradients."""
 
     gradients: bool = False
     divisor: int | None = None  # of gradients; the number of members by default
@@ -148,7 +148,7 @@ PARAMETERS = Content()
 
 
 class Alone(Communicator):
-    """The communicator of the only worker that is left: every sum is its own share."""
+    """Communicator of a worker that is the only member left: each sum is its own tensor."""
 
     def __init__(self, rank: int) -> None:
         super().__init__((rank,), rank, None)
@@ -158,7 +158,7 @@ class Alone(Communicator):
 
 
 class Reduction:
-    """One group operation, running or finished, with the scratch arrays that it borrowed until it is committed."""
+    """One group operation with the scratch arrays that it borrows until it is committed."""
 
     def __init__(
         self,
@@ -185,19 +185,19 @@ class Reduction:
         return len(self.group.members)
 
     def release(self) -> None:
-        """Give the arrays back: the sums are committed, or will not be."""
+        """Return the scratch arrays to their buckets, after the sums are committed or dropped."""
         for bucket, array in zip(self.buckets, self.arrays, strict=True):
             bucket.give_back(array)
         self.arrays = []
 
     def abandon(self) -> None:
-        """Abandon the sums. Their arrays are not used again, as the backend may still write to them."""
+        """Drop the sums and their arrays, to which the backend may still write."""
         self.works.clear()
         for bucket, array in zip(self.buckets, self.arrays, strict=True):
             bucket.lose(array)
 
     def load(self, index: int, part: slice, kept: Snapshot | None = None) -> None:
-        """Put this worker's share of the parameters, or of what they added since the reference, into its array."""
+        """Copy this worker's parameters, or their change since the reference, into bucket `index`'s array."""
         whole = self.buckets[index].flat if kept is None or kept.array is None else kept.array
         values, share = whole[part], self.arrays[index][part]
         if (since := self.content.since) is None:
@@ -206,7 +206,7 @@ class Reduction:
             torch.sub(values, since.arrays[index].here(part), out=share).div_(self.num_members)
 
     def complaint(self) -> str:
-        """What it means that the tags of its members differ, or, where the device finds that out, something else."""
+        """Return the message for tags that differ between members, or for sums beyond a codec's range."""
         text = f"its members {self.apart} at the same time"
         if self.content.since is not None:
             text += f", or measure their parameters from another reference than this worker's, {self.content.since}"

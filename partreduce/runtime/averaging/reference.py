@@ -20,7 +20,7 @@ WHOLE = slice(None)
 
 
 class OffloadedArray:
-    """An array that is only needed where workers meet: on its device or, meanwhile, in pinned host memory."""
+    """An array that is used only while workers average; in between it may be in pinned host memory."""
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
         self.device = values.device
@@ -46,7 +46,10 @@ class OffloadedArray:
 
 @dataclass(slots=True)
 class Reference:
-    """One array for each bucket, of the run's `starts`-th start from one model, or of the mean over all of `round`."""
+    """Parameters, one array per bucket, equal on all workers; workers send only their change since then.
+
+    They are those of the run's `starts`-th start, or the mean over all workers of `round`.
+    """
 
     arrays: list[OffloadedArray]
     starts: int
@@ -54,18 +57,18 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What tells this reference from every other one of the run; it belongs into the tag of what is sent."""
+        """Text that identifies the reference in the run; part of the tag of each operation that uses it."""
         return f"reference {self.starts}/{self.round}"
 
     def __str__(self) -> str:
         return f"the mean of round {self.round}" if self.round >= 0 else f"the model of start {self.starts}"
 
     def complete(self, index: int, change: torch.Tensor) -> None:
-        """Make the mean of one bucket of the mean of what was added since, in place."""
+        """Add the reference to the mean change of bucket `index`, in place: the mean of the parameters."""
         change.add_(self.arrays[index].here())
 
     def take(self, index: int, mean: torch.Tensor, ok: torch.Tensor | None) -> None:
-        """Let a mean over all workers be the reference of one bucket, unless the device's check says otherwise."""
+        """Set the reference of bucket `index` to a mean over all workers, unless `ok` is False."""
         self.arrays[index].put(mean, ok)
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
@@ -74,7 +77,7 @@ class Reference:
 
     @classmethod
     def of(cls, arrays: Sequence[torch.Tensor], starts: int, host: Streams | None) -> Reference:
-        """These arrays, which lie in host memory meanwhile where there is a `host`."""
+        """Create a reference of these arrays, kept in host memory if `host` is given."""
         return cls([OffloadedArray(array, host) for array in arrays], starts)
 
     @classmethod
@@ -95,7 +98,7 @@ class Reference:
 
 
 class OuterOptimizer:
-    """Makes of a movement what is added to the outer parameters; keeps a momentum for each bucket, unless it is 0."""
+    """Outer optimizer of DiLoCo: SGD on the workers' mean movement; one momentum array per bucket unless it is 0."""
 
     def __init__(self, outer: OuterStep, buckets: Sequence[Bucket], host: Streams | None) -> None:
         self._outer = outer
@@ -124,7 +127,11 @@ class OuterOptimizer:
 def outer_step(
     outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
 ) -> None:
-    """Make of a movement what the outer optimizer adds to the outer parameters, in place; and the next momentum."""
+    """Replace a mean movement d by what the outer optimizer adds to the outer parameters, in place.
+
+    b ← momentum · b + d, then d ← lr · (d + momentum · b) with Nesterov momentum, else d ← lr · b. `momentum` holds b,
+    None if its factor is 0; b stays if the device's check `ok` is False. Source: DiLoCo (Douillard et al., 2023).
+    """
     if momentum is not None:
         following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
         momentum.put(following, ok)

@@ -34,13 +34,12 @@ Views = Sequence[tuple[int, Members]]  # who is a member after which turn, in or
 def assign_samples(
     order: Sequence[int], views: Views, worker_steps: Sequence[int], per_step: int, start: int, *, turns: int = 1
 ) -> Iterator[tuple[int, dict[int, list[int]]]]:
-    """(round, samples by worker) of each round of an epoch that begins with round `start`.
+    """Yield (round, sample indices by worker) for each round of an epoch that begins with round `start`.
 
-    The order of the epoch is dealt round by round to who is a member, by rank and steps per round. In the round from
-    which the members of a new view average, a failed worker's samples go back to the front; who joins takes those of
-    its steps from there (where fragments have turns, of all that are left of the round). From the next round on all
-    that is left is dealt to the new members, so every sample is in one average but for what does not fill a last round.
-    Where fewer are left than one that joins needs, it takes of the epoch's first ones again.
+    Samples are dealt in `order` to the members, in proportion to their steps per round. If members change in a round, a
+    failed worker's samples return to the front, and a worker that joins takes the samples of its remaining steps in
+    this round. Later rounds are dealt to the new members, so every sample is used once except for those that do not
+    fill a last round. If too few are left for a joining worker, it gets some of the epoch's first samples again.
     """
     rest, round_ = deque(order), start
     members = next(members for after, members in reversed(views) if after < start * turns)
@@ -64,7 +63,7 @@ def _take(rest: deque[int], count: int) -> list[int]:
 
 
 def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
-    """From a loader of equal length on all workers: p batches for each P (the largest p of all), in whole rounds."""
+    """Yield this worker's batches of a loader: p of every P, for p steps per round and the largest number P."""
     steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
     if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
         return loader
@@ -74,29 +73,27 @@ def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -
 
 
 def sampler_of(loader: object) -> RoundSampler | None:
-    """The RoundSampler that deals a loader's samples, if one does."""
+    """Return the RoundSampler that a loader uses, or None."""
     batches = getattr(loader, "batch_sampler", None)  # which may have no length, and so no truth value
     sampler = getattr(loader if batches is None else batches, "sampler", None)
     return sampler if isinstance(sampler, RoundSampler) else None
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):
-    """Indices of this worker's samples; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
+    """Sampler of this worker's indices; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
 
-    A worker that takes p steps per round takes p batches a round, so its share is proportional to p. Shares are
-    disjoint; what does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch`
-    before each epoch.
-
-    Where a run continues after losses, `optimizer.batches(loader)` has it deal what is left of the epoch again, to
-    those who are left, or have joined (see `assign_samples`).
+    A worker that takes p steps per round gets p batches per round, so its share of the data is proportional to p.
+    Shares are disjoint. Samples that do not fill a round of all workers are left out, other ones in each epoch. Call
+    `set_epoch` before each epoch. In a run that continues after failures, `optimizer.batches(loader)` divides the rest
+    of the epoch among the new members (see `assign_samples`).
 
     Args:
         data: the data set, or its length.
         schedule: gives steps per round and number of workers.
         batch_size: samples per worker in one backward pass.
         accumulate: backward passes per optimizer step (gradient accumulation).
-        shuffle: a new order for each epoch, the same on all workers; else every epoch has the order of the data.
-        seed: of the order.
+        shuffle: whether each epoch has a new order, the same on all workers; else it is the order of the data.
+        seed: seed of the order.
         rank: this worker; from the launcher by default.
 
     Raises:
@@ -138,7 +135,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of this worker in an epoch."""
+        """The number of optimizer steps that this worker takes in an epoch."""
         return self.num_rounds * self._worker_steps[self.rank]
 
     @property
@@ -146,7 +143,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         return self.schedule.num_workers - 1
 
     def set_epoch(self, epoch: int, *, skip_steps: int = 0) -> None:
-        """Choose the epoch's order; after resuming in mid-epoch leave out the steps that were already taken.
+        """Select the epoch's order; with `skip_steps` leave out steps already taken, when resuming within it.
 
         Raises:
             InputError: more steps than an epoch has.
@@ -157,16 +154,16 @@ class RoundSampler(torch.utils.data.Sampler[int]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that was chosen last."""
+        """The epoch that `set_epoch` selected last."""
         return self._epoch
 
     def follow(self, views: Views, start: int, steps: int, *, turns: int = 1) -> None:
-        """From step `steps` on, deal samples to the members of each view; the epoch began with round `start`."""
+        """Deal the samples from step `steps` on to the members of each view; the epoch began with round `start`."""
         self._turns = turns
         self._views, self._from, self._steps = views, start, steps
 
     def resume(self, steps: int) -> int:
-        """Continue after `steps` optimizer steps of the run (`optimizer.steps`); returns the epoch to continue with."""
+        """Continue after `steps` optimizer steps of the run; returns the epoch to continue with."""
         epoch, taken = divmod(steps, self.num_steps)
         self.set_epoch(epoch, skip_steps=taken)
         return epoch
@@ -205,7 +202,7 @@ Data = TypeVar("Data")
 
 
 class ShardOrder(StrEnum):
-    """Which elements a worker gets."""
+    """How elements are assigned to workers: strided or contiguous."""
 
     STRIDED = "strided"  # every n-th one: samples, in whatever order they lie
 
@@ -215,20 +212,20 @@ class ShardOrder(StrEnum):
 def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
     """Return this worker's part of the data; equally many elements on all workers (up to n − 1 are left out).
 
-    Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. In a script that runs alone
-    the data comes back as it is. A `str` or `bytes` is a text and always gets one run of neighbors.
+    Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. A `str` or `bytes` is a
+    text and is always divided contiguously. Without a launcher all of the data is returned.
 
     Args:
         data: samples, or one long sequence.
-        order: `strided` (default): every n-th element from this worker's rank on; shuffle first if neighbors are
-            similar. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
-            integer array without `order` may be either, and is warned of unless as many samples were dealt before.
+        order: `strided` (default) takes every n-th element from this worker's rank on; shuffle first if neighbors are
+            similar. `contiguous` takes one range, for sequences whose order matters. A one-dimensional integer array
+            without `order` may be either, and causes a warning unless as many samples were sharded before.
 
     Returns:
-        The same type as `data` where that can be sliced, else a Subset.
+        The same type as `data` if it can be sliced, else a Subset.
 
     Raises:
-        InputError: data that has no length and no order, or fewer elements than workers.
+        InputError: data without length or order, or fewer elements than workers.
     """
     rank, num_workers = place()
     chosen = None if order is None else ShardOrder(checked_choice("order", order, ShardOrder))
@@ -301,7 +298,7 @@ _sketches: dict[str, str] = {}  # of what this process has dealt and has not com
 
 
 def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a length
-    """Remember what is dealt, to be compared when the run begins."""
+    """Store a digest of a data set's elements in their order, to compare between workers at the first step."""
     if sketch := sketch_of(data):
         place, turn = f"{type(data).__name__} of {len(data)} elements", 1
         while f"{place}, {turn}" in _sketches:
@@ -310,14 +307,14 @@ def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a len
 
 
 def pop_fingerprint() -> dict[str, str]:
-    """What was dealt since it was taken last."""
+    """Return, and forget, the digests of the data sets sharded since the last call, by type and length."""
     taken = dict(_sketches)
     _sketches.clear()
     return taken
 
 
 def sketch_of(data: Any) -> str:  # noqa: ANN401 - anything with a length
-    """A digest of some elements in their order; empty where only the data set's own code could tell them."""
+    """Return a digest of some elements in order; empty for a Dataset whose elements only its own code can give."""
     if isinstance(data, Subset):
         return sketch_of(data.indices)
     if isinstance(data, TensorDataset):

@@ -31,7 +31,7 @@ END_SECONDS = 10.0  # how long a process that was killed here may take until its
 
 
 class Process(Protocol):
-    """A worker's process, on this machine or on another host."""
+    """A worker's process, on this machine or another."""
 
     rank: int
     code: int | None
@@ -42,7 +42,7 @@ class Process(Protocol):
 
 
 class Output(Protocol):
-    """Where the launcher's lines go."""
+    """Where the launcher's log lines go."""
 
     def log_line(self, text: str) -> None: ...
 
@@ -51,7 +51,7 @@ P = TypeVar("P", bound=Process)
 
 
 class FailureRule(Generic[P]):
-    """Whether the others continue without a worker that has failed: here not, or, `patient`, while they can."""
+    """Decides whether the others continue after a worker has failed; this rule: no, or with `patient` for a while."""
 
     def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:
         self._workers, self._outlet, self.patient = list(workers), outlet, patient
@@ -63,20 +63,20 @@ class FailureRule(Generic[P]):
         return IDLE_SECONDS
 
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
-        """A worker has ended before its time: whether the others continue, as no more have failed than may."""
+        """Whether the others continue without a worker that has ended early."""
         return False
 
     def has_ended(self, worker: P) -> bool:
         return any(one is worker for one, _ in self._ended)
 
     def restart(self, worker: P) -> P | None:  # noqa: ARG002 - as above
-        """A process in the place of one that failed, while the others still train and there is one left."""
+        """Return a process that replaces a failed worker; None if there is none or the others have ended."""
         return None
 
     def exited_well(self, worker: P) -> None: ...
 
     def poll(self) -> None:
-        """Hear what is new, and act on it; wait no longer for processes that are out of reach."""
+        """Handle new events, and give up on killed processes that do not answer."""
         for worker, deadline in self._ended:
             if worker.code is None and deadline.is_over:
                 deadline.renew()
@@ -88,7 +88,7 @@ class FailureRule(Generic[P]):
 
 
 class Generator(Protocol):
-    """The group generator's process, where groups are handed out on request."""
+    """The group generator's process."""
 
     environment: dict[str, str]  # the variables by which workers find it
 
@@ -98,7 +98,7 @@ class Generator(Protocol):
 
 
 class OnRequest(FailureRule[P]):
-    """Groups on request: up to `max_failures` may fail; the generator hears of it, what it evicts is killed here."""
+    """Rule for dynamic groups: at most `max_failures` workers may fail; those that the generator evicts are killed."""
 
     def __init__(self, workers: Sequence[P], generator: Generator, max_failures: int, outlet: Output) -> None:
         super().__init__(workers, outlet)
@@ -120,10 +120,10 @@ class OnRequest(FailureRule[P]):
 
 
 class Coordinator(FailureRule[P]):
-    """Fixed rounds: it decides for these workers by their votes; up to `max_failures` may be missing.
+    """Rule for fixed rounds: decides by the workers' votes who continues; at most `max_failures` may be missing.
 
-    `start` starts a worker of a failed one's rank, as number so many of the run, at most `max_restarts` in all; None
-    where it cannot. `restarted` is called when it has.
+    `start(rank, number)` starts a replacement, the run's number-th, or returns None; at most `max_restarts` in all.
+    `restarted` is called after each.
     """
 
     def __init__(
@@ -176,14 +176,14 @@ class Coordinator(FailureRule[P]):
         return started
 
     def exited_well(self, worker: P) -> None:
-        """A worker ended with exit code 0: without `finish()`, the others wait for it in vain."""
+        """Record that a worker ended with exit code 0; without `finish()` the others would wait for it."""
         if self._all_have_joined():
             self.poll()
             if worker.rank not in self._state.left:
                 self._handle(Stop())
 
     def poll(self) -> None:
-        """Read what workers wrote, decide, and publish what was decided; as the other rules."""
+        """Read the workers' votes and requests to join, decide, and publish the new members."""
         if not self._all_have_joined():
             return
         if self._is_new(NEWS):

@@ -45,7 +45,7 @@ MAX_STORE_QUERIES = 1280  # a second, of all workers together that wait for an o
 
 
 def joins() -> bool:
-    """Whether this process was started in the place of one that failed."""
+    """Whether the launcher started this process in place of a failed worker."""
     return bool(os.environ.get(RESTARTED))
 
 
@@ -63,7 +63,10 @@ class _BrokenError(UnavailableError):
 
 
 class Member(FixedMembership):
-    """One worker's operations in the generations of a run. The optimizer that it belongs to is the only one (`key`)."""
+    """Membership of a run that continues after failures: an operation is committed by all members or by none.
+
+    A run has one such optimizer, named by `key`.
+    """
 
     may_change = True
 
@@ -92,7 +95,7 @@ class Member(FixedMembership):
         """From which turn on a member that has joined is there; the others are from the first."""
 
     def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
-        """The run's operations go by these; wait until the launcher knows that all are connected, or this one joins."""
+        """Wait until all workers are connected; a restarted one joins the run. `reducers` do its operations."""
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.poll
         if self.state.blank:
@@ -124,7 +127,7 @@ class Member(FixedMembership):
         return self.state.view.resume[0]
 
     def begin(self, flight: Flight) -> None:
-        """Put an operation in flight, in one order on all members; if its sums are lost, `wait` finds that out."""
+        """Start an operation and queue it, in the same order on all members; `wait` detects lost sums."""
         self.flights.append(flight)
         self._start_ahead(flight)
 
@@ -139,7 +142,7 @@ class Member(FixedMembership):
                 reducer.outlives = None
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
-        """As `FixedMembership`: by all its members or by none, and again with the survivors if one fails."""
+        """Wait for an operation that all members commit or none; after a failure the survivors run it again."""
         turn, place = flight.turn, self.state.place
         if not meets:
             place = turn, place[1]
@@ -171,7 +174,7 @@ class Member(FixedMembership):
                 raise
 
     def settle(self) -> None:
-        """What is in flight neither hinders a mean of all nor is changed by it."""
+        """Do nothing: operations in flight do not disturb a mean over all members."""
 
     def drop(self) -> None:
         while self.flights:
@@ -181,11 +184,11 @@ class Member(FixedMembership):
             flight.release()
 
     def skip(self, turn: int) -> None:
-        """An operation all the same: all members go from turn to turn together."""
+        """Take part in operation `turn` with nothing to average, since all members advance together."""
         self.wait(Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: []))
 
     def check_to_go_back(self, round_: int) -> None:
-        """Refuse to load a round before the generation's first one: until then no worker averages."""
+        """Raise InputError for a round before the last change of members."""
         if round_ * self.turns < self.resumes:
             raise InputError(
                 f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
@@ -193,7 +196,7 @@ class Member(FixedMembership):
             )
 
     def givers(self, step: int) -> int:
-        """How many members have taken a step, with one step per round: all but those that joined since."""
+        """Return how many members have taken step `step`, with one step per round; those that joined later have not."""
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
     def average_model(self, reducers: Sequence[Reducer], members: messages.Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors
@@ -207,7 +210,7 @@ class Member(FixedMembership):
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """As `FixedMembership`; nothing is sent that a failure could cut off, so all survivors have it already."""
+        """Return this worker's parameters as reference; raises InputError if not all members' are equal."""
         del step
 
         def is_same(digest: str) -> bool:
@@ -308,7 +311,7 @@ class Member(FixedMembership):
         return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
 
     def poll(self) -> None:
-        """Now and then, in another thread: whether a vote is under way that no wait would notice, since all come."""
+        """Check, in another thread, whether the launcher has called a vote."""
         generation = self.state.view.generation + 1
         if self.notes.has(f"{OPEN}/{generation}"):
             self.called = generation
@@ -318,7 +321,7 @@ class Member(FixedMembership):
         return self.called > self.state.view.generation
 
     def handle(self, event: object) -> None:
-        """Let something happen to this member, and carry out what follows."""
+        """Apply an event to the membership state machine and carry out the resulting actions."""
         state, actions = self._machine.step(self.world.rank, self.state, event)
         assert isinstance(state, MemberState), "a worker"
         self.state, rank = state, self.world.rank
@@ -354,7 +357,7 @@ class Member(FixedMembership):
         self._receive(messages.Open(self.state.view.generation + 1))
 
     def await_view(self) -> bool:
-        """Wait for what the launcher decides, or until this worker may leave; whether it said anything."""
+        """Wait for the launcher's decision; returns False if none comes in time."""
         generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
         leaves = self.state.phase is messages.Phase.LEAVING
         what = "that it may leave" if leaves else f"who continues in generation {generation}"

@@ -28,24 +28,24 @@ FAILED = "a further worker is lost"
 
 
 class State(Protocol):
-    """A worker's whole state, which one that joins takes from another."""
+    """A worker's whole state, as a joining worker copies it."""
 
     def give(self) -> bytes: ...
 
     def take(self, data: bytes, turn: int) -> None:
-        """Put in place what another gave, to continue with the step before the operation of a turn."""
+        """Load the state that another worker packed; training continues with the step before operation `turn`."""
 
     def check_unfit(self) -> None:
-        """Refuse a script of which one that joins would know too little."""
+        """Raise InputError if the script holds state that a joining worker could not copy."""
 
 
 def name_of(generation: int) -> str:
-    """Where the groups of a generation meet, and its keys lie."""
+    """Return the prefix of a generation's keys in the store."""
     return f"generation-{generation}"
 
 
 class Regroup:
-    """What one worker runs in the present generation, and how it comes to the next."""
+    """One worker's schedule and groups in a generation (while members do not change), and its change to the next."""
 
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
@@ -59,7 +59,7 @@ class Regroup:
         return next(iter(self.reducers))
 
     def group_of(self, round_: int) -> Group | None:
-        """With whom this worker averages in a round, in the ranks of the beginning."""
+        """Return this worker's group in a round, by initial ranks; None if it has none."""
         rank, members = self.world.rank, self._members
         if self._now is self.schedule:
             return self._now.group_of(rank, round_)
@@ -70,9 +70,9 @@ class Regroup:
         return None if group is None else Group(tuple(members[place] for place in group.members), group.relaxation)
 
     def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
-        """Connect with all members of a view; False if a further worker fails meanwhile.
+        """Connect with all members of a view; returns False if another worker fails meanwhile.
 
-        `is_open` says whether another vote is under way, and `healed` is called where this worker has got a state.
+        `is_open` says whether another vote has been called; `healed` is called after this worker has copied a state.
         """
         world, name, members = self.world, name_of(view.generation), view.members
         failed = frozenset(range(world.size)) - frozenset(members)

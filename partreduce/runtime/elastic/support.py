@@ -23,7 +23,7 @@ from partreduce.topo.survivors import after_failure, after_failure_of_nodes
 
 
 def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> bool:
-    """Whether the launcher lets this run continue after failures."""
+    """Whether this run can continue after failures: launcher, schedule and transport allow it."""
     if not os.environ.get(MAX_FAILED):
         if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
             warn_user(
@@ -41,7 +41,7 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
 
 
 def way_to_continue(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> str:
-    """What a failure's message adds where this run would have continued if its user had asked for it; else nothing."""
+    """Return advice for a failure's message: the option with which the run would have continued; else empty."""
     if os.environ.get(MAX_FAILED) or _blocker_of_run(schedule, world, key, replica):
         return ""
     return "; under `partreduce run --tolerate-failures K` the other workers continue after such a failure"
@@ -57,7 +57,7 @@ def _blocker_of_run(schedule: Schedule, world: World, key: str, replica: Sequenc
 
 
 def elastic_blocker(schedule: Schedule) -> str:
-    """What of a schedule keeps it from continuing after a failure, as a clause; empty where nothing does."""
+    """Return why a schedule cannot continue after a failure, as a clause; empty if it can."""
     try:
         check_covered(schedule.strategy)
         if schedule.num_workers > 2 and schedule.strategy.payload.outer.has_own_outer_params:
@@ -68,7 +68,7 @@ def elastic_blocker(schedule: Schedule) -> str:
 
 
 def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
-    """What the workers run that torchrun has started: the schedule, or what it plans for the nodes that are left."""
+    """Return the schedule for the workers that torchrun has started: it, or its failure plan's."""
     size, wanted = place()[1], schedule.num_workers
     if not may_be_started_again() or not 1 < size < wanted:
         return schedule
@@ -82,7 +82,7 @@ def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
 
 
 def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
-    """One line, for one worker to say."""
+    """Warn, on one worker, that the run uses the failure plan because nodes are missing."""
     have, had = started.cluster.num_nodes, schedule.cluster.num_nodes
     if have < had:
         warn_user(
@@ -92,7 +92,7 @@ def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
 
 
 def is_planned(schedule: Schedule, num_workers: int, sha256: str) -> bool:
-    """Whether so many workers run the schedule of this hash under this one: all do, or those of the nodes left."""
+    """Whether `num_workers` workers with the schedule of this hash are all workers, or those of its failure plan."""
     if num_workers == schedule.num_workers:
         return schedule_sha256(schedule) == sha256
     try:

@@ -22,9 +22,9 @@ CONNECT_SECONDS = 15.0  # how long members that are all there may take to connec
 
 
 class Survivors(FixedMembership):
-    """What one worker knows of the others; `evicted` are those that the group generator gave up, as far as it heard.
+    """Membership of a run with dynamic groups, in which any worker may fail; `evicted` are those given up.
 
-    After `timeout` seconds a worker that lives but does not come is no longer waited for. `key` is the optimizer's.
+    A worker that is silent for `timeout` seconds is not waited for any longer.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Survivors(FixedMembership):
         return self.failed
 
     def failed(self) -> frozenset[int]:
-        """The workers that have failed, as far as is known here and noted in the store; their groups are destroyed."""
+        """Return the workers known here or in the store to have failed, and destroy their groups."""
         now = time.monotonic()
         if now > self._glanced + GLANCE_SECONDS:
             self._glanced = now
@@ -58,7 +58,7 @@ class Survivors(FixedMembership):
         return self.forget()
 
     def forget(self) -> frozenset[int]:
-        """Destroy the groups of workers that have failed, without a question to the store."""
+        """Destroy the groups of workers known here to have failed, without asking the store."""
         if new := (self._noted | self._evicted()) - self._failed:
             self._failed |= new
             self.world.destroy_with(new)
@@ -69,7 +69,7 @@ class Survivors(FixedMembership):
         return f"worker {failed[0]} has failed" if failed else None
 
     def connected(self, members: tuple[int, ...], instance: str, why: Callable[[], str | None]) -> bool:
-        """Have a communicator, made once, of these members, all of whom call this; False if one does not come."""
+        """Create a communicator of these members, all of whom call it; returns False if one does not come."""
         if self.world.has(members):
             return True
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")
@@ -88,7 +88,7 @@ class Survivors(FixedMembership):
         return True
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        """Wait until everybody that has not failed has come to the present gathering; who has, connected."""
+        """Wait until all workers that have not failed have come to `place`; returns them, connected."""
         members: tuple[int, ...] = ()
 
         def missing() -> frozenset[int]:
@@ -108,7 +108,7 @@ class Survivors(FixedMembership):
 
 
 def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Collection[int]], timeout: float) -> None:
-    """Wait until no worker is missing in a gathering of all, where workers may fail meanwhile."""
+    """Wait until `missing()` returns no workers: all living workers have come to `place`."""
     wait, pauses = Wait(heartbeat, (), timeout), Pauses()
     while awaited := sorted(missing()):
         heartbeat.check_without_store()

@@ -32,23 +32,23 @@ SendMessage = Callable[[messages.FromWorker], None]
 
 
 class GeneratorClient:
-    """One worker's connection.
+    """One worker's connection to the group generator.
 
-    Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
-    `begin` again, which also reports the group, or `broke` if the operation failed. `leave()` at the end of the run,
-    or before a pause that all workers make; it may still hand out a group to run. `begin()` after `leave()` takes part
-    again. These raise what went wrong: no answer within the timeout, an eviction, or a refusal.
+    Call `begin()` at the start of a round and `group()` at its end; run the group's operation if there is one, then
+    call `begin()` again, which reports the group as done, or `broke()` if it failed. Call `leave()` at the end of the
+    run or before a pause of all workers; it may return one more group to run. They raise an error after an eviction, a
+    rejection, or no answer within the timeout.
 
-    `failed` are the workers that have failed, as far as this one has heard; `executed` are its groups so far, in order.
+    `failed` has the workers known to have failed, `executed` this worker's groups so far, in order.
 
     Args:
-        address: of the service.
-        key: of the job.
+        address: address of the service.
+        key: key of the job.
         rank: this worker.
-        timeout: seconds without any answer after which the service is taken to be gone.
-        lease: seconds that the service waits for a sign of life at most; it says itself if it is less. Signs of life
-            come four times as often, and until it has said so with every `retry`.
-        transport: for tests: stands between this and the endpoint.
+        timeout: seconds without an answer after which the service counts as lost.
+        lease: at most so many seconds of silence before the service evicts this worker; it answers if it allows less.
+            Heartbeats are four times as frequent; before the answer they come with every `retry`.
+        transport: for tests: wraps the endpoint.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GeneratorClient:
         self._thread.start()
 
     def begin(self) -> None:
-        """Report the last group as done and ask for the next round's, if its answer was taken; returns at once."""
+        """Report the last group as done and request the next round's group; returns at once."""
         with self._changed:
             self._raise()
             if not self._taken:
@@ -103,7 +103,7 @@ class GeneratorClient:
                 self._step(protocol.NextRound())
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
-        """The sequence number and members of the round's group, None for none; called when the round is computed."""
+        """Wait for the round's group; returns (sequence number, members), or None if there is none."""
         with self._changed:
             self._note_cost()
             deadline = Deadline(self.timeout)
@@ -128,7 +128,7 @@ class GeneratorClient:
             self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
 
     def broke(self) -> None:
-        """Report that the granted group did not come about, which is also the request of the next round."""
+        """Report that the granted group failed, and request the next round's group."""
         with self._changed:
             self._raise()
             if self._granted is not None:  # else it was declared void meanwhile
@@ -141,7 +141,7 @@ class GeneratorClient:
             return self._granted is None or self._granted[0] != seq
 
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
-        """Say that there are no further rounds. Returns a group that others wait in: run it and call `leave` again."""
+        """Stop requesting rounds; returns a group that others wait in, to run before calling `leave` again, or None."""
         while True:
             with self._changed:
                 self._raise()
@@ -156,7 +156,7 @@ class GeneratorClient:
                 return group
 
     def close(self) -> None:
-        """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
+        """End the thread and the connection; without `leave` before, the generator waits for the lease to end."""
         if not self._closing:
             self._closing = True
             self._endpoint.end()

@@ -20,12 +20,11 @@ HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES  # of the log's write-ahead file
 
 
 class Log:
-    """The facts that a generator received; locked against a second service.
+    """Write-ahead log of the messages that a generator received; locked against a second service.
 
-    An SQLite database of one table, in write-ahead mode and flushed with every batch; `records` are the contents found
-    when it was opened. SQLite drops what a crash cut off, which no answer depended on; damage anywhere else is
-    refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it. It skips
-    commits that it cannot read, so the log looks for those (every checkpoint empties the file of old ones).
+    An SQLite database of one table in write-ahead mode, flushed with every batch; `records` are its contents when it
+    was opened. Records that a crash cut off were never answered, and SQLite drops them; any other damage is an error.
+    Each row's checksum covers all rows before it, and skipped commits are searched for, since SQLite detects neither.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -52,7 +51,7 @@ class Log:
             raise
 
     def append(self, contents: Iterable[bytes], *, instead: bool = False) -> None:
-        """Write records, perhaps instead of all that are there, and wait until the disk has them: all or none."""
+        """Write records, with `instead` in place of all earlier ones, and wait until they are on disk: all or none."""
         rows, checksum = [], 0 if instead else self._checksum
         for content in contents:
             checksum = zlib.crc32(content, checksum)
@@ -72,7 +71,7 @@ class Log:
         self._checksum = checksum
 
     def size(self) -> int:
-        """Bytes on disk since it was opened, or since records were written instead of all others."""
+        """Return the bytes written since the log was opened or replaced."""
         return self._ahead.stat().st_size
 
     def close(self) -> None:

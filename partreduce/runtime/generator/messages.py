@@ -34,19 +34,19 @@ PER_WORKER = ("requests", "counts", "alone", "status", "waiting", "costs")
 
 
 def new_key() -> str:
-    """The key of a new job."""
+    """Return a new random key for a job."""
     return secrets.token_hex(KEY_BYTES)
 
 
 def key_in(text: str, source: str) -> str:
-    """The key that a file or a variable holds."""
+    """Return the key in the text of a file or variable; errors name `source`."""
     if re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\s*", text) is None:
         raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
     return text.strip()
 
 
 def write_key(path: str | os.PathLike[str], key: str) -> None:
-    """Write a file that only its owner can read."""
+    """Write the key to a file that only its owner can read."""
     target = Path(path)
     # Next to its place, then renamed: half a key file would be taken for the key of the job that is started next.
     part = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
@@ -62,7 +62,7 @@ def write_key(path: str | os.PathLike[str], key: str) -> None:
 
 
 def read_key(path: str | os.PathLike[str]) -> str:
-    """The key of a file."""
+    """Read the key from a file."""
     try:
         with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - the open file's mode is what counts
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -76,9 +76,9 @@ def read_key(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FromWorker:
-    """What a worker sends: a sign of life, and the request that it waits on, if any.
+    """Message of a worker: a heartbeat, with the request that it waits on, if any.
 
-    `session` is drawn by its process; `patience` is its run's timeout in milliseconds, and 0 says nothing.
+    `session` is a random number of its process, `patience` its run's timeout in milliseconds (0: unknown).
     """
 
     rank: int
@@ -94,7 +94,7 @@ class FromWorker:
 
 
 def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: int) -> FromWorker:
-    """A worker's message."""
+    """Parse a worker's message."""
     if not 0 <= rank < num_workers:
         raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
     if kind not in (ASK, ALIVE, GOODBYE) or len(numbers) < 2:
@@ -113,19 +113,19 @@ def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: in
 
 
 def plain_ask(ask: protocol.Ask) -> list[int]:
-    """A request as numbers; its salt is the explorer's alone."""
+    """Encode a request as numbers, without its salt, which only the explorer uses."""
     return [ask.request, ask.done, int(ask.last), int(ask.failed), int(ask.computed), ask.cost]
 
 
 def ask_of(numbers: Sequence[int]) -> protocol.Ask:
-    """The request of numbers that `plain_ask` wrote."""
+    """Decode a request that `plain_ask` encoded."""
     request, done, last, failed, computed, cost = numbers
     return protocol.Ask(request, done, bool(last), bool(failed), bool(computed), cost)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Answer to a sign of life: these workers have failed; its sender may be silent for `lease` milliseconds."""
+    """Answer to a heartbeat: the failed workers, and after how many milliseconds of silence the sender is evicted."""
 
     failed: tuple[int, ...]
     lease: int
@@ -133,13 +133,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Answer to a message that is not obeyed."""
+    """Answer to a message that is rejected."""
 
     why: str
 
 
 def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int]]:
-    """The kind and numbers of a reply; only the last of its fields may be several numbers."""
+    """Encode a reply as its kind and numbers; only its last field may hold several numbers."""
     if isinstance(reply, Rejection):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Lease):
@@ -149,7 +149,7 @@ def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int
 
 
 def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejection | Lease:
-    """The generator's message."""
+    """Decode a reply of the generator."""
     if kind.startswith(REFUSED) and not numbers:
         return Rejection(kind.removeprefix(REFUSED)[:200])
     if kind == HEARD and numbers:
@@ -165,7 +165,7 @@ def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejectio
 
 
 def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
-    """A state as a JSON object, for the log's first record."""
+    """Encode a generator's state as a JSON object, for the log's first record."""
     buffers = state.buffers
     names = [field.name for field in fields(state) if field.name not in ("buffers", "answers")]
     raw: dict[str, Any] = {name: getattr(state, name) for name in names}
@@ -175,7 +175,7 @@ def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
 
 
 def unpack_state(raw: dict[str, Any]) -> protocol.GeneratorState:
-    """The state of a JSON object that `pack_state` wrote (the log's checksum has vouched for it)."""
+    """Decode a state that `pack_state` encoded; the log's checksum has been confirmed."""
     groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
     buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
     answers: tuple[Any, ...] = tuple(None if answer is None else unpack_reply(*answer) for answer in raw["answers"])

@@ -38,13 +38,13 @@ EVICTED = b"evicted "  # before the number of a worker, in a line that a generat
 
 @contextlib.contextmanager
 def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None = None) -> Iterator[GeneratorProcess]:
-    """Inside, a generator for the schedule runs on this machine.
+    """Run a group generator for the schedule on this machine, inside the context.
 
     Args:
-        schedule: a file that can be read more than once.
-        host: where workers reach this machine. Unless that is loopback it listens at all addresses: a machine's name
-            may mean another address on it than elsewhere.
-        key: its key, by default a new one.
+        schedule: path of a schedule file, which is read again after a restart.
+        host: name or address of this machine for the workers. Unless it is the loopback, the generator listens on all
+            addresses, since a name may resolve to another address elsewhere.
+        key: the job's key; by default a new one.
     """
     _sweep()
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
@@ -64,7 +64,7 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 
 
 class GeneratorProcess:
-    """The generator's process as the launcher sees it; another one after a restart."""
+    """The generator's process as the launcher sees it, also after a restart."""
 
     def __init__(self, command: list[str], key: str, host: str) -> None:
         self.command, self.key, self._host = command, key, host
@@ -84,7 +84,7 @@ class GeneratorProcess:
         return process
 
     def serve(self, address_file: Path) -> None:
-        """Wait until it listens, and keep it running from then on."""
+        """Wait until the generator listens, then restart it whenever it ends."""
         deadline = time.monotonic() + START_SECONDS
         while not address_file.exists():
             if self.process.poll() is not None:
@@ -160,11 +160,10 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
-    """For the generator's own process: end it with its parent, and remove these files and their folder then.
+    """In the generator's own process: inside, it ends with its parent, and these files and their folder are removed.
 
-    The folder is made here: the parent may be killed before it has a child that would remove it. The files go however
-    this process ends, but by SIGKILL, after which it is started again. Whether the parent still lives would say too
-    little: while one of several threads is killed it may still count as the parent.
+    The folder is created here, since the parent may be killed before it could remove it. The files are removed however
+    this process ends, except by SIGKILL, after which it is started again.
     """
     try:
         with raise_on_sigterm():
@@ -184,20 +183,20 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
 
 class Launcher:
-    """For the generator's own process: what its launcher writes to it, and hears."""
+    """The launcher as the generator's process sees it: what arrives on one pipe and goes out on another."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def first_line(self) -> str:
-        """The key: all that comes, as it is not sent in lines."""
+        """Read the job's key from the pipe."""
         while b"\n" not in self._rest and (read := os.read(STANDARD_INPUT, 4096)):
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode(errors="replace")
 
     def failed(self) -> list[int]:
-        """The workers that have failed, as far as that is news."""
+        """Return the workers that have failed since the last call."""
         if select.select([STANDARD_INPUT], [], [], 0)[0]:
             self._rest += os.read(STANDARD_INPUT, 4096)
         *lines, self._rest = self._rest.split(b"\n")

@@ -31,20 +31,20 @@ STOOD_SECONDS = 0.5  # a turn of the loop that took longer was held up: the proc
 
 
 class GeneratorService:
-    """Binds at construction and serves in `run` until all workers have ended or `stop` is called.
+    """Group generator as a network service; `run` serves until all workers have ended or `stop` is called.
 
     Args:
-        setting: the rules of the draw.
-        key: of the job.
-        address: where to listen; port 0 or `*` takes a free one (`address` then holds it).
+        setting: the rules by which groups are drawn.
+        key: key of the job.
+        address: address to listen on; port 0 or `*` chooses a free one (`address` then contains it).
         log: path of the write-ahead log; None keeps everything in memory, for a job that ends with its generator.
-        lease: seconds without a sign of life after which a worker is evicted; by default a part of the run's timeout,
-            so that those who wait for it learn of it before that ends.
-        job: what the log belongs to, such as the schedule's hash; a log of another job is refused.
+        lease: seconds without a heartbeat after which a worker is evicted; by default a part of the run's timeout, so
+            that waiting workers learn of it in time.
+        job: name of what the log belongs to, such as the schedule's hash; the log of another job is an error.
         probe: called with the name of each point of the loop; tests end the process there.
-        on_note: called with what the machine notes: ("started", seq, members), ("void", seq, members).
-        failed: asked in each turn of the loop which further workers have failed, where somebody knows: the launcher.
-        on_evicted: called with each worker that takes part no longer, after a restart with all of them.
+        on_note: called with the state machine's notes: ("started", seq, members), ("void", seq, members).
+        failed: called in each turn of the loop; returns further workers that the launcher knows to have failed.
+        on_evicted: called with each evicted worker, after a restart with all of them.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class GeneratorService:
             self._probe("after append")
 
     def run(self, seconds: float = float("inf")) -> None:
-        """Serve until every worker has ended, `stop`, or `seconds` have passed."""
+        """Serve until every worker has ended, `stop` is called, or `seconds` have passed."""
         end = time.monotonic() + seconds
         while not self._stopped and time.monotonic() < end:
             if self._endpoint.is_readable(POLL_SECONDS):
@@ -249,7 +249,7 @@ class GeneratorService:
         return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
-        """Seconds of silence after which a worker is evicted."""
+        """Return after how many seconds of silence a worker is evicted."""
         return messages.LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:

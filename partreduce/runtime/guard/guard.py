@@ -22,7 +22,7 @@ from partreduce.topo.strategies.axes import GradientBuckets
 
 
 class Guard(Facts):
-    """What is watched of one run; a model is watched for the newest optimizer around it."""
+    """Checks one run for misuse; hooks on the model belong to the newest optimizer around it."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         super().__init__(engine)
@@ -83,13 +83,13 @@ class Guard(Facts):
                     self._part_hooks.append(part.register_forward_pre_hook(_BeforeForward()))
 
     def pause(self) -> None:
-        """Where the model is the mean of all, a script may do with it what it likes."""
+        """Stop checking the use of the model, while it is the mean over all workers."""
         _remove(self._hooks)
         _remove(self._part_hooks)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, the model is the mean of all; what is loaded there does not last."""
+        """Inside, the use of the model is not checked; afterwards warn if something was loaded into the mean model."""
         self.pause()
         loads = self.loads
         try:
@@ -120,14 +120,14 @@ class Guard(Facts):
         training.model_inside_distributed_data_parallel(self)
 
     def before_averaging(self, *, skip: bool) -> None:
-        """In step(), which is to average the gradients as they are now, or zeros where it is to `skip`."""
+        """Run the checks before `step()` averages gradients, or zeros with `skip`."""
         self.skips = skip
         for row in self._before_averaging:
             row(self)
         self.made.clear()
 
     def compare_first(self, *, gradients: bool) -> None:
-        """Before an average, or a local step: compare how workers begin, and their own `gradients` if they are here."""
+        """Before the first average, compare the models, and with `gradients` data and first gradients."""
         if self.starts is not None:
             training.models_begin_apart(self)
         if self.notes is not None and gradients:
@@ -135,22 +135,22 @@ class Guard(Facts):
             training.same_batches(self)
 
     def compares_data(self, store: Store, key: str, num_workers: int) -> None:
-        """Compare the first gradients, and the data that were dealt, by notes in the run's store."""
+        """Turn on the comparison of first gradients and data sets, through notes in the run's store."""
         self.notes, self.num_compared = Notes(store, f"data/{key}"), num_workers
 
     def after_averaging(self) -> None:
-        """average_gradients() has put means in place, and the script may look at them."""
+        """Record the mean gradients after `average_gradients()`, to detect a change before `step()`."""
         self._hook_gradients()
         self.added = ""
         self.means = self._gradients()
 
     def means_changed(self) -> bool:
-        """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters)."""
+        """Whether the script changed or replaced a mean gradient before `step()`. O(parameters)."""
         run_checks(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
     def after_step(self, *, ends_round: bool = False) -> None:
-        """After a step; gradients that were averaged are means until a backward pass adds to them."""
+        """Run the checks after a step; with `ends_round`, also those of a round's end."""
         self.means = None
         if self._is_early and self.steps >= FIRST_STEPS:
             self._is_early = False
@@ -178,7 +178,7 @@ class Guard(Facts):
 
     @contextlib.contextmanager
     def comparing_models(self) -> Iterator[None]:
-        """Around a mean over all: where models should be equal, say once that this worker's was not."""
+        """Around a mean over all workers: warn once if models that should be equal were not."""
         expected = self.averages_gradients and not self.engine.differs and "models part" not in self.said
         before = sample_of(self.flat) if expected else []
         yield
@@ -226,10 +226,10 @@ NOTHING = contextlib.nullcontext.__exit__  # takes any positional arguments, doe
 
 
 class ModuleHook:
-    """A hook that no copy and no file of a module has.
+    """A module hook that copies and saved files of the module do not contain.
 
-    `torch.save(model)` and `copy.deepcopy(model)` take a module's hooks along. In place of this one stands a function
-    of Python's standard library, so a file can be loaded without this package, and a copy is not watched.
+    `torch.save(model)` and `copy.deepcopy(model)` copy hooks, too. There a function of the standard library replaces
+    this one, so that a file loads without this package and a copy is not checked.
     """
 
     def __deepcopy__(self, _memo: object) -> Callable[..., object]:
@@ -258,7 +258,7 @@ def _forward_begins(number: int) -> None:
 
 
 def averaged_elsewhere(module: torch.nn.Module) -> bool:
-    """Inside a forward pass of `module`: whether a DistributedDataParallel around it averages what backward makes."""
+    """Whether a DistributedDataParallel around `module` averages its gradients; called in a forward pass."""
     wrapper: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
     return (
         wrapper is not None and wrapper.require_backward_grad_sync and any(one is module for one in wrapper.modules())

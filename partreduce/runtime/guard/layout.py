@@ -20,7 +20,7 @@ _address, _is_trainable = torch.Tensor.data_ptr, attrgetter("requires_grad")
 
 
 class Layout:
-    """Where everything of a model was at wrapping; `optimizer` trains it, and `tables` are exchanged another way."""
+    """Where a model's parameters, buffers and modules were when it was wrapped; `tables` are exchanged separately."""
 
     def __init__(
         self, flat: FlatModel, rank: int, optimizer: torch.optim.Optimizer, tables: Tables | None = None
@@ -47,7 +47,7 @@ class Layout:
         self.groups: list[tuple[int, int]] | None = None  # the optimizer's groups as they were found right
 
     def note_parts(self) -> None:
-        """Where each module with parameters hangs in the model: its parent's dict, its name there, and itself."""
+        """Record the parent and name of each module with parameters."""
         parts = [
             (parent._modules, name, part)  # noqa: SLF001 - as above
             for parent in self.flat.model.modules()
@@ -64,7 +64,7 @@ class Layout:
             row(self)
 
     def prepare(self) -> None:
-        """Have shards of a replica in their own memory."""
+        """Reshard FSDP's parameters, if the model is sharded."""
         if self.is_sharded:
             self.flat.sharders.reshard()
 
@@ -103,7 +103,7 @@ class _Memory:
     "so it would be trained without being averaged; {instead}",
 )
 def parameter_replaced(layout: Layout) -> Found:
-    """Each module's parameters, by identity."""
+    """The identity of each parameter of each module."""
     if all(map(is_, map(dict.get, layout.held, layout.attributes), layout.parameters)):
         return None
     for module, held, name, slot in zip(layout.owners, layout.held, layout.attributes, layout.slots, strict=True):
@@ -121,7 +121,7 @@ def parameter_replaced(layout: Layout) -> Found:
     "made{instead}",
 )
 def storage_moved(layout: Layout) -> Found:
-    """Each parameter's address; after the step of an optimizer that is not torch's, again."""
+    """The memory address of each parameter; for an optimizer that is not torch's, also after its step."""
     for memory in layout.memory:
         for slot in memory.moved():
             if newest_of(slot.parameter) is not layout.flat:
@@ -146,7 +146,7 @@ def _cudnn(slot: Slot) -> str:
 
 @check(*EACH_STEP, when=When.FIRST_STEPS, cost="O(buffers), in Python", refuses="buffer {name!r}: {change}")
 def buffer_changed(layout: Layout) -> Found:
-    """Shape, dtype and layout of each buffer; later those that are averaged, when they are."""
+    """Shape, dtype and layout of each buffer; after the first steps only of averaged buffers, at each average."""
     for held, attribute, name, spec in layout.buffers:
         buffer = held.get(attribute)
         if (buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != spec) and (
@@ -165,7 +165,7 @@ def buffer_changed(layout: Layout) -> Found:
     "all workers, then wrap",
 )
 def layer_replaced(layout: Layout) -> Found:
-    """Each module with parameters, by identity; it may be put into another one that holds it."""
+    """The identity of each module with parameters; it may be moved into another module that contains it."""
     if all(map(is_, map(dict.get, layout.parents, layout.part_names), layout.parts)):
         return None
     held = set(layout.flat.model.parameters())
@@ -200,7 +200,7 @@ def parameter_unfrozen(layout: Layout) -> Found:
     "wrap",
 )
 def parameter_given_to_the_optimizer(layout: Layout) -> Found:
-    """The optimizer's groups: each parameter where a list is another or has another length."""
+    """The parameters in the optimizer's groups, if a group's list or its length has changed."""
     lists = [group["params"] for group in layout.optimizer.param_groups]
     groups = [(id(one), len(one)) for one in lists]
     if groups == layout.groups:
@@ -221,7 +221,7 @@ def parameter_given_to_the_optimizer(layout: Layout) -> Found:
     "weight, class or forward), so its rows would neither be looked up nor trained; change the model first, then wrap",
 )
 def embedding_changed(layout: Layout) -> Found:
-    """The embeddings of tables that go their own way: weight, class and `forward`."""
+    """Weight, class and `forward` of each embedding that is placed as a table."""
     tables = layout.tables
     if not tables or not tables.is_connected:
         return None

@@ -23,7 +23,7 @@ Found: TypeAlias = "Mapping[str, object] | None"
 
 
 class Moment(StrEnum):
-    """When something can be looked at, in the order of a run."""
+    """When a check can run, in the order of a run."""
 
     WRAP_OPTIMIZER = "Wrapping: the optimizer"
     WRAP_MODEL = "Wrapping: the model"
@@ -42,12 +42,12 @@ class Moment(StrEnum):
 
     @property
     def is_in_step(self) -> bool:
-        """Whether it comes in each step, so that a check there costs time in each step."""
+        """Whether it occurs in each step, so that a check costs time in each step."""
         return self in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING, Moment.ROUND_END)
 
 
 class When(StrEnum):
-    """In which steps a check runs at its moment."""
+    """In which steps a check runs."""
 
     ALWAYS = "every step"
     FIRST_STEPS = "first 3 steps"
@@ -56,7 +56,7 @@ class When(StrEnum):
 
 @dataclass(eq=False)
 class Check:
-    """One row; `message` has the names of what `look` returns in braces."""
+    """One check: its moments, its cost, and its message, with names in braces for the values that `look` returns."""
 
     name: str
     moments: tuple[Moment, ...]
@@ -83,7 +83,7 @@ TABLE: list[Check] = []
 def check(
     *moments: Moment, refuses: str = "", warns: str = "", when: When = When.ALWAYS, cost: str = "none", why: str = ""
 ) -> Callable[[Callable[..., Found]], Check]:
-    """Register a function as a row; its name is the row's, and its docstring says what it looks at."""
+    """Decorator that registers a function as a check: its name is the check's, its docstring says what is looked at."""
 
     def register(look: Callable[..., Found]) -> Check:
         name, looks_at = look.__name__.replace("_", " "), " ".join((look.__doc__ or "").split())
@@ -94,18 +94,18 @@ def check(
 
 
 def checks_at(moment: Moment) -> tuple[Check, ...]:
-    """The checks of a moment, in the order of the table."""
+    """Return the checks of a moment, in the order of the table."""
     return tuple(row for row in TABLE if moment in row.moments)
 
 
 def run_checks(moment: Moment, *facts: object) -> None:
-    """Run the checks of a moment."""
+    """Run the checks of a moment with these facts; raises InputError or warns."""
     for row in checks_at(moment):
         row(*facts)
 
 
 def checks_always() -> bool:
-    """Whether all checks run in every step."""
+    """Whether `PARTREDUCE_CHECK=always` makes all checks run in every step."""
     asked = os.environ.get(CHECK, "")
     if asked not in ("", "always"):
         raise InputError(f"{CHECK}: expected 'always', got {asked!r}; set it to that, or unset it")

@@ -27,7 +27,7 @@ TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other paramete
 
 
 class Special(NamedTuple):
-    """A step that is to be skipped, or that a GradScaler is at work on, with its verdict and its scale."""
+    """A step that `skip()` or a GradScaler changes, with the scaler's `found_inf` and scale."""
 
     skip: bool
     found_inf: torch.Tensor | None
@@ -38,7 +38,7 @@ Version = tuple[int, int]
 
 
 def version_of(parameter: torch.Tensor) -> Version:
-    """Which tensor a parameter's gradient is, and how often it was changed."""
+    """Identify a parameter's gradient tensor and how often it was changed in place."""
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
@@ -47,7 +47,7 @@ LOCK = threading.Lock()  # each step of any thread's optimizer lists all runs: n
 
 
 class Facts(Layout):
-    """What is known of one run."""
+    """State of one run that the checks need."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         run: Run = engine.run
@@ -79,7 +79,7 @@ class Facts(Layout):
         return is_new
 
     def frozen_now(self) -> dict[str, str]:
-        """Fingerprints, where workers' models may differ."""
+        """Hashes of the frozen parameters, if the workers' models may differ; else empty."""
         if self.run.alone or (self.averages_gradients and not self.engine.differs):
             return {}
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
@@ -93,7 +93,7 @@ class Facts(Layout):
         return share
 
     def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
-        """The first parameter that another optimizer steps by a gradient that is no mean."""
+        """Find a parameter that another optimizer steps with a gradient that was not averaged."""
         for slot in self.share_of(optimizer):
             left = self.left.get(slot.parameter)
             is_mean = self.has_stepped if left is None else left == version_of(slot.parameter)
@@ -128,7 +128,7 @@ def added_parameter_not_wrapped(facts: Facts, group: Mapping[str, Any]) -> Found
     "DistributedOptimizer was made, so it would not be averaged; give the optimizer these settings when it is made",
 )
 def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
-    """With `optimizer_state='average'`: what the optimizer keeps under the new group's settings."""
+    """With `optimizer_state='average'`: the state that the optimizer keeps under the new group's settings."""
     riding = facts.flat.riding
     keys = set(state_keys(facts.optimizer, group)) if riding else set()
     for parameter in _parameters_of(group):
@@ -145,7 +145,7 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
     "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
 )
 def live_model_used(facts: Facts, what: str) -> Found:
-    """Whether the model that evaluates, or is saved in whole or part, may differ from the mean of all."""
+    """Whether the model that is evaluated or saved, in whole or in part, may differ from the mean model."""
     step = facts.run.progress.step
     is_own = step and "own model" not in facts.said and facts.engine.differs and facts.once("own model")
     return {"step": step, "what": what, "rank": facts.rank} if is_own else None
@@ -159,7 +159,7 @@ def live_model_used(facts: Facts, what: str) -> Found:
     "gradients before step(), so the schedule would do nothing; {instead}",
 )
 def model_inside_distributed_data_parallel(facts: Facts) -> Found:
-    """A flag that forward passes set: those of the model, and of its parts in the first 3 steps."""
+    """A flag set by forward passes of the model, and in the first 3 steps of its submodules."""
     return {"instead": way_out() or "train the bare model"} if facts.averaged_elsewhere else None
 
 
@@ -184,7 +184,7 @@ def started_again_without_loading(facts: Facts) -> Found:
     "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to continue from there",
 )
 def model_loaded_alone(facts: Facts) -> Found:
-    """A count of `load_state_dict()` of the model and its modules."""
+    """How often `load_state_dict()` of the model and its submodules was called."""
     if facts.loads == facts.known_loads:
         return None
     if facts.engine.runner.is_measured:
@@ -200,7 +200,7 @@ def model_loaded_alone(facts: Facts) -> Found:
     "back; to continue from what is loaded, call it after that",
 )
 def loaded_in_mean_model(undone: int) -> Found:
-    """The same count, inside `mean_model()`."""
+    """How often `load_state_dict()` was called inside `mean_model()`."""
     return {} if undone else None
 
 
@@ -244,7 +244,7 @@ def scaler_with_tables(facts: Facts, step: Special) -> Found:
     "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere",
 )
 def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
-    """Whether the step's gradients are means already."""
+    """Whether the step's gradients are averaged already."""
     return {} if step.skip and facts.means is not None else None
 
 
@@ -254,7 +254,7 @@ def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
     "average_gradients(); call zero_grad() and continue as in every other step instead",
 )
 def skip_where_means_are_changed(facts: Facts, step: Special) -> Found:
-    """Whether the script changed the means of its last step."""
+    """Whether the script changed the mean gradients of its last step."""
     return {} if step.skip and facts.averages_gradients and facts.run.applier.changes_means else None
 
 
@@ -277,7 +277,7 @@ def gradients_sent_with_a_scale(facts: Facts, step: Special) -> Found:
     "acts on this worker's own gradient and differs from DDP; call optimizer.average_gradients() before it",
 )
 def gradients_clipped_before_averaging(facts: Facts) -> Found:
-    """Each gradient's version at the end of backward() and in step(), where this averages them."""
+    """The version of each gradient at the end of backward() and before step() averages it."""
     allowed = 1 if facts.run.applier.scaled else 0  # a GradScaler may have changed each of them once
     for parameter, (tensor, version) in () if facts.skips else facts.made.items():
         now, changes = version_of(parameter)
@@ -305,7 +305,7 @@ def means_changed_by_join_alone(facts: Facts) -> Found:
     "them apart; use 'broadcast', or load the same model on all workers",
 )
 def models_begin_apart(facts: Facts) -> Found:
-    """With `initial='keep'` and averaged gradients: fingerprints of all models."""
+    """With `initial='keep'` and averaged gradients: hashes of all models."""
     compare, facts.starts = facts.starts, None
     said = compare() if compare is not None else []
     return next(({"rank": rank} for rank, one in enumerate(said) if one != said[0]), None)
@@ -320,7 +320,7 @@ def models_begin_apart(facts: Facts) -> Found:
     "files, or shuffle what it returns",
 )
 def data_in_different_orders(facts: Facts) -> Found:
-    """Sketches of what `shard_dataset()` was given, noted in the store."""
+    """Hashes of a few elements of each data set that `shard_dataset()` was given, from the store."""
     if facts.notes is None:
         return None
     apart = ""
@@ -344,10 +344,10 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     "script averages gradients itself, leave that to the schedule",
 )
 def same_batches(facts: Facts) -> Found:
-    """A fingerprint of each worker's own gradients, noted in the store.
+    """A hash of each worker's own gradients, written to the store.
 
-    Models begin equal, so equal batches give equal gradients, bit for bit. No worker waits: the last of those whose
-    gradients are the first ones that were proposed says so.
+    Models begin equal, so equal batches give bitwise equal gradients. No worker waits: the last one whose gradients
+    equal the first ones in the store warns.
     """
     if facts.notes is None or not (mine := fingerprint(slot.gradient for slot in facts.flat.slots())):
         return None
@@ -357,7 +357,7 @@ def same_batches(facts: Facts) -> Found:
 
 
 def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
-    """A hash of dense gradients' bits; empty where they are too few, or tell nothing because one is not finite."""
+    """Hash the bits of dense gradients; empty for few numbers, or if one is not finite."""
     sums, sizes = [], []
     for gradient in gradients:
         if gradient is None or gradient.layout is not torch.strided or not gradient.is_floating_point():
@@ -380,7 +380,7 @@ def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
     "worker's own to the mean of all; call backward() first, then average_gradients()",
 )
 def backward_after_average_gradients(facts: Facts) -> Found:
-    """A flag that backward passes set."""
+    """A flag that backward passes set after `average_gradients()`."""
     return {"name": facts.added} if facts.added else None
 
 
@@ -392,7 +392,7 @@ def backward_after_average_gradients(facts: Facts) -> Found:
     "partreduce.attach",
 )
 def plain_optimizer_stepped(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
-    """Whether it is the wrapped optimizer, or one inside it, and step() of the DistributedOptimizer is not at work."""
+    """Whether the wrapped optimizer steps outside of the DistributedOptimizer's step()."""
     return {"kind": type(optimizer).__name__, "rank": facts.rank} if id(optimizer) in facts.own else None
 
 
@@ -403,7 +403,7 @@ def plain_optimizer_stepped(facts: Facts, optimizer: torch.optim.Optimizer) -> F
     "DistributedOptimizer, which measures from the model with which all begin; step it after that one",
 )
 def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
-    """Before the first step of outer steps and servers: whether it trains a part of the model."""
+    """For outer steps and servers: whether another optimizer of the same model steps before the first step."""
     opens = not facts.run.progress.step and facts.run.traits.measures_from_start
     return facts.first_local(optimizer) if opens else None
 
@@ -415,7 +415,7 @@ def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> F
     "still to be averaged; call average_gradients() of the DistributedOptimizer before it",
 )
 def another_optimizer_with_own_gradients(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
-    """Whether it trains a part of the model by gradients that are still to be averaged."""
+    """Whether another optimizer steps a part of the model with gradients that are not averaged yet."""
     return facts.first_local(optimizer) if facts.engine.has_local_gradients else None
 
 
@@ -427,7 +427,7 @@ def another_optimizer_with_own_gradients(facts: Facts, optimizer: torch.optim.Op
     "and it is averaged like the others",
 )
 def frozen_changed(facts: Facts) -> Found:
-    """Some numbers of the parameters that were frozen at wrapping, where workers' models may differ."""
+    """Some numbers of the parameters that were frozen at wrapping, if the workers' models may differ."""
     now = facts.frozen_now() if facts.frozen else {}
     changed = next((name for name, values in now.items() if values != facts.frozen[name]), None)
     if changed is None:

@@ -47,20 +47,20 @@ FOLLOWS = "follows_a_schedule"  # marks DistributedOptimizer, and the step of an
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, if it is one of torch's that follows no schedule yet and does not communicate."""
+    """Return the optimizer. Raises InputError unless it is a torch optimizer without schedule or own communication."""
     run_checks(Moment.WRAP_OPTIMIZER, optimizer)
     return optimizer
 
 
 def check_module(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, if it is one."""
+    """Return the model. Raises InputError if it is no module."""
     of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
     model_in_distributed_data_parallel(WrappedModel(model, {}))
     return model
 
 
 class WrappedModel(NamedTuple):
-    """A model that is about to be laid out flat; `apart` are parameters that are exchanged another way."""
+    """A model that is about to be wrapped; `apart` are parameters that are exchanged separately (tables)."""
 
     model: torch.nn.Module
     apart: Mapping[torch.nn.Parameter, str]
@@ -73,13 +73,13 @@ class WrappedModel(NamedTuple):
 def check_model(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, apart: Mapping[torch.nn.Parameter, str]
 ) -> None:
-    """Check a model and its optimizer before `FlatModel` moves anything."""
+    """Check a model and its optimizer before FlatModel moves the parameters. Raises InputError."""
     Sharders(model)  # a forward pass may have left whole parameters in the places of shards
     run_checks(Moment.WRAP_MODEL, WrappedModel(model, apart, optimizer))
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
-    """Check a schedule against the workers that are there, and the other schedules of this process."""
+    """Check the schedule against the number of workers and the other schedules of this process. Raises InputError."""
     run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 
@@ -103,7 +103,7 @@ def wrapped_twice(optimizer: torch.optim.Optimizer) -> Found:
     "optimizer, such as torch.optim.AdamW(model.parameters())",
 )
 def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
-    """The names of its classes, and of those of optimizers inside it, under whatever name."""
+    """The class names of the optimizer and of the optimizers inside it."""
     for one in with_inner(optimizer):
         if hasattr(one, "skip_synchronize"):  # a class made for each optimizer, with the name of the inner one
             return {"name": "Horovod's DistributedOptimizer", "does": "averages gradients by itself"}
@@ -114,7 +114,7 @@ def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
 
 
 def with_inner(optimizer: object) -> Iterator[object]:
-    """An optimizer and those that it keeps, under whatever name, by itself or among others; each once."""
+    """Yield an optimizer and those in its attributes, also in lists and dicts; each once."""
     waiting, seen = [optimizer], set[int]()
     while waiting:
         one = waiting.pop()
@@ -141,7 +141,7 @@ def model_in_distributed_data_parallel(wrapped: WrappedModel) -> Found:
 
 @check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap")
 def uninitialized_parameter(wrapped: WrappedModel) -> Found:
-    """Lazy parameters."""
+    """Parameters of lazy modules."""
     return wrapped.first(lambda one: isinstance(one, torch.nn.parameter.UninitializedParameter))
 
 
@@ -151,7 +151,7 @@ def uninitialized_parameter(wrapped: WrappedModel) -> Found:
     "initialize it and make the optimizer, then wrap",
 )
 def parameter_on_the_meta_device(wrapped: WrappedModel) -> Found:
-    """Each parameter's device; rows of tables are drawn where they will lie."""
+    """Each parameter's device; rows of tables are initialized where they are placed."""
     return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
 
@@ -216,7 +216,7 @@ class _Place(NamedTuple):
     "forward() (a.weight.t()), or make the other a copy",
 )
 def two_tensors_in_one_memory(wrapped: WrappedModel) -> Found:
-    """Where parameters and buffers lie: wrapping gives each parameter its own memory."""
+    """The memory of parameters and buffers: wrapping gives each parameter its own."""
     open_: list[_Place] = []
     for place in sorted(_places(wrapped.model), key=lambda place: place[:2]):
         open_ = [one for one in open_ if one.last > place.first]
@@ -259,7 +259,7 @@ def _overlap(one: _Place, other: _Place) -> bool:
     "model that the optimizer trains",
 )
 def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
-    """The optimizer's groups."""
+    """The parameters in the optimizer's groups."""
     known = set(wrapped.model.parameters())
     for index, group in enumerate(wrapped.optimizer.param_groups if wrapped.optimizer is not None else ()):
         for place, parameter in enumerate(group["params"]):
@@ -301,7 +301,7 @@ _running: WeakKeyDictionary[World, WeakSet[Any]] = WeakKeyDictionary()
     "per round",
 )
 def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object) -> Found:
-    """The steps per round of all running schedules of the process: operations must come in one order on all workers."""
+    """The steps per round of all schedules of the process: their operations need one order on all workers."""
     others = _running.setdefault(world, WeakSet())
     own = mine.worker_steps().tolist()
     for other in list(others):
@@ -320,7 +320,7 @@ def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object
 
 
 def way_out() -> str:
-    """What to do instead, where a framework that is known to wrap models calls us; empty otherwise."""
+    """Return what to do instead, if a framework that wraps models itself is the caller; else empty."""
     callers = set(_callers())
     state = sys.modules.get("accelerate.state")
     if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - set while an Accelerator lives
@@ -329,7 +329,7 @@ def way_out() -> str:
 
 
 def wrapped_by(module: torch.nn.Module) -> str:
-    """Who replaced a module's parameters, and what to do instead, if it is known; empty otherwise."""
+    """Return which library replaced a module's parameters, and what to do instead; empty if unknown."""
     if getattr(module, "_is_fsdp_managed_module", False):
         return (
             "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; "

@@ -114,7 +114,7 @@ class _Orders:
 
 @dataclass(frozen=True)
 class Follower:
-    """This machine's part of a run that node 0 decides: it runs a script in so many workers."""
+    """The launcher on a node other than 0: runs a script in `num_workers` processes as node 0 commands."""
 
     endpoint: Endpoint
     rank: int

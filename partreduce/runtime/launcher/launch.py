@@ -64,26 +64,26 @@ def launch(
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
-    That some fail because others are missing (exit code 69) is a consequence of why these are, whichever ends first.
-    SIGTERM and SIGHUP are passed on to the workers as SIGTERM, and the exit code is the signal's.
+    A worker that fails because another one is missing (exit code 69) counts as a consequence, so the exit code is the
+    other one's. SIGTERM and SIGHUP are passed on to the workers as SIGTERM, and the exit code is the signal's.
 
     Args:
-        target: what each worker runs (see `Target`).
+        target: the script or function that each worker runs (see `Target`).
         args: the script's arguments.
-        num_workers: processes of this machine.
-        num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
-        threads: torch threads per worker; by default the cores are shared out, at least 1 each.
-        environment: further variables for the workers.
-        grace: seconds between the first failure, or a signal, and the end of the others.
-        patient: where a signal ends a worker, the others may continue beyond `grace`; the exit code is the signal's.
-        max_failures: so many may fail by a signal or by silence, and the others continue, without a `generator` once
-            all are connected (see `elastic.member`). A worker's own error still ends the run.
-        max_restarts: so often in all a failed worker is started again, and joins the others.
-        restarted: called each time that one is.
-        output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
-        nodes: the launchers of the other nodes, whose workers are part of the run; this one is node 0.
-        generator: inside, a group generator runs; called with the address at which that listens, and with its key if
-            the nodes have one.
+        num_workers: number of processes on this machine.
+        num_nodes: number of nodes to emulate by LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
+        threads: torch threads per worker; by default the cores are divided, at least 1 each.
+        environment: further environment variables for the workers.
+        grace: seconds between the first failure, or a signal, and the end of the other workers.
+        patient: whether the others may continue beyond `grace` after a signal has ended a worker.
+        max_failures: how many workers may be killed or fall silent while the others continue; without a `generator`
+            only once all are connected (see `elastic.member`). A worker's own error still ends the run.
+        max_restarts: how many times in all a failed worker is started again and joins the others.
+        restarted: called after each such restart.
+        output: stream for the workers' lines, prefixed with their ranks; standard output and error by default.
+        nodes: connections to the launchers of the other nodes; this one is node 0.
+        generator: context manager that runs a group generator; called with the address to listen on, and with the key
+            if the nodes have one.
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"num_nodes: expected a divisor of {num_workers} workers, got {num_nodes}")
@@ -161,7 +161,7 @@ def _prepare(
 
 
 def check_script(target: Target) -> None:
-    """Check that a script is one."""
+    """Raise InputError unless the target is a function or a Python script."""
     if callable(target):
         return
     if not Path(target).is_file():
@@ -196,13 +196,13 @@ def _failure_rule(
 
 
 def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
-    """The variables by which workers learn how their run continues after failures."""
+    """Return the environment variables that tell workers how the run continues after failures."""
     limits = {env.MAX_FAILED: max_failures, env.MAX_RESTARTS: max_restarts}
     return {name: str(number) for name, number in limits.items() if number}
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
-    """Check that one worker remains, and that failed workers start again only where the others continue."""
+    """Raise InputError unless one worker remains after all failures, and restarts come with allowed failures."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
             f"--tolerate-failures: expected 0 to {num_workers - 1} for {num_workers} workers, got {max_failures}"
@@ -215,7 +215,7 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
 
 
 class Spares:
-    """Processes that wait to be started in the place of failed workers; a later fork would copy a thread's locks."""
+    """Forked processes that wait to replace failed workers; forking later would copy locks of threads."""
 
     def __init__(
         self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], further: Mapping[str, str]
@@ -223,7 +223,7 @@ class Spares:
         self._waiting, self._variables, self._further = list(waiting), variables, further
 
     def started(self, rank: int, number: int) -> Child | None:
-        """A worker that has just been started with this rank, as number `number` of the run; None where none waits."""
+        """Start a waiting process as worker `rank`, the run's number-th replacement; None if none waits."""
         if not self._waiting:
             return None
         child = self._waiting.pop(0)
@@ -234,7 +234,7 @@ class Spares:
 
 @dataclass
 class Restarts:
-    """How often a run may still start a worker, or all of them, again; its attempts count together."""
+    """How many restarts of workers, or of the whole run, are left."""
 
     left: int
 
@@ -243,17 +243,17 @@ class Restarts:
 
 
 def run_attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *, pause: float = 0.0) -> int:
-    """Make a first attempt, and further ones while they fail and restarts are left; the last one's exit code.
+    """Run an attempt, and again while it fails and restarts are left; returns the last attempt's exit code.
 
-    This is for every schedule: for those whose survivors cannot continue, and for the others where more fail than they
-    plan for. Nothing of an attempt reaches the next but what the script saved. Workers see the variables of torchrun's
-    restarts. After SIGINT, SIGTERM or SIGHUP, which are passed on to the attempt under way, no other follows.
+    It works for every schedule, also after more failures than the survivors can handle. An attempt continues only from
+    what the script has saved. Workers see torchrun's environment variables of a restart. SIGINT, SIGTERM and SIGHUP are
+    passed on to the running attempt, and no other follows.
 
     Args:
-        attempt: is called with further variables for its workers, and spends restarts if it starts single ones again;
-            returns its exit code.
-        most: restarts in all; a new attempt takes one.
-        pause: seconds before the second attempt, twice as long before each later one.
+        attempt: function that runs an attempt, with further environment variables for its workers; it returns the exit
+            code, and counts the single workers that it restarts.
+        most: restarts in all; each further attempt takes one.
+        pause: seconds before the second attempt; doubled before each later one.
     """
     import_once()
     restarts = Restarts(most)
@@ -287,12 +287,12 @@ def _code_of(
 
 
 def threads_of_process() -> set[str]:
-    """The threads of this process; of torch's store the kernel knows them alone."""
+    """Return the thread IDs of this process, those of torch's C++ code included."""
     return {path.name for path in Path("/proc/self/task").iterdir()}
 
 
 def check_threads_ended(before: set[str]) -> None:
-    """Wait until no thread is left of an attempt; a fork would copy what it has locked, and not the thread."""
+    """Wait until no thread of the last attempt is left, since a fork would copy the locks that it holds."""
     gc.collect()  # an error that is not yet forgotten keeps the store, and that its server
     deadline = time.monotonic() + THREAD_SECONDS
     while left := threads_of_process() - before:
@@ -308,12 +308,12 @@ def check_threads_ended(before: set[str]) -> None:
 def worker_variables(
     cluster: Cluster, ranks: Sequence[int], threads: int | None, shared: dict[str, str]
 ) -> Callable[[int], dict[str, str]]:
-    """The environment of each of this machine's workers."""
+    """Return a function from rank to the environment variables of that worker."""
     return lambda rank: worker_env(rank, cluster, threads, num_here=len(ranks)) | shared
 
 
 def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int | None = None) -> dict[str, str]:
-    """What a worker finds in its environment, among `num_here` workers of this machine (by default all)."""
+    """Return the environment variables of worker `rank`, one of `num_here` (default: all) on this machine."""
     node, local = int(nodes.node_of()[rank]), int(nodes.local_rank_of()[rank])
     cores = len(os.sched_getaffinity(0))
     # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
@@ -340,10 +340,9 @@ def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int 
 
 
 def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
-    """Start the store on a free port, which is returned with it.
+    """Start the run's store on a free port; returns the store and the port.
 
-    It is given a socket: by itself it would listen on all addresses, as it does for other nodes, which reach it at
-    `address`.
+    It listens on `address` only, by which other nodes reach it; torch's store alone would listen on all addresses.
     """
     from partreduce.runtime.transport.torch_api import store_on
 

@@ -14,7 +14,7 @@ ALIKE_SECONDS = 0.3  # how long the first such line waits for the others
 
 
 class LogMultiplexer:
-    """Passes complete lines on, to standard output and error by default."""
+    """Writes the workers' complete lines to standard output and error, or to another file."""
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output
@@ -29,12 +29,12 @@ class LogMultiplexer:
 
 
 def write_line(text: str) -> None:
-    """Say something of the launcher's own, at once also where standard error is a file."""
+    """Print a line of the launcher's own and flush it."""
     LogMultiplexer().log_line(text)
 
 
 class ErrorDeduplicator:
-    """Shows an error that several workers report in the same words only once: `[0-3] InputError: …`."""
+    """Shows an error that several workers report with equal text only once: `[0-3] InputError: …`."""
 
     def __init__(self, outlet: LogMultiplexer, num_workers: int) -> None:
         self._outlet, self._num_workers = outlet, num_workers
@@ -47,7 +47,7 @@ class ErrorDeduplicator:
         return True
 
     def show(self, *, everything: bool = False) -> None:
-        """Pass on what has waited long enough, or what all workers have said."""
+        """Print errors that have waited long enough or that all workers have reported; with `everything` all."""
         for line, (until, ranks) in list(self._held.items()):
             if everything or len(ranks) == self._num_workers or time.monotonic() > until:
                 del self._held[line]

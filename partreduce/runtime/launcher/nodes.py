@@ -51,14 +51,14 @@ UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)  # each launcher set
 
 
 class Endpoint(NamedTuple):
-    """Where all nodes reach node 0."""
+    """Host and port at which all nodes reach node 0."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun reads them."""
+        """Parse `HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun does."""
         host, sign, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
         name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         if not _is_host(name) or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
@@ -78,34 +78,34 @@ def _is_host(name: str) -> bool:
 
 
 def same_on_all(schedule: str, **options: object) -> dict[str, str]:
-    """What must be equal on all nodes, as text by its name."""
+    """Return the settings that must be equal on all nodes, as texts by name."""
     digest = hashlib.sha256(schedule.encode()).hexdigest()[:12] if schedule else "none"
     return {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()} | {"--schedule": digest}
 
 
 def key_of(run_id: str) -> bytes:
-    """What all launchers of a run know."""
+    """Return the key that all launchers of a run share, from the run's ID and its secret."""
     return hashlib.sha256(f"{os.environ.get(env.RUN_SECRET, '')}\0{run_id}".encode()).digest()
 
 
 def derive_key(key: bytes, *parts: object) -> str:
-    """What only those who know the key can say of these parts."""
+    """Return a keyed hash of `parts`, which only holders of the key can compute."""
     return hmac.new(key, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(text: str, expected: str) -> bool:
-    """Whether a text is the expected one, in a time that does not say how much of it is."""
+    """Whether a launcher's proof that it knows the key equals the expected one; compared in constant time."""
     return hmac.compare_digest(text.encode(errors="replace"), expected.encode())
 
 
 def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
-    """Open a listening socket at an address of this machine; returns it with this machine's own name."""
+    """Open a listening socket at an address of this machine; returns it and this machine's name."""
     here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
     return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here
 
 
 class Connection:
-    """Records to and from another launcher; `problem` says why it is gone."""
+    """Sends and receives JSON records to and from another launcher; `problem` says why it is closed."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(ASK_SECONDS)
@@ -144,7 +144,7 @@ class Connection:
             self.problem = "the other side is no launcher of partreduce"
 
     def next(self, until: float = float("inf")) -> list[Any] | None:
-        """The next record; None where the connection is gone, or when it is too late."""
+        """Return the next record; None if the connection is closed or at time `until`."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             while not self.records and not self.problem and time.monotonic() < until:
@@ -158,13 +158,13 @@ class Connection:
 
 
 def reason_of(error: OSError) -> str:
-    """Why, in a few words."""
+    """Return the reason of an OSError in a few words."""
     return error.strerror or str(error) or type(error).__name__
 
 
 @dataclass(slots=True)
 class RemoteWorker(Worker):
-    """A worker of another node, of which the launcher there tells."""
+    """A worker of another node; its launcher reports what happens to it."""
 
     node: _Node
     start: int = 0  # which process of this rank it is: 0 the first, else the number of its restart
@@ -216,10 +216,10 @@ class _Node:
 
 
 class Nodes:
-    """The other nodes, for node 0; it listens for their launchers as long as the run lasts.
+    """The other nodes, as node 0 sees them; it accepts their launchers' connections during the run.
 
-    `facts` are those of `same_on_all`. The schedule may say which workers run where (`placement`; else the nodes have
-    consecutive ones) and how many there are on all of the `num_nodes` nodes, this one included.
+    `facts` are those of `same_on_all`. The schedule may say which workers run on which node (`placement`; else
+    consecutive ones), and how many there are on all `num_nodes` nodes, this one included.
     """
 
     def __init__(
@@ -259,12 +259,12 @@ class Nodes:
         self._selector.close()
 
     def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """Hear what the launchers say; the lines of their workers they show themselves."""
+        """Read the other launchers' records; returns no lines, since they print their workers' lines themselves."""
         self._look(0)
         return [], not last
 
     def gathered(self, num_workers: int, spares: int) -> Cluster:
-        """Wait for all nodes and let them prepare the next attempt, each with so many spare processes."""
+        """Wait for all nodes, and have each prepare its workers and `spares` spare processes for the next attempt."""
         self._attempt += 1
         self._mismatch = ""  # who was refused while an attempt ran harms no other
         self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}
@@ -286,7 +286,7 @@ class Nodes:
         return cluster
 
     def released(self, variables: Mapping[str, str]) -> list[RemoteWorker]:
-        """The workers of all other nodes, which run from now on with these further variables."""
+        """Start the workers of all other nodes with these further environment variables; returns them."""
         self._wait("to start its workers", lambda rank: self._nodes[rank].ready == self._attempt)
         kept = {name: value for name, value in variables.items() if name not in UNSENT}
         for node in self._nodes.values():
@@ -294,7 +294,7 @@ class Nodes:
         return [worker for node in self._nodes.values() for worker in node.workers.values()]
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
-        """A worker that its launcher starts in the place of one that has failed; None where the node is gone."""
+        """Start a replacement for worker `rank` on its node; None if that node is gone."""
         node = next((node for node in self._nodes.values() if rank in node.workers), None)
         if node is None or node.is_gone:  # None where it has come back, for the next attempt
             return None
@@ -307,7 +307,7 @@ class Nodes:
             node.connection.send("over")
 
     def end(self, code: int, reason: str = "") -> None:
-        """The run is over: let the other launchers end with this exit code, and wait until they have."""
+        """End the run on all other nodes with this exit code, and wait until they have ended."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -27,14 +27,14 @@ MESSAGE = struct.Struct(">ci")
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Get a signal when the thread that forked this process ends; False if process `parent` is gone already."""
+    """Have the kernel send a signal when the parent thread ends; returns False if process `parent` is already gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
 
 @contextlib.contextmanager
 def orphans_ended() -> Iterator[None]:
-    """Inherit inside what this process's descendants leave behind; end it afterwards, with all other new children."""
+    """Inside, adopt orphaned descendants of this process; end them and all other new children afterwards."""
     me = os.getpid()
     before = {pid for pid, parent, _, _ in _processes() if parent == me}
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -57,7 +57,7 @@ def orphans_ended() -> Iterator[None]:
 
 
 def end_groups(groups: Collection[int]) -> None:
-    """End all processes of some process groups; their leaders' zombies, which keep the numbers reserved, stay."""
+    """End all processes of these process groups; their leaders stay as zombies, so that the numbers stay reserved."""
 
     def living() -> list[int]:
         return sorted({group for _, _, group, state in _processes() if group in groups and state != "Z"})
@@ -93,7 +93,7 @@ def _processes() -> list[tuple[int, int, int, str]]:
 
 
 class CleanupProcess:
-    """A process that ends the workers' groups when the launcher was killed; fork it before the workers."""
+    """A process that ends the workers' process groups if the launcher is killed; fork it before the workers."""
 
     def __init__(self) -> None:
         reading, self._writing = os.pipe()
@@ -104,7 +104,7 @@ class CleanupProcess:
         os.close(reading)
 
     def forget_in_child(self) -> None:
-        """For a forked worker: what it keeps open would look like a launcher that lives."""
+        """Close, in a forked worker, the pipe whose end tells that the launcher is gone."""
         os.close(self._writing)
 
     def watch(self, group: int) -> None:

@@ -62,22 +62,22 @@ class Worker:
     children_until: float = field(default=float("inf"), kw_only=True)  # when what it has started is ended
 
     def reap(self) -> bool:
-        """Whether it has ended; then `code` says how."""
+        """Whether the worker has ended; its exit code is then in `code`."""
         raise NotImplementedError
 
     def signal(self, number: signal.Signals) -> None:
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """It does not answer although it was ended: wait for it no longer."""
+        """Stop waiting for a worker that was killed and does not answer."""
 
     def has_more_to_say(self) -> bool:
-        """Whether errors of a worker that has ended are not forwarded yet."""
+        """Whether an ended worker's errors have not all been forwarded yet."""
         return False
 
 
 class Line(NamedTuple):
-    """What a worker wrote: to its standard output, or to the errors."""
+    """A line that a worker wrote, and whether to standard error."""
 
     worker: Worker
     errors: bool
@@ -86,9 +86,9 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Child(Worker):
-    """A process of this machine: it waits for its variables on the pipe `go`; `streams` are its output and errors.
+    """A forked process of this machine; gets its environment by the pipe `go`; `streams` are its output and errors.
 
-    It stays a zombie until the run ends, so that its number is its process group's and no other worker's.
+    It stays a zombie until the run ends, so that no other process gets its number, which names its process group.
     """
 
     pid: int
@@ -112,7 +112,7 @@ class Child(Worker):
         return bool(_num_waiting(errors) or self.streams[errors])
 
     def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """The complete lines that have come, and whether there may be more; with `last`, no more is waited for."""
+        """Return the complete lines so far, and whether more may come; with `last` also an incomplete one."""
         chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
         *lines, rest = (self.streams[descriptor] + chunk).split(b"\n")
         if (last or not chunk) and rest:
@@ -133,7 +133,7 @@ def _num_waiting(descriptor: int) -> int:
 
 
 def import_once() -> None:
-    """Import here what every worker would import for itself after the fork."""
+    """Import, before the fork, what every worker would import after it."""
     for name in IMPORTED_ONCE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -141,7 +141,7 @@ def import_once() -> None:
 
 @contextlib.contextmanager
 def fork_workers(target: Target, args: Sequence[str], variables: Sequence[Mapping[str, str]]) -> Iterator[list[Child]]:
-    """Processes that wait for `release`, one for each of these environments; nothing of them is left afterwards."""
+    """Fork a process for each of these environments, which waits for `release`; all are gone afterwards."""
     import_once()
     reraise_pending()
     flush_everything()
@@ -304,14 +304,14 @@ def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -
 
 
 def fill_standard_descriptors() -> None:
-    """For the launcher: where standard streams are closed, let no pipe of a worker get their numbers."""
+    """Open the null device for closed standard streams, so that no pipe gets their numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
 
 
 def own_standard_streams(output: int, errors: int) -> None:
-    """Take two pipes as standard output and error, and an empty standard input; nothing else of them stays open."""
+    """Make two pipes standard output and error, and standard input empty; close the pipes' other copies."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(descriptor, number)
@@ -332,7 +332,7 @@ def _seed_from_system() -> None:
 
 
 def leave_clean_up_to_parent() -> None:
-    """Finalize nothing of the parent's in this worker: no `TemporaryDirectory`, daemonic process or file's buffer."""
+    """Drop, in a forked worker, the parent's finalizers: temporary folders, daemon processes, file buffers."""
     gc.freeze()  # so that the collector lists what the worker makes, and nothing else
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else lists them
         finalizer.atexit = False
@@ -341,7 +341,7 @@ def leave_clean_up_to_parent() -> None:
 
 
 def end_as_python_does() -> None:
-    """Wait for the script's threads and pools, or for Ctrl-C; then call exit functions, and close files left open."""
+    """Wait for the script's threads and pools, or Ctrl-C; then run exit functions and close open files."""
     with contextlib.suppress(KeyboardInterrupt):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does for its processes
     atexit._run_exitfuncs()  # noqa: SLF001 - they also tell the other workers that this one left
@@ -359,7 +359,7 @@ def _outermost_first(file: io.IOBase) -> tuple[bool, bool, bool]:
 
 
 def flush_everything() -> None:
-    """Write out what C and Python have buffered: before a fork, which would copy it, and before `os._exit`."""
+    """Flush the buffers of C and Python, before a fork (which would copy them) or `os._exit`."""
     ctypes.CDLL(None).fflush(None)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -370,23 +370,23 @@ _explanations: list[Callable[[BaseException], PartreduceError | None]] = []
 
 
 def add_error_translator(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
-    """Ask for an explanation of every error that ends the script: torch's own collectives name no rank."""
+    """Register a function that explains errors which end the script, such as torch's, which name no rank."""
     _explanations.append(explanation)
 
 
 def translate_error(error: BaseException) -> BaseException:
-    """What an error comes from, if somebody knows; else the error."""
+    """Return the error that explains `error`, from the registered translators; else `error`."""
     return next((known for explain in _explanations if (known := explain(error)) is not None), error)
 
 
 def print_error(error: PartreduceError) -> int:
-    """Write the line; returns the exit code."""
+    """Print an error as one line; returns its exit code."""
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
     return error.exit_code
 
 
 def install_excepthook(*, own_process: bool = True) -> None:
-    """From now on; not where the program shows errors in its own way, nor where somebody types it in."""
+    """Print errors of partreduce that end the script as one line, unless the program has its own excepthook."""
     global _before
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
     if own_process and not is_typed and _is_default(sys.excepthook):

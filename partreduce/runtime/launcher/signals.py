@@ -21,7 +21,7 @@ _asked = float("-inf")  # when the last request to end came, on the monotonic cl
 
 
 class Terminated(BaseException):
-    """The process was asked to end; unwinds it, so that everything that it started is ended, too."""
+    """Raised when a signal asks the process to end, so that everything it started is ended."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
@@ -30,12 +30,12 @@ class Terminated(BaseException):
 
 
 def shell_exit_code(returncode: int) -> int:
-    """The exit code by which a shell reports a process; `returncode` is as `subprocess` has it."""
+    """Convert subprocess's `returncode` to the exit code that a shell reports (128 + signal)."""
     return returncode if returncode >= 0 else SIGNALLED - returncode
 
 
 def format_end(returncode: int) -> str:
-    """Format how a process ended, for a sentence about it; `returncode` is as of `shell_exit_code`."""
+    """Describe how a process ended, as the end of a sentence; `returncode` is subprocess's."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     known = -returncode in set(signal.Signals)  # most real-time signals have no name
@@ -43,7 +43,7 @@ def format_end(returncode: int) -> str:
 
 
 def end_by_signal(number: int) -> None:
-    """End this process by a signal, as the kernel does where no program handles it."""
+    """End this process by a signal with its default action."""
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
@@ -53,7 +53,7 @@ def end_by_signal(number: int) -> None:
 def raise_on_sigterm() -> Iterator[None]:
     """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
 
-    Of them and Ctrl-C what repeats another one at once raises nothing. Children that end can be waited for, too.
+    A repeated signal (or Ctrl-C) right after another raises nothing. SIGCHLD interrupts waits.
     """
     global _asked  # noqa: PLW0603 - belongs to the process, as its handlers do
     ours: list[signal.Signals] = []
@@ -98,24 +98,24 @@ def _exception(number: int) -> BaseException:
 
 
 def reraise_pending() -> None:
-    """Raise an exception that was lost: what is raised in a finalizer or a callback of the interpreter is dropped."""
+    """Raise a signal's exception again that was lost in a finalizer or a callback."""
     if _unheard:
         raise _exception(_unheard[0])
 
 
 def end_requested() -> bool:
-    """Whether a signal asked for the end of what runs inside `raise_on_sigterm`."""
+    """Whether a signal has asked to end the block of `raise_on_sigterm`."""
     return _asked > float("-inf")
 
 
 def mark_delivered() -> None:
-    """Say that the exception of a signal has arrived."""
+    """Record that the exception of a signal has been caught."""
     _unheard.clear()
 
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[set[int]]:
-    """Inside, signals that would end this process wait: for forks, bookkeeping and clean-up. Yields the old mask."""
+    """Inside, signals that would end this process are blocked, as for a fork. Yields the old signal mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield before
@@ -125,7 +125,7 @@ def defer_signals() -> Iterator[set[int]]:
 
 @contextlib.contextmanager
 def allow_signals(before: set[int]) -> Iterator[None]:
-    """Inside a `defer_signals` that yielded `before`: the one place where its signals may come."""
+    """Inside, unblock the signals that `defer_signals`, which yielded `before`, has blocked."""
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
@@ -134,6 +134,6 @@ def allow_signals(before: set[int]) -> Iterator[None]:
 
 
 def default_signals() -> None:
-    """For a forked child: the default handlers, and nothing held."""
+    """Restore the default signal handlers and unblock all signals, in a forked child."""
     _restore(number for number in ENDING if signal.getsignal(number) is _raise)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

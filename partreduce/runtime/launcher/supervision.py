@@ -41,7 +41,7 @@ CHILDREN_SECONDS = 2.0  # how long what a failed worker has started may live on,
 
 
 class Source(Protocol):
-    """What the launcher listens to: a worker's process, or the launchers of other nodes."""
+    """What the launcher reads from: a worker's process, or the launchers of other nodes."""
 
     streams: dict[int, bytes]  # by descriptor, the line that is unfinished
 
@@ -50,7 +50,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Shutdown:
-    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL."""
+    """Ends the rest of a run after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL."""
 
     code: int = 0  # the run's exit code; that of a signal is as a shell reports it
     cause: str = ""  # which worker's failure that was, as a clause
@@ -59,13 +59,13 @@ class Shutdown:
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float, cause: str = "") -> None:
-        """Note the first failure; later ones change nothing, unless they are what the first was a consequence of."""
+        """Start a grace period of `grace` seconds; exit code and cause are those of the first independent failure."""
         if not self.knows_cause and not self.has_signalled:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def asked(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
-        """Somebody wants the run to end: pass it on, and end who does not; asked again, end them now."""
+        """Pass a signal that asks the run to end on to the workers; send SIGKILL if it is repeated."""
         gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         _signal(workers, signal.SIGKILL if self.request == number else gentle)
         self.request, self.code = number, shell_exit_code(-number)
@@ -75,16 +75,16 @@ class Shutdown:
 
     @property
     def knows_cause(self) -> bool:
-        """Whether a worker has failed for another reason than that others are missing."""
+        """Whether a worker has failed for a reason other than another worker's absence."""
         return self.code not in (0, CONSEQUENCE)
 
     @property
     def has_signalled(self) -> bool:
-        """Whether workers were already ended from here, so that a signal is no news."""
+        """Whether the launcher has sent signals to workers already."""
         return len(self.signals) < 2 or bool(self.request)
 
     def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
-        """A worker ended with a failure: whether the run continues without it; else the others have `grace` left."""
+        """Handle a failed worker: whether the run continues without it; else the others have `grace` seconds."""
         assert worker.code is not None
         is_failed = _is_lost(worker)
         if not self.has_signalled and rule.continue_without(worker, is_failed=is_failed):
@@ -94,7 +94,7 @@ class Shutdown:
         return False
 
     def escalate(self, workers: Sequence[Worker], outlet: LogMultiplexer | None = None) -> None:
-        """Send the next signal when its time has come; at last wait no longer for workers that are out of reach."""
+        """Send the next signal when its time has come; at last give up on workers that do not answer."""
         if time.monotonic() <= self.deadline:
             return
         if self.signals:
@@ -120,10 +120,9 @@ def supervise(
     *,
     rule: FailureRule[Worker],
 ) -> int:
-    """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves.
+    """Forward the workers' output until all have ended; after the first failure the others have `grace` seconds.
 
-    They continue without workers that a signal ended, or that were evicted, as long as the rule says so; those that it
-    starts in their place are added to `workers`.
+    The run continues without failed or evicted workers as long as `rule` allows; replacements are added to `workers`.
     """
     shutdown = Shutdown()
     collect = partial(_collect, workers, store, shutdown, grace, outlet, rule=rule)
@@ -145,9 +144,9 @@ def watch(
     num_workers: int | None = None,
     num_here: int | None = None,
 ) -> None:
-    """Forward output, and signals to the workers, and call `collect` between looks, until it says that no worker runs.
+    """Forward output and signals, and call `collect` between looks until it returns that no worker runs.
 
-    `num_workers` are those of the whole run, and `num_here` those whose lines come here.
+    `num_workers` is the number of workers of the run, `num_here` of those whose lines come here.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
@@ -221,13 +220,13 @@ def _collect(
 
 
 def ask_children_to_end(worker: Worker) -> None:
-    """Ask what a failed worker has started to end; `end_children` does not ask."""
+    """Send SIGTERM to the child processes of a failed worker."""
     worker.signal(signal.SIGTERM)
     worker.children_until = time.monotonic() + CHILDREN_SECONDS
 
 
 def end_children(workers: Sequence[Worker]) -> None:
-    """End what failed workers have started, once it had the time to clean up."""
+    """Kill the child processes of failed workers, after they had time to clean up."""
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")

@@ -34,15 +34,15 @@ def handshake(
     key: str = "1",
     timeout: float,
 ) -> None:
-    """Compare `facts` (field → short text) over all workers; each reads those of all at once, when they are there.
+    """Compare `facts` (field → short text) over all workers through the store; all raise the same HandshakeError.
 
     Args:
         store: a torch store that all workers reach.
         rank: this worker.
-        size: how many workers this worker believes in; compared as the field `number of workers`.
-        facts: field → value; short texts such as hashes.
-        details: for a fact that is a hash, the lines it was made of; the first differing line is named.
-        key: which handshake of the run this is, equal on all workers.
+        size: number of workers as this worker knows it; compared as the field `number of workers`.
+        facts: values to compare by field; short texts such as hashes.
+        details: for a field whose value is a hash, the lines that were hashed; the error names the first that differs.
+        key: name of the handshake in the run, equal on all workers.
         timeout: seconds to wait for the others.
     """
     notes = Notes(store, f"handshake/{key}")
@@ -69,7 +69,7 @@ def handshake(
 
 
 def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
-    """(the first field that differs, a differing rank, a usual rank, sentence), by the usual value; None if none."""
+    """Find the first field that differs: (field, a differing rank, a usual rank, sentence); None if none differs."""
     fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
     for field in fields:
         values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}

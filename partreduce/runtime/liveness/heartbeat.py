@@ -56,7 +56,7 @@ PACED = (
 
 
 class Heartbeat(SignsOfLife):
-    """What one worker notes for the others and reads of theirs; every method tolerates a store that is gone."""
+    """Writes this worker's heartbeat and notes to the store and reads the others'; tolerates a lost store."""
 
     def __init__(
         self,
@@ -99,16 +99,16 @@ class Heartbeat(SignsOfLife):
 
     @property
     def place(self) -> str:
-        """Where this worker's heartbeat lies in the bare store."""
+        """This worker's heartbeat key in the store, with all prefixes."""
         return self._notes.place(f"beat/{self.rank}")
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """As `SignsOfLife`; the next heartbeat carries it. A text that is called is made when somebody reads it."""
+        """Set what this worker does and waits for, for the next heartbeat; `text` may be a function, called then."""
         self.now = text, waits
 
     @property
     def gatherings(self) -> int:
-        """To how many gatherings this worker has come; equal on all workers that call the same ones."""
+        """How many gatherings this worker has entered; equal on all workers that call the same ones."""
         return self.counts[0]
 
     @property
@@ -117,21 +117,21 @@ class Heartbeat(SignsOfLife):
         return text if isinstance(text, str) else text(), tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
-        """Leave a note of this worker: `failed`, `explained`, `left`, `finished`; the first of a kind stays."""
+        """Write a note of this worker: `failed`, `explained`, `left` or `finished`; only the first of a kind counts."""
         if kind not in self._noted:
             self._noted.add(kind)
             self._try(lambda: self._notes.write(f"{kind}/{self.rank}", text))
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def news(self) -> int:
-        """How much was noted of failures and ends that is not settled: one cheap question before closer looks."""
+        """Return how many failures and ends were noted since the last change of members, by one query to the store."""
         changes = self._try(lambda: self._deaths.count(CHANGES))
         if changes is not None:
             self._changes = changes
         return self._changes - self.settled + (self._deaths.problem is not None)
 
     def check_without_store(self) -> None:
-        """Stop a run whose store is gone, before it works on for nothing."""
+        """Raise StoreLostError if the store is gone."""
         if (error := self.store_lost()) is not None:
             raise error
 
@@ -140,9 +140,9 @@ class Heartbeat(SignsOfLife):
         return None if problem is None else StoreLostError(problem)
 
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
-        """Say that this worker now waits for all others in `what` after `round_` rounds; `advice` is for late workers.
+        """Note that this worker waits for all others in `what` after `round_` rounds; `advice` is for late ones.
 
-        All workers count the same gatherings, so that the number tells whether one is over or can never begin.
+        All workers count gatherings, so the count tells whether one is over.
         """
         self.counts = self.gatherings + 1, self.counts[1]
         self._note_exchanges()
@@ -152,10 +152,9 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def gathering(self, what: str, round_: int, advice: str | None = None) -> Iterator[None]:
-        """As `gather`, around operations of all workers: inside, who waits in a later gathering has been in this one.
+        """Like `gather`, around the operations of all workers: inside, a count tells who has been in this gathering.
 
-        So has who finished after it. Two gatherings and the end may fall between the same rounds, which would not tell
-        alone.
+        Rounds alone would not tell, since two gatherings may fall between the same rounds.
         """
         self.gather(what, round_, advice)
         with self._inside("gathering"):
@@ -163,13 +162,13 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around one operation of all workers that belongs to no round, which all do and count."""
+        """Around one operation of all workers that belongs to no round; all workers count them."""
         self.counts = self.gatherings, self.counts[1] + 1
         with self._inside("exchange"):
             yield
 
     def finished(self, round_: int) -> None:
-        """Say that this worker has done so many rounds and begins no further operation."""
+        """Note that this worker has ended after `round_` rounds."""
         self._note_exchanges()
         self.note("finished", str(round_))
 
@@ -197,7 +196,7 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def together(self, advice: str) -> Iterator[None]:
-        """Around what all do together outside the rounds: who has ended is missing for `advice`'s reason."""
+        """Inside, `advice` is what messages say if a worker that has ended is missing."""
         self._together = advice
         try:
             yield
@@ -208,13 +207,13 @@ class Heartbeat(SignsOfLife):
         return self._get(self._notes, f"{kind}/{rank}")
 
     def record_failure(self, text: str) -> None:
-        """Keep this worker's failure as the run's first, unless somebody was earlier."""
+        """Record this worker's failure as the first of the run, unless another one was earlier."""
         mine = json.dumps([self.rank, text])
         self._try(lambda: self._notes.propose("first", mine))
         self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def first_failure(self) -> str | None:
-        """What the first worker that failed said, as a clause; None if none did, or this one was it."""
+        """Return the first failed worker's error, as a clause; None if no other worker has failed."""
         stored = self._get(self._notes, "first")
         if stored is None:
             return None
@@ -224,10 +223,9 @@ class Heartbeat(SignsOfLife):
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Why a member cannot take part, as a clause such as `worker 3 was killed by signal 9`; None if not known.
 
-        With `round_` also members that ended before the operation count: after so many rounds or fewer, or, in a
-        gathering or an exchange, without having been in it. Causes come before consequences: a signal, an
-        exception or a death without a word before the first failure of the run, and that before the ends that follow
-        from it: exit codes, and workers that gave up.
+        With `round_`, a member that ended after so many rounds or fewer counts too; in a gathering or exchange, one
+        that was not in it. A signal, an exception or a death comes before the run's first failure, and that before its
+        consequences: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
         deaths = {rank: self._death(rank) for rank in others}
@@ -257,18 +255,18 @@ class Heartbeat(SignsOfLife):
 
     @property
     def advice_at_end(self) -> str:
-        """What all workers must do where one of them is missing at, or alone in, `finish()`."""
+        """What all workers must do if one of them is missing at `finish()` or is alone in it."""
         return self._all_call("finish()")
 
     def _all_call(self, what: str) -> str:
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
     def way_out(self, why: str) -> str:
-        """What a user can do about such a failure, as the end of a sentence: a worker's own error ends any run."""
+        """Return what a user can do so that a run survives such a failure, as the end of a sentence; else empty."""
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
     def apart(self, members: Iterable[int], round_: int) -> str | None:
-        """Which `members` are not in this worker's gathering, or wait in another one, as a clause; None if none."""
+        """Return which `members` are not in this worker's gathering or in another one, as a clause; None if none."""
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
         if not others:
@@ -277,10 +275,9 @@ class Heartbeat(SignsOfLife):
         return f"this worker {self.rank} is in {what} after {reached} rounds, {format_workers(others)} not: {advice}"
 
     def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
-        """Which member takes a step with other `settings` of the optimizer than this worker, as a clause.
+        """Return which member steps with other optimizer `settings` than this worker, as a clause; None if none.
 
-        Called where the members' sums of that step did not fit together; None if all are equal, or did not say theirs
-        in time.
+        Called after the sums of a step did not fit together; also None if the members' notes do not come in time.
         """
         text = json.dumps(settings)
         self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))
@@ -296,9 +293,9 @@ class Heartbeat(SignsOfLife):
         return None
 
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
-        """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.
+        """Return which member waits in a gathering that this worker, in `round_`, has not entered, as a clause.
 
-        Such a member never comes to a collective of that round. `way_out` stands in place of the place's own advice.
+        Such a member never comes to a collective of that round. `way_out` replaces the gathering's advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
@@ -328,7 +325,7 @@ class Heartbeat(SignsOfLife):
         )
 
     def gathered(self, members: Iterable[int]) -> frozenset[int]:
-        """The members that have come to this worker's present gathering."""
+        """Return the members that have entered this worker's current gathering."""
         notes = {rank: self.read("gathering", rank) for rank in members}
         return frozenset(
             rank
@@ -337,7 +334,7 @@ class Heartbeat(SignsOfLife):
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """As `cause`, and members that gave up; with one that has finished the others may still save whole tables."""
+        """Like `cause`, and members that gave up; once this worker has finished, members may have finished too."""
         if (problem := self._notes.problem) is not None:
             return problem
         members = list(members)
@@ -355,7 +352,7 @@ class Heartbeat(SignsOfLife):
         return f"worker {rank} {self.read('failed', rank)}"
 
     def sign(self, rank: int) -> Sign:
-        """What a worker said last, and for how long its heartbeat has stood still under this one's eyes."""
+        """Return what worker `rank` does by its last heartbeat, and for how many seconds that has not changed."""
         beat = self._get(self._notes, f"beat/{rank}")
         if beat is None:
             return Sign("", (), None)
@@ -378,7 +375,7 @@ class Heartbeat(SignsOfLife):
         return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
 
     def linger(self, size: int) -> None:
-        """Let the others of a failed run find out why before this process, which serves the store, ends."""
+        """Keep this process, which serves the store, alive until the others know why the run failed."""
         end = time.monotonic() + REASON_SECONDS
         waiting = [rank for rank in range(size) if rank != self.rank]
         while waiting and time.monotonic() < end and self._notes.problem is None:

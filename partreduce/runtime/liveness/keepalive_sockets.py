@@ -36,10 +36,10 @@ _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 
 
 class KeepaliveSockets:
-    """One worker's listening socket, and its connections to the next workers; its own thread until `close`.
+    """One worker's listening socket and its connections to the next two workers, watched by a thread.
 
-    Nothing is accepted, read or written: to be connected is all that is needed, and the kernel does that alone. `key`
-    is the optimizer's, and `place` this worker's own host, as `own_host` says it.
+    Nothing is accepted, read or written: a connection is enough, and the kernel makes it. `key` is the optimizer's;
+    `place` is this worker's address from `own_host`.
     """
 
     def __init__(self, store: Store, rank: int, size: int, key: str, place: tuple[str, bool]) -> None:
@@ -57,7 +57,7 @@ class KeepaliveSockets:
         _open.add(self)
 
     def start(self) -> None:
-        """Connect to the next workers, which have said their addresses by now, and watch them from then on."""
+        """Connect to the next workers, whose addresses are in the store, and watch the connections from then on."""
         behind = [(self.rank + step) % self.size for step in range(1, self.size)]
         watched, others = behind[:WATCHED], behind[WATCHED:]
         with contextlib.suppress(RuntimeError, StoreLostError):
@@ -65,12 +65,12 @@ class KeepaliveSockets:
         Background(self._run, watched, others, name="partreduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
-        """Take no more part; a worker that watches this one looks for its last word first."""
+        """End the thread and close the connections; a worker that watches this one looks for its last note first."""
         self._stop.set()
         self.forget()
 
     def forget(self) -> None:
-        """Close the sockets, in a forked child too: while a copy is open, its peers do not see this process's death."""
+        """Close the sockets, also in a forked child: an open copy would hide this process's death."""
         for held in [self._listener, *list(self._connections.values())]:
             with contextlib.suppress(OSError):
                 held.close()
@@ -136,7 +136,7 @@ class KeepaliveSockets:
 
 
 def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSockets | None:
-    """This worker's lifelines; None where the run's store, or this machine, has no address for them."""
+    """Create this worker's KeepaliveSockets; None if store or machine have no address for them."""
     if not isinstance(root_store(store), TCPStore):
         return None
     try:
@@ -146,7 +146,7 @@ def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSocke
 
 
 def closed_notes(store: Store, key: str) -> Notes:
-    """Where workers note of others, by rank, that their processes are gone."""
+    """Return the notes in which workers record, by rank, that another worker's process is gone."""
     return Notes(store, f"closed/{key}")
 
 

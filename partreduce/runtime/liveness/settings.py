@@ -12,12 +12,12 @@ SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what schedulers and s
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
-    """The settings as they are. O(parameter groups); tensors on a device are not waited for."""
+    """Return an optimizer's hyperparameters, by group; does not wait for tensors on a device. O(parameter groups)."""
     return tuple([tuple([_plain(group.get(name)) for name in SCHEDULED]) for group in optimizer.param_groups])
 
 
 def difference(mine: Settings, theirs: Settings) -> tuple[str, object, object] | None:
-    """Where two differ first: a setting and its two values; None where they do not."""
+    """Find the first setting that differs: (name, this value, other value); None if all are equal."""
     if len(mine) != len(theirs):
         return "number of parameter groups", len(mine), len(theirs)
     for index, (group, another) in enumerate(zip(mine, theirs, strict=True)):

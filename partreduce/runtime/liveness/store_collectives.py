@@ -20,9 +20,9 @@ ABSENT: dict[str, type[PartreduceError]] = {"PeerFailedError": PeerFailedError, 
 
 
 def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], timeout: float, *, who: str) -> Any:  # noqa: ANN401 - JSON
-    """What worker 0 decides, on all workers, as JSON; an error that stops it stops all with the same line.
+    """Return worker 0's result of `decide()` on all workers, as JSON; its error is raised on all.
 
-    Each decision has its own `prefix` of keys; `who` names who decides, in messages; `timeout` is in seconds.
+    Each decision has its own `prefix` of keys; `who` names the decider in messages; `timeout` is in seconds.
     """
     if world.rank == 0:
         try:
@@ -38,7 +38,7 @@ def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], tim
 
 
 def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
-    """What other workers write under these keys, in order, by the rank that writes each; `who` names who waits."""
+    """Read what the workers in `writers` (key → rank) write, in order. `who` names the waiting worker in messages."""
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
     said: dict[str, str] = {}
     while missing := [key for key in writers if key not in said]:

@@ -22,7 +22,7 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """What its own worker says data, and learns of everybody's."""
+    """Which workers still have data, by notes in the store."""
 
     def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat
@@ -39,12 +39,12 @@ class UnevenInputs:
         self._notes.write(f"{self.generation}/ended/{self.rank}", "1")
 
     def close(self) -> None:
-        """All have ended, as they told each other otherwise, although a round was declared: no worker does it."""
+        """End the current loop, since all workers' data has ended, and prepare for the next one."""
         self.generation += 1
         self._declared = -1
 
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
-        """Whether anybody does this round, once that is known; the workers that `lost` names are not waited for."""
+        """Wait until it is known whether any worker trains in round `round_`; `lost()` workers do not count."""
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
         while True:
@@ -78,7 +78,7 @@ class UnevenInputs:
             time.sleep(POLL_SECONDS)
 
     def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
-        """Wait for everybody at the end and compare rounds; returns who is there: not who was `lost` before its end."""
+        """Wait for all workers at the end and compare their rounds; returns those present, without `lost()` ones."""
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)

@@ -18,7 +18,7 @@ MAX_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a worker said last: what it does, for whom it waits in that, and seconds since then (None: never)."""
+    """A worker's last heartbeat: what it does, for whom it waits, and the seconds since then (None: never)."""
 
     text: str
     waits: tuple[int, ...]
@@ -39,9 +39,9 @@ class Sign:
 
 
 def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], seconds: float | None) -> str:
-    """For whom `rank` waits, such as `waits for worker 1, which waits for worker 2, which …`, and for how many seconds.
+    """Describe the chain of waits: `waits for worker 1, which waits for worker 2, …`, and for how many seconds.
 
-    `members` are those for whom it waits at once; `sign` says what is known of a worker.
+    `members` are those for whom `rank` waits directly; `sign` returns a worker's last heartbeat.
     """
     signs, before = _chains(rank, members, sign)
     silent = [other for other in signs if signs[other].is_silent]
@@ -55,13 +55,13 @@ def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], secon
 
 
 def format_workers(ranks: Sequence[int]) -> str:
-    """Workers by name, the first of many: `worker 3`, or `workers 1, 3`."""
+    """Format ranks for a message: `worker 3`, `workers 1, 3`; of many only the first."""
     names = ", ".join(map(str, ranks[:MAX_LISTED])) + (", …" if len(ranks) > MAX_LISTED else "")
     return f"worker {names}" if len(ranks) == 1 else f"workers {names}"
 
 
 def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
-    """Whether one down the chains was heard once and has fallen silent: then there is nothing more to find out."""
+    """Whether a worker in the chain of waits was heard once and is silent now: it is then the cause."""
     signs, _ = _chains(rank, members, sign)
     return any(seen.is_silent and seen.silent is not None for seen in signs.values())
 

@@ -28,18 +28,19 @@ LARGEST_ON_SORTED_DATA = 8  # there more steps per round cost several times the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotJob:
-    """One worker's training job, freshly made: a pilot runs it for a few dozen steps under one schedule after another.
+    """One worker's training job, newly built: a pilot runs it for a few dozen steps under several schedules.
 
-    The function that makes it takes a seed and draws everything from it: two calls with one seed start from the same
-    parameters and bring the same batches in the same order. Batches may (and usually do) differ between workers.
+    The function that builds it takes a seed and draws everything from it, so that two calls with one seed have equal
+    parameters and equal batches in the same order. Batches may (and usually do) differ between workers.
 
     Args:
-        model: the module to train; start it from a checkpoint to learn the prices of a later phase of training.
+        model: the module to train; start from a checkpoint to measure a later phase of training.
         optimizer: the plain optimizer of its parameters, not wrapped.
-        batches: this worker's batches, such as a DataLoader; begun again when they end. The first few are kept for
+        batches: this worker's batches, such as a DataLoader; iterated again when it ends. The first few are kept for
             evaluation.
-        loss: the loss of one batch.
-        step: one training step with the wrapped optimizer, where it is more than `zero_grad`, `backward` and `step`.
+        loss: function that returns the loss of a batch.
+        step: function of one training step with the wrapped optimizer, if it is more than `zero_grad`, `backward`,
+            `step`.
     """
 
     model: torch.nn.Module
@@ -51,7 +52,7 @@ class PilotJob:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The mean model's loss on the same evaluation batches at steps 0, every, 2·every, … of one run."""
+    """Loss of the mean model on fixed evaluation batches at steps 0, every, 2·every, … of one pilot run."""
 
     schedule: Schedule
     seed: int
@@ -60,7 +61,7 @@ class Curve:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the synchronous All-Reduce of each step, which all are compared with."""
+        """Whether the run was the reference: synchronous all-reduce in each step."""
         return self.schedule.strategy.averages_gradients and not self.schedule.strategy.sync.lag
 
     @property
@@ -69,15 +70,15 @@ class Curve:
 
 
 def reference(cluster: Cluster) -> Schedule:
-    """All-Reduce in each step, which all are compared with."""
+    """Return the schedule that the others are compared with: all-reduce in each step."""
     return Schedule("allreduce", cluster.shape(), AllReduce())
 
 
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
-    """What is compared with it: All-Reduce every k steps, pairs along a ring, node-then-all, and some late by a round.
+    """Return the schedules of a pilot: all-reduce every k steps, ring pairs, node-then-all, and some with a delay.
 
-    Their consensus distance spreads over a factor of ten, so that its price shows; half of them are late, so that what
-    delay costs can be told from the consensus distance that it brings.
+    Their consensus distances differ by a factor of ten, to measure its price; half of them are delayed by a round, to
+    tell the price of delay from that of consensus distance.
     """
     if data == "per-node" and cluster.num_nodes == 1:
         raise InputError(
@@ -113,7 +114,7 @@ def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
 
 
 def node_then_all(cluster: Cluster) -> Schedule:
-    """Three rounds inside nodes, then one of all."""
+    """Return the schedule with three rounds inside nodes, then one over all workers."""
     n = cluster.num_workers
     nodes = Phase.from_groups(n, [own for node in range(cluster.num_nodes) if len(own := cluster.workers_of(node)) > 1])
     phases = GroupPhases((nodes, nodes, nodes, Phase.from_groups(n, [range(n)])))
@@ -121,7 +122,7 @@ def node_then_all(cluster: Cluster) -> Schedule:
 
 
 def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
-    """Each worker averages with its two neighbors on the ring of ranks in turn, every `steps_per_round` steps."""
+    """Workers average in pairs along the ring of ranks, every `steps_per_round` steps; with `late` a round later."""
     n = cluster.num_workers
     first = [[i, i + 1] for i in range(0, n - 1, 2)]
     second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]

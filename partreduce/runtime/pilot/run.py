@@ -45,12 +45,11 @@ def run_pilot(
     timeout: float = 120.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Curve]:
-    """Run All-Reduce and every probe for some steps, once per seed. All workers call this; all get the same curves.
+    """Run all-reduce and every probe for `steps` steps, once per seed; all workers call it and get the same curves.
 
-    `build` makes this worker's job from a seed. `warm_up` steps of All-Reduce before every run do not count: the prices
-    are then those of what follows. `data` says how samples are spread: `shuffled`, `per-worker` or `per-node`. `then`
-    is asked on worker 0, with all curves so far, what else to run, until that is nothing; `progress` gets a line
-    for each run.
+    `build(seed)` makes this worker's job. `warm_up` steps of all-reduce precede every run and do not count. `data` says
+    how samples are spread: `shuffled`, `per-worker` or `per-node`. `then(curves)`, called on worker 0, returns further
+    schedules to run, until it returns none; `progress` gets a line for each run. `timeout` is in seconds.
     """
     say = progress or (lambda _: None)
     where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))
@@ -75,7 +74,7 @@ def run_pilot(
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
-    """Whether a schedule is of the class of an unstable one, delayed or synchronous, with rounds as long or longer."""
+    """Whether a schedule is of the same kind (delayed or not) as an unstable one and has rounds as long or longer."""
     if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
         return False  # All-Reduce, which all are compared with, or a pipeline, which is its own class
     is_longer = int(schedule.worker_steps().max()) >= int(unstable.worker_steps().max())
@@ -83,7 +82,7 @@ def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
 
 
 def check_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
-    """Refuse a run that did not start like the earlier ones of its seed."""
+    """Raise InputError if a run's first loss differs from that of earlier runs with the same seed."""
     start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
     if not math.isclose(curve.losses[0], start, rel_tol=SAME):
         raise InputError(

@@ -29,7 +29,7 @@ ATTRIBUTE = "_partreduce_table"
 
 
 class Handle:
-    """What ties a module to its table; a deep copy of the module is tied as another copy of it."""
+    """Connects an embedding module to its Table; a deep copy of the module gets a handle with another number."""
 
     def __init__(self, tables: Tables, table: Table, module: Embeddings, copy: int) -> None:
         self.tables, self.table, self.copy = tables, table, copy
@@ -43,7 +43,7 @@ class Handle:
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
 
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
-        """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row."""
+        """Fetch the rows of a lookup: ([rows, columns], indices into them, position of the padding row or None)."""
         module = self.module()
         assert module is not None, "a module calls its own handle"
         ids, inverse, padding = torch.empty(0, dtype=torch.int64), indices, None
@@ -60,7 +60,7 @@ class Handle:
         return rows, inverse, padding
 
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
-        """Rows, where the module's weight lies, by their numbers on the host, which are each there once."""
+        """Return the rows with these unique numbers, on the device of the weight."""
         module, staging = self.module(), self.table.staging
         assert module is not None, "a module calls its own handle"
         weight = module.weight.detach()
@@ -165,7 +165,7 @@ class _SavedWhole(torch.nn.Module):
 
 
 class TableEmbedding(_SavedWhole, torch.nn.Embedding):
-    """`nn.Embedding` on its own route."""
+    """`nn.Embedding` that looks up rows of a table that is placed separately."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         handle: Handle = getattr(self, ATTRIBUTE)
@@ -174,7 +174,7 @@ class TableEmbedding(_SavedWhole, torch.nn.Embedding):
 
 
 class TableEmbeddingBag(_SavedWhole, torch.nn.EmbeddingBag):
-    """`nn.EmbeddingBag` on its own route."""
+    """`nn.EmbeddingBag` that looks up rows of a table that is placed separately."""
 
     def forward(
         self,
@@ -196,7 +196,7 @@ class TableEmbeddingBag(_SavedWhole, torch.nn.EmbeddingBag):
 
 
 def route_module(module: Embeddings, handle: Handle) -> None:
-    """Let a module look its rows up by its table's route."""
+    """Turn an embedding into a TableEmbedding or TableEmbeddingBag, in place."""
     setattr(module, ATTRIBUTE, handle)
     routed = TableEmbedding if isinstance(module, torch.nn.Embedding) else TableEmbeddingBag
     kind = type(module)
@@ -206,13 +206,13 @@ def route_module(module: Embeddings, handle: Handle) -> None:
 
 
 def is_routed(module: Embeddings) -> bool:
-    """Whether a module still looks its rows up by its table's route."""
+    """Whether a module's `forward` still is that of TableEmbedding or TableEmbeddingBag."""
     forward = type(module).forward
     return forward in (TableEmbedding.forward, TableEmbeddingBag.forward) and "forward" not in module.__dict__
 
 
 def handle_of(module: torch.nn.Module) -> Handle | None:
-    """What ties a module to a table; None for a module like any other."""
+    """Return the handle of a module; None if it belongs to no table."""
     handle = module.__dict__.get(ATTRIBUTE)
     return handle if isinstance(handle, Handle) else None
 
@@ -222,7 +222,7 @@ WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")  # of torch, whose step of one num
 
 
 def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter, tuple[Embeddings, ...]]]:
-    """The parameters that embeddings look up, by their first name, and all modules that do."""
+    """Return the parameters of embeddings by their first name, each with all modules that use it."""
     modules: dict[torch.nn.Parameter, list[Embeddings]] = {}
     names: dict[torch.nn.Parameter, str] = {}
     for prefix, module in model.named_modules():
@@ -233,7 +233,7 @@ def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter,
 
 
 def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> Tables:
-    """The tables of a schedule that travel apart from the strategy's averaging."""
+    """Return the tables that the schedule places separately. Raises InputError if they do not fit the model."""
     routes = schedule.strategy.payload
     known = embeddings_of(model)
     found = []
@@ -262,7 +262,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
 
 
 def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-    """The name of a parameter's optimizer, one or of several, if torch's own looks at whole tensors; else empty."""
+    """Return the name of a parameter's torch optimizer if it needs whole tensors (such as Muon); else empty."""
     held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
     parts = [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
     for one in parts:
@@ -274,7 +274,7 @@ def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Te
 
 
 def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
-    """One line for each table, equal on all workers that run the same model."""
+    """Describe each table in a line, to compare models between workers."""
     lines = {}
     for table in tables:
         module = table.modules[0]
@@ -285,7 +285,7 @@ def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
 
 
 def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
-    """Refuse tables that are not as the schedule says; called once all workers are known to have the same model."""
+    """Raise InputError for tables of another shape than in the schedule; called after the models were compared."""
     for table in tables:
         route, shape = table.route, tuple(table.parameter.shape)
         if shape != (route.rows, route.columns):
@@ -299,7 +299,7 @@ def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
 def check_route(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Raise InputError where a parameter's embeddings would not give on this route what they give on one device."""
+    """Raise InputError if a parameter's embeddings would compute other values on this route than on one device."""
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
@@ -368,7 +368,10 @@ def _check_module(route: TablePlacement, module: Embeddings) -> None:
 
 
 def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
-    """Keep this worker's rows only, of worker 0's tables with `broadcast`, and of optimizer states; all call it."""
+    """Keep only this worker's rows of sharded tables and optimizer states; all workers call it.
+
+    With `broadcast`, the rows are those of worker 0's tables.
+    """
     assert tables.is_connected, "tables are connected before they are spread"
     for table in tables:
         if table.layout is not None:

@@ -37,7 +37,7 @@ Rows = dict[str, npt.NDArray[np.int64]]  # by parameter: the rows that a batch l
 
 
 class SampledRows(NamedTuple):
-    """How many rows each parameter has, and which of them each batch looks up."""
+    """The number of rows of each embedding parameter, and which rows each sample batch looks up."""
 
     sizes: dict[str, int]
     batches: list[Rows]
@@ -49,7 +49,7 @@ def sample_row_access(
     forward: Callable[[torch.nn.Module, Any], object] | None,
     num_batches: int,
 ) -> SampledRows:
-    """The rows that this worker's first batches look up; model and random states stay as they are."""
+    """Return the rows that this worker's first batches look up; model and random states are restored."""
     with record_lookups(model, forward or call) as look:
         seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
     if not seen:
@@ -58,7 +58,7 @@ def sample_row_access(
 
 
 def sizes_of(model: torch.nn.Module) -> dict[str, int]:
-    """The rows of every parameter that embeddings look up."""
+    """Return the number of rows of each embedding parameter, by name."""
     return {name: int(parameter.shape[0]) for name, (parameter, _) in embeddings_of(model).items()}
 
 
@@ -66,7 +66,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 def record_lookups(
     model: torch.nn.Module, forward: Callable[[torch.nn.Module, Any], object]
 ) -> Iterator[Callable[[Any], Rows]]:
-    """Inside, what is given calls the model with a batch and says which rows that looks up; nothing is changed."""
+    """Inside, the yielded function calls the model with a batch and returns the rows that it looks up."""
     known = embeddings_of(model)
     names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}
     lookups = [module for _, modules in known.values() for module in modules]
@@ -104,7 +104,7 @@ def record_lookups(
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, dropout and the like are off."""
+    """Inside, the model is in evaluation mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -115,12 +115,12 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """The rows that stand in any part, ascending."""
+    """Return the rows that are in any part, ascending."""
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
 
 def call(model: torch.nn.Module, batch: object) -> object:
-    """The model's outputs, of a batch whose first entries are its inputs, or of a dict with its inputs by name."""
+    """Call the model with a batch: a sequence whose first entries are the inputs, or a dict of inputs by name."""
     parts, keywords = inputs_of(model, batch)
     try:
         inspect.signature(model.forward).bind(*parts, **keywords)
@@ -133,7 +133,7 @@ def call(model: torch.nn.Module, batch: object) -> object:
 
 
 def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The leading parts of a batch that forward() has arguments for; all of a dict, by name."""
+    """Return the arguments for `forward()` in a batch: its first entries, or of a dict all by name."""
     if isinstance(batch, dict):
         return (), batch
     parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
@@ -144,7 +144,7 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
 
 
 def message_of(rank: int, seen: SampledRows | str) -> str:
-    """What a worker tells worker 0: its rows, or why it has none."""
+    """Encode a worker's sampled rows for worker 0, or the reason why it has none."""
     if isinstance(seen, str):
         return json.dumps({"problem": f"worker {rank}: {seen}"})
     packed = [{name: _pack_rows(rows, seen.sizes[name]) for name, rows in batch.items()} for batch in seen.batches]
@@ -152,7 +152,7 @@ def message_of(rank: int, seen: SampledRows | str) -> str:
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """The touched shares by what all workers told, as means over batches and workers."""
+    """Return the fractions of rows touched, averaged over batches and workers, from all workers' messages."""
     texts = [json.loads(text) for text in said]
     for text in texts:
         if "problem" in text:
@@ -177,7 +177,10 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
 
 
 def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster: Cluster) -> dict[str, RowAccess]:
-    """What steps touch of each parameter on average, from the rows of every worker in each step, by rank."""
+    """Return the mean fraction of each parameter's rows that a step touches, on a worker, a node and all.
+
+    `steps` has, for each step, the rows of every worker by rank.
+    """
     everybody = range(cluster.num_workers)
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
 
@@ -194,7 +197,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """On worker 0 what all workers say, within one timeout for all of them; on the others only their own."""
+    """Return the texts of all workers on worker 0, of this worker only elsewhere; `timeout` in seconds for all."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:
@@ -216,7 +219,7 @@ def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
 
 
 class OtherUses(TorchFunctionMode):
-    """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor."""
+    """Inside, `found` records by table name the first function, other than a lookup, that used the table's weight."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

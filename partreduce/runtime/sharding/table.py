@@ -30,20 +30,20 @@ COARSER = {Codec.FLOAT16: "bfloat16 or int8"}  # codecs that have a wider range 
 
 
 class Layout(Protocol):
-    """Who has a row, and where in its array."""
+    """Which worker owns a row, and its index in the owner's array."""
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """The worker that has each of these rows, int64."""
+        """Return the worker that owns each of these rows, int64."""
 
     def place_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Each row's place in the array of the worker that has it, int64."""
+        """Return each row's index in the array of its owner, int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Row r lies in part r mod P, and part p on host p mod H; a host's rows stand in ascending order.
+    """Row r is in part r mod P, and part p on host p mod H; the rows of a host are in ascending order.
 
-    A host h has K = ⌈(P − h)/H⌉ of the P parts, so the row of part p = h + jH in turn q = r div P is its (qK + j)-th.
+    Host h has K = ⌈(P − h)/H⌉ of the P parts, so row r = qP + h + jH has index qK + j on it.
     """
 
     num_rows: int
@@ -65,7 +65,7 @@ class RowLayout:
         return rows // self.partitions * parts_of_host + part // num_hosts
 
     def rows_of(self, worker: int) -> torch.Tensor:
-        """The rows that lie on a worker, ascending. O(rows of it)."""
+        """Return the rows that a worker owns, ascending. O(rows of the worker)."""
         if worker not in self.hosts:
             return torch.empty(0, dtype=torch.int64)
         parts = torch.arange(self.hosts.index(worker), self.partitions, len(self.hosts))
@@ -76,7 +76,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class OnFirst:
-    """Rows that worker 0 has read, and their places in what it has read."""
+    """Layout in which worker 0 owns all rows, such as a block that it has read."""
 
     place_of: Callable[[torch.Tensor], torch.Tensor]
 
@@ -86,7 +86,7 @@ class OnFirst:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one table: their numbers, each once, and their values, [rows, columns]; None in a request."""
+    """Some rows of one table: their numbers and their values [rows, columns]; None in a request."""
 
     ids: torch.Tensor
     rows: torch.Tensor | None = None
@@ -95,7 +95,7 @@ class Part:
         return Part(self.ids[order], None if self.rows is None else self.rows[order])
 
     def coalesced(self) -> Part:
-        """Each row once, ascending, with the sum of all its values, added in order."""
+        """Return each row once, ascending; values of repeated rows are added in order."""
         ids, inverse = torch.unique(self.ids, return_inverse=True)
         if self.rows is None:
             return Part(ids)
@@ -108,10 +108,10 @@ Parts = dict[int, Part]  # rows by the index of their table
 
 @dataclass(frozen=True, slots=True)
 class RowCode:
-    """How rows of one table, or gradients of them, are written on the wire; decoded to the table's own `dtype`.
+    """Codec for rows of one table, or their gradients; decoded rows have the table's `dtype`.
 
-    Each row by itself, so it has the same code for all that ask for it, whatever else is in the message, and everybody
-    who decodes it has the same bits. Rounding is to nearest. int8 has one scale for each row, behind its whole numbers.
+    Each row is coded by itself, rounded to nearest, so all workers that decode it get the same bits. int8 has one scale
+    per row, after its integers.
     """
 
     codec: Codec
@@ -119,7 +119,7 @@ class RowCode:
     dtype: torch.dtype
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """The code of rows [rows, columns], uint8 [rows, bytes of a row's code]. O(numbers)."""
+        """Return the code of rows [rows, columns] as uint8 [rows, bytes per row]. O(numbers)."""
         if self.codec is not Codec.INT8:
             return rows.to(DTYPES[self.codec]).contiguous().view(torch.uint8)
         values = rows.to(torch.float32).contiguous()
@@ -128,7 +128,7 @@ class RowCode:
         return torch.cat([levels.view(torch.uint8), scales[:, None].view(torch.uint8)], dim=1)
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:
-        """The rows of a code, [rows, columns]. O(numbers)."""
+        """Return the decoded rows, [rows, columns]. O(numbers)."""
         if self.codec is not Codec.INT8:
             return code.contiguous().view(DTYPES[self.codec]).to(self.dtype)
         levels, scales = code[:, : self.columns].view(torch.int8), code[:, self.columns :]
@@ -137,7 +137,7 @@ class RowCode:
         return (levels.to(torch.float32) * scales).to(self.dtype)
 
     def lost(self, rows: torch.Tensor, code: torch.Tensor) -> float | None:
-        """The largest finite number that the code has made infinite (of int8 all of its row is NaN), or None."""
+        """Return the largest finite number that became infinite in the code (int8: NaN in the whole row), or None."""
         if not rows.numel():
             return None
         least, most = (float(end) for end in torch.aminmax(rows))
@@ -150,7 +150,7 @@ class RowCode:
         return float(beyond.abs().max()) if len(beyond) else None
 
     def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
-        """What is wrong with rows (`what` they are) that do not fit, as the end of "worker 2: "; else empty."""
+        """Describe rows beyond the codec's range, as the end of "worker 2: "; else empty. `what` names the rows."""
         if (number := self.lost(rows, code)) is None:
             return ""
         others = COARSER.get(self.codec, "none")
@@ -161,26 +161,26 @@ class RowCode:
 
 
 class Landing(NamedTuple):
-    """A copy on its way to the host; without a mark it is there."""
+    """A copy to the host that may still be in progress."""
 
     values: torch.Tensor
     mark: Marker | None = None
 
     def wait(self) -> torch.Tensor:
-        """The copy, once it is there. The host waits for this copy and what its stream did before, for nothing else."""
+        """Wait until the copy is complete and return it; waits for no later work of the stream."""
         if self.mark is not None:
             await_mark(self.mark)
         return self.values
 
 
 class Staging:
-    """Copies between the host and wherever an array lies, in the streams of its device, as a world gives them."""
+    """Copies between the host and devices, in the current stream of the device."""
 
     def __init__(self, streams: Callable[[torch.device], Streams] = streams_of) -> None:
         self._streams = streams
 
     def begin(self, values: torch.Tensor) -> Landing:
-        """Let an array set out for the host, after what the current stream has queued."""
+        """Start copying an array to the host, after the current stream's work."""
         streams = self._streams(values.device)
         if not streams.runs_ahead:
             return Landing(values)
@@ -190,17 +190,17 @@ class Staging:
         return self.begin(values).wait()
 
     def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """An array of the host where the current stream of a device can use it next; itself on the CPU."""
+        """Return a copy of a host array for use in the device's current stream; on CPU the array itself."""
         streams = self._streams(device)
         return streams.stage(values, device) if streams.runs_ahead else values
 
 
 @dataclass(eq=False)
 class Table:
-    """A table of a run, on one worker.
+    """One embedding parameter that is placed separately, on one worker.
 
-    Sharded, the module's parameter holds this worker's rows only; gathered, all of them. Parameter, gradient and the
-    optimizer's state lie on the parameter's device; numbers of rows, and rows that travel, on the host.
+    If sharded, the parameter holds this worker's rows only, otherwise all rows. Parameter, gradient and optimizer state
+    are on the parameter's device; row numbers, and rows to send, on the host.
     """
 
     index: int
@@ -225,12 +225,12 @@ class Table:
 
     @cached_property
     def code(self) -> RowCode | None:
-        """The code in which its rows cross; None where they travel as they are."""
+        """The codec of its rows; None if they are sent uncoded."""
         codec = self.route.codec
         return RowCode(codec, self.route.columns, self.parameter.dtype) if codec.rounds else None
 
     def blocks(self) -> list[tuple[int, int]]:
-        """First row and the row after the last of each piece in which it moves, equal on all workers."""
+        """Return (first row, row after the last) of each block in which the table is sent, equal on all workers."""
         width = max(1, self.route.columns * self.parameter.element_size())
         size = max(1, BLOCK_BYTES // width)
         return [(first, min(first + size, self.route.rows)) for first in range(0, self.route.rows, size)]
@@ -242,12 +242,12 @@ class Table:
         return rows if self.layout is None else self.layout.place_of(rows)
 
     def put(self, array: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write rows that came over the host into an array that has this worker's, wherever it lies."""
+        """Write rows from the host to an array of this worker's rows, on any device."""
         places = self.staging.to_device(self.placed(ids), array.device)
         array[places] = self.staging.to_device(rows, array.device)
 
     def taken(self) -> Part | None:
-        """What the lookups of a backward pass have brought, each row once; None where none took part in it."""
+        """Return the gradients of the rows looked up in a backward pass, each row once; None if there are none."""
         if not self.pending:
             return None
         brought, self.pending = self.pending, []
@@ -257,7 +257,7 @@ class Table:
         return Part(torch.cat([ids for ids, _ in brought]), torch.cat(rows)).coalesced()
 
     def add(self, part: Part) -> None:
-        """Add what all workers have brought for this worker's rows to its gradient."""
+        """Add the gradients of this worker's rows, from all workers, to the parameter's gradient."""
         parameter, rows = self.parameter, part.rows
         if not parameter.requires_grad:
             return
@@ -286,7 +286,7 @@ class Table:
         return whole if self.own is None else whole[self.own]
 
     def is_whole(self, value: Any) -> bool:  # noqa: ANN401 - whatever a state holds
-        """Whether a value has a number for each number of the whole table."""
+        """Whether a value is a tensor with the shape of the whole table."""
         return isinstance(value, torch.Tensor) and tuple(value.shape) == (self.route.rows, self.route.columns)
 
 
@@ -294,7 +294,7 @@ _NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - what 
 
 
 class ShardGradient(torch.Tensor):
-    """A gradient of a table's rows on one worker, for which torch's own gradient clipping is refused."""
+    """The gradient of a sharded table, for which torch's `clip_grad_norm_` raises an error."""
 
     table: str  # the parameter's name
 

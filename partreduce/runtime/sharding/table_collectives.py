@@ -30,7 +30,7 @@ NAME = "tables"  # of communicators that only tables use, so that nothing else c
 
 
 class Kind(IntEnum):
-    """What a worker is about to do with its tables."""
+    """What kind of table operation a worker starts."""
 
     ANY = 0  # whatever the others do: its own data ended
     LOOKUP = 1
@@ -47,7 +47,7 @@ PROBLEM, LONGEST = 5, 6  # places of whether there is a problem, and of the most
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one worker does next; equal where it means the same. `value` is its part of a norm."""
+    """The table operation that a worker starts; equal calls mean the same one. `value` is its part of a norm."""
 
     kind: Kind
     step: int = 0
@@ -68,7 +68,7 @@ class Call:
         return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
 
     def words(self, tables: Sequence[str]) -> str:
-        """What the worker does, as the end of "worker 2 …"."""
+        """Describe the operation, as the end of "worker 2 …"."""
         name = tables[self.table]
         if self.kind is Kind.LOOKUP:
             copy = f" in copy {self.copy} of the model" if self.copy else ""
@@ -84,7 +84,7 @@ class Call:
 
 @dataclass
 class CollectiveCalls:
-    """What all members of a group said."""
+    """The calls of all members of a group."""
 
     members: tuple[int, ...]
     said: torch.Tensor  # their calls as numbers, int64 [members, LENGTH]
@@ -97,7 +97,7 @@ class CollectiveCalls:
 
     @cached_property
     def agreed(self) -> Call | None:
-        """What all do, `ANY` where no worker has data left; None if they differ."""
+        """The common call, `ANY` if no worker has data left; None if calls differ."""
         first = self.said[0]
         if bool((self.said[:, :SAME] == first[:SAME]).all()):
             return Call.read(first)
@@ -113,16 +113,16 @@ class CollectiveCalls:
 
     @property
     def longest(self) -> int:
-        """The most rows that a member asks of another one, or the most bytes that it brings to one."""
+        """The most rows that a member requests from another, or the most bytes that it sends to one."""
         return int(self.said[:, LONGEST].max())
 
     @property
     def with_problem(self) -> int | None:
-        """The first worker that found a mistake of its user."""
+        """The first worker that reported a user's mistake; None without one."""
         return next((rank for rank, one in zip(self.members, self.said[:, PROBLEM].tolist(), strict=True) if one), None)
 
     def difference(self, tables: Sequence[str]) -> str:
-        """Who does something else than the others, in one line that is the same on all workers."""
+        """Describe which worker calls another operation, in one line that is equal on all workers."""
         said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
         usual = max(said.values(), key=list(said.values()).count)
         rule = (
@@ -137,17 +137,17 @@ class CollectiveCalls:
 
 
 def width_of(column: torch.Tensor) -> int:
-    """Bytes of a row."""
+    """Return the bytes per row of a column."""
     return column.element_size() * column.shape[1:].numel()
 
 
 def bytes_of(columns: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
-    """Bytes of so many rows of each column for each member, int64 [members, columns]."""
+    """Return the bytes of `counts` [members, columns] rows of each column, int64 [members, columns]."""
     return counts * torch.tensor([width_of(column) for column in columns])
 
 
 def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
-    """All columns, each in order of members, as bytes: first those for the first member."""
+    """Concatenate columns, whose rows are in order of members, to one byte message, grouped by member."""
     raw = [column.contiguous().view(-1).view(torch.uint8) for column in columns]
     if len(columns) == 1:
         return raw[0]
@@ -156,7 +156,7 @@ def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> tor
 
 
 def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Split bytes from all members into columns of these dtypes and widths; inverse of `group_by_member`."""
+    """Split a byte message into columns of the dtypes and widths of `like`; inverse of `group_by_member`."""
     raw = [message]
     if len(like) > 1:
         pieces = torch.split(message, sizes.view(-1).tolist())
@@ -165,10 +165,10 @@ def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[tor
 
 
 class Wire:
-    """One worker's collectives with all workers, and with those of its node where rows are coalesced there first.
+    """One worker's collectives for tables: over all workers, and over its node if rows are coalesced there first.
 
-    All raise PeerFailedError where a member is gone. `round_` is this worker's round, for reports; `coalesces` says
-    whether a node's workers first agree on the rows that several touch, `gathers` whether any table is gathered by all.
+    Methods raise PeerFailedError if a worker is gone. `round_` returns this worker's round, for reports; `coalesces`
+    tells whether the workers of a node first merge their rows, `gathers` whether any table is gathered on all workers.
     """
 
     def __init__(
@@ -216,11 +216,11 @@ class Wire:
         brings: int = 0,
         mates: CollectiveCalls | None = None,
     ) -> CollectiveCalls:
-        """Tell all members of a group what this worker does, and hear what they do.
+        """Exchange calls with all members of a group; returns everyone's.
 
-        `counts` are for each member and table 0, or 1 more than its rows, int64 [members, tables]; `asked` the rows of
-        a lookup, of one table, in order of members; `brings` the most bytes brought to one member afterwards; `mates`
-        what the workers of this node said before, who do not all talk to this group themselves.
+        `counts` holds, for each member and table, 0 or the number of rows plus 1, int64 [members, tables]; `asked` the
+        rows of a lookup in order of members; `brings` the most bytes sent to one member afterwards; `mates` the calls
+        inside this node, whose workers do not all talk to this group.
         """
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
@@ -268,11 +268,11 @@ class Wire:
         receives: torch.Tensor,
         longest: int,
     ) -> list[torch.Tensor]:
-        """Hand rows to the members of a group, of all columns as one message; returns theirs, in order of members.
+        """Send rows of all columns to the members as one message each; returns theirs, in order of members.
 
-        `sends` and `receives` are rows of each column for each member, int64 [members, columns]; `longest` is what all
-        know to be the most bytes from one to another: if these are many, they go in rounds of pairs, except inside a
-        node.
+        `sends` and `receives` count rows of each column for each member, int64 [members, columns]; `longest` is the
+        most bytes from one member to another, known to all: long messages go in rounds of pairs, except inside a node.
+        `what` names the rows in messages.
         """
         out, back = bytes_of(columns, sends), bytes_of(columns, receives)
         source, sent, came = group_by_member(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
@@ -289,7 +289,7 @@ class Wire:
         return split_columns(target, back, columns)
 
     def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
-        """The rows of all workers, of all columns; they travel around a ring. `counts` as `receives` of `swap`."""
+        """All-gather the rows of all columns around a ring, in order of workers; `counts` is as in `swap`."""
         group, sizes = self.everyone, bytes_of(columns, counts)
         lengths = sizes.sum(1).tolist()
         longest = max(lengths)

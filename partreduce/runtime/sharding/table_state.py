@@ -26,7 +26,7 @@ SMALL_BYTES = 2**20  # a smaller table is not worth a file
 
 
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
-    """All rows of a sharded array, in worker 0; all workers call it with the same `number` of this array."""
+    """Gather all rows of a sharded array on worker 0; all workers call it with the same `number` of the array."""
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
     is_first = tables.rank == 0
@@ -46,7 +46,7 @@ def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number:
 
 
 def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An array whose pages the kernel may write to the disk and drop; a small one lies in memory."""
+    """Return an empty array in a temporary file, whose pages the kernel may drop; a small one is in memory."""
     size = torch.Size(shape).numel()
     if size * dtype.itemsize <= SMALL_BYTES:
         return torch.empty(shape, dtype=dtype)
@@ -66,7 +66,7 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def local_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
-    """This worker's rows of a whole table."""
+    """Return this worker's rows of a whole table."""
     if value.is_meta:
         raise InputError(
             f"load_state_dict: parameter {table.name!r} has no numbers, since only worker 0's state_dict() holds whole "
@@ -82,7 +82,7 @@ def local_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
 
 
 def full_optimizer_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """A torch optimizer's state dict with the whole tables' states; all workers call it."""
+    """Return a torch optimizer's state dict with the states of whole tables; all workers call it."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
         if index in state:
@@ -96,7 +96,7 @@ def full_optimizer_states(tables: Tables, optimizer: torch.optim.Optimizer, save
 def local_optimizer_states(
     tables: Tables, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A torch optimizer's state dict with this worker's rows of what has all of them."""
+    """Return a torch optimizer's state dict with this worker's rows of whole tables' states."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
         if index in state:
@@ -106,29 +106,29 @@ def local_optimizer_states(
 
 
 def places_of(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[int, Table]]:
-    """Sharded tables, by their parameters' numbers in the optimizer's state dict."""
+    """Return the sharded tables with the indices of their parameters in the optimizer's state dict."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = ((index, tables.of(parameter)) for index, parameter in enumerate(parameters))
     return [(index, table) for index, table in found if table is not None and table.is_sharded]
 
 
 def is_like(value: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 - whatever a state holds
-    """Whether a state is a tensor with the shape of this worker's parameter."""
+    """Whether a state is a tensor with the shape of this worker's shard of the parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
 def shards_of(tables: Tables) -> dict[str, torch.Tensor]:
-    """This worker's rows of all sharded tables, by their names in a file."""
+    """Return this worker's rows of all sharded tables, by name in a checkpoint."""
     return {f"model/{table.name}": table.parameter for table in tables if table.is_sharded}
 
 
 def gathered_of(tables: Tables) -> dict[str, torch.Tensor]:
-    """The tables that every worker has, by their names in a file."""
+    """Return the tables that every worker holds whole, by name in a checkpoint."""
     return {f"model/{table.name}": table.parameter for table in tables if not table.is_sharded}
 
 
 def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """How each sharded table is dealt out, and what the optimizer keeps of it, as JSON."""
+    """Describe, as JSON, how each sharded table is divided, and its optimizer states."""
     found: dict[str, Any] = {
         table.name: [layout.num_rows, list(layout.hosts), layout.partitions, None]
         for table in tables
@@ -173,10 +173,10 @@ def redistribute(
     old_ranks: Sequence[int],
     read: Callable[[int], Mapping[str, torch.Tensor]],
 ) -> None:
-    """Fill all sharded tables from files that another number of workers saved; all workers call it.
+    """Fill all sharded tables from files saved by another number of workers; all workers call it.
 
-    The optimizer continues with its states of the rows, where it is of the class and the switches that it was of.
-    `saved` is what `layouts_of` gave, `old_ranks` are whose files there are, which `read` reads on worker 0 only.
+    Optimizer states of the rows are restored if the optimizer has the same class and switches. `saved` is from
+    `layouts_of`; `old_ranks` are the ranks with a file, which `read` reads on worker 0.
     """
     state = optimizer.state_dict()
     indices = {table.name: index for index, table in places_of(tables, optimizer)}
@@ -221,7 +221,7 @@ def _deal(
 
 
 def reader(folder: Path, file_of: Callable[[int], str], unpack: Callable[..., Any]) -> Callable[[int], Any]:
-    """Reads a worker's file, the last one only kept."""
+    """Return a function that reads a worker's file by rank, and keeps only the last one in memory."""
     kept: dict[int, Any] = {}
 
     def read(rank: int) -> Any:  # noqa: ANN401 - tensors by name

@@ -35,7 +35,7 @@ LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 class Outcome(NamedTuple):
-    """What came of an operation: what it was, all workers' calls, and the rows."""
+    """Result of a table operation: what it was, all workers' calls, and the rows."""
 
     did: Call
     met: CollectiveCalls
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class Exchange:
-    """One worker's part in the operations of all tables of a run, in the order in which they are exchanged."""
+    """One worker's table operations, in the same order on all workers."""
 
     def __init__(self, wire: Wire, tables: Sequence[Table]) -> None:
         self.wire, self.tables = wire, tables
@@ -53,10 +53,10 @@ class Exchange:
         self._problem = ""  # what was wrong with gradients that this worker brought, until all have heard of it
 
     def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
-        """Do one operation together with all workers.
+        """Carry out one operation together with all workers.
 
-        `parts` is what this worker asks for, or brings, without repetitions (lookups concern one table), `source` how
-        it answers a lookup, and `problem` a mistake of its user, for which all stop.
+        `parts` has the rows that this worker requests or sends, without repetitions (a lookup concerns one table),
+        `source` answers lookups, and `problem` describes a user's mistake, which stops all workers.
         """
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)
@@ -125,7 +125,7 @@ class Exchange:
         return Part(part.ids, rows)
 
     def code_of_rows(self, did: Call) -> RowCode | None:
-        """How rows that are handed out travel: those of a lookup coded, whole tables as they are."""
+        """Return the codec of rows that are sent: the table's for lookups, none for whole tables."""
         return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
     def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
@@ -156,7 +156,7 @@ class Exchange:
 
 
 class Leg:
-    """An operation inside one group: its members tell each other what they ask for or bring, and then hand it over."""
+    """A table operation inside one group: members exchange requests, then rows."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class Leg:
         return ids.long()
 
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
-        """Hand out the rows that were asked for; those asked for here, and the lowest rank heard of with odd rows."""
+        """Send the requested rows; returns those requested here, and the lowest rank with rows beyond its codec."""
         what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
         one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
         sends, receives = self._receives[:, one], self._sends[:, one]
@@ -227,7 +227,7 @@ class Leg:
     def brought(
         self, did: Call, tables: list[int], nothing: Callable[[int], Part], *, to_all: bool = False
     ) -> dict[int, Part]:
-        """Bring gradients of these tables, `nothing` where this worker has none; what came, from all in turn."""
+        """Send gradients of these tables, `nothing` for those without; returns the received ones by table."""
         if not tables:
             return {}
         parts = [self._parts.get(table) or nothing(table) for table in tables]
@@ -246,7 +246,7 @@ class Leg:
 
 
 class Steps(Protocol):
-    """Where this worker is in the run."""
+    """The steps of this worker in the run."""
 
     @property
     def steps(self) -> int: ...
@@ -256,10 +256,10 @@ class Steps(Protocol):
 
 
 class Tables:
-    """One worker's tables, in the order in which they are exchanged; found before the workers meet, connected after.
+    """All tables of a run on one worker, in the order in which they are exchanged.
 
-    What exchanges rows raises InputError where a worker's user made a mistake or workers do different things, with the
-    same line on all of them, and PeerFailedError where a worker is gone.
+    Methods that exchange rows raise InputError, equal on all workers, if a user made a mistake or workers' operations
+    differ, and PeerFailedError if a worker is gone.
     """
 
     def __init__(self, tables: Sequence[Table] = (), *, coalesces: bool = False) -> None:
@@ -283,7 +283,7 @@ class Tables:
 
     @property
     def bytes_across(self) -> int:
-        """What this worker has sent of tables to other nodes; of a gather, what it hands to the next of the ring."""
+        """The bytes of tables that this worker has sent to other nodes; in a ring, to the next worker."""
         return 0 if self._exchange is None else self._exchange.wire.bytes_across
 
     def of(self, parameter: torch.Tensor) -> Table | None:
@@ -292,7 +292,7 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
-        """Meet the others; all workers call it, after their groups were made. `guard` ends the run after a failure."""
+        """Connect the workers' tables; all call it, after their groups were made. `guard` ends the run on failure."""
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
         checks = torch.sparse.check_sparse_tensor_invariants
@@ -315,7 +315,7 @@ class Tables:
         return self._exchange is not None
 
     def check_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
-        """For a hook on the parameter: lookups hand it no gradient, so one is of another use, of one worker."""
+        """Hook that raises InputError for a gradient not from a lookup, such as of a penalty on the weight."""
         if gradient is not None:
             self._end(
                 f"parameter {table.name!r}: the script trains it by more than lookups of its embedding (such as "
@@ -330,7 +330,7 @@ class Tables:
         self._guard(end)
 
     def broadcast(self) -> None:
-        """Copy worker 0's tables to all workers, of those that every worker has."""
+        """Copy worker 0's values of the tables that are not sharded to all workers."""
         for table in self.tables:
             if self._exchange is not None and not table.is_sharded:
                 whole = table.parameter.detach()
@@ -344,7 +344,7 @@ class Tables:
     def block(
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
     ) -> torch.Tensor:
-        """Rows of a block that others have, on the host; all workers ask for some, or none, and answer from `array`."""
+        """Fetch rows of a block from other workers, to the host; all workers call it and answer from `array`."""
         self._step = self._current_step()  # workers whose data ended come, and are named, rather than wait for a step
 
         def answer(places: torch.Tensor) -> torch.Tensor:
@@ -358,18 +358,18 @@ class Tables:
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none."""
+        """Look up unique rows of a sharded table, to the host; all workers call it, maybe without rows."""
         self._step, self._closed = self._current_step(), False
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def stop_for(self, problem: str, *, trains: bool) -> None:
-        """Stop all workers, where they next exchange gradients, for a mistake here; without gradients only this one."""
+        """Raise InputError on all workers at the next gradient exchange, or without `trains` here at once."""
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
         self._perform(Call(Kind.REDUCE, self._current_step()), problem=problem)
 
     def exchange_after_backward(self) -> None:
-        """Called inside a backward pass: at its end all workers exchange the gradients of their tables."""
+        """Have all workers exchange their tables' gradients at the end of the current backward pass."""
         # Once for each lookup: the first of them exchanges what all have brought.
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as torch's DDP
 
@@ -388,10 +388,10 @@ class Tables:
             self.tables[index].add(part)
 
     def close_step(self, value: Callable[[], float] | None = None) -> list[float] | None:
-        """Before dense gradients are averaged, or the optimizer steps: no lookup of this step comes any more.
+        """End a step's lookups, before dense gradients are averaged or the optimizer steps.
 
-        `value` is what this worker says to all besides, such as its part of a norm, once gradients are there. Returns
-        what each says; None where that takes another message: the step was closed before, or a worker has no data.
+        `value()`, called once gradients are here, is this worker's part of a norm. Returns all workers' values; None if
+        another message is needed for that: the step was closed before, or a worker has no data.
         """
         if not self.tables or self._closed:
             return None
@@ -410,7 +410,11 @@ class Tables:
         self._closed = False
 
     def serve(self, *, changes_means: bool) -> bool:
-        """Take part in one step's exchanges without data, changing means or not; whether anybody took the step."""
+        """Take part in one step's exchanges as a worker without data; returns whether any worker took the step.
+
+        `changes_means` tells the others that this worker can change mean gradients as the script does (such as
+        clipping).
+        """
         self._step = self._current_step()
         while True:
             outcome = self._perform(Call(Kind.ANY, self._step, value=float(changes_means)))
@@ -421,7 +425,7 @@ class Tables:
                 return outcome.did.kind is Kind.STEP
 
     def exchange_norm(self, value: float) -> list[float]:
-        """What each worker says in one message; one without data is not told what is done to means."""
+        """Return every worker's part of a norm, in order of ranks, by one message."""
         self.clips = True
         if self._without_clipping:
             self._end(

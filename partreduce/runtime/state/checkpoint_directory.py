@@ -28,12 +28,12 @@ ENOUGH = 3  # whole checkpoints that a worker offers; hashing more would only co
 
 
 class NewerFormatError(DocumentError):
-    """A manifest that a later version of partreduce wrote."""
+    """The manifest was written by a later version of partreduce."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """A checkpoint as one worker sees it; `problem` says why it cannot be loaded, `number` is −1 where not known."""
+    """A checkpoint as one worker sees it; `problem` says why it cannot be loaded, `number` is −1 if unknown."""
 
     name: str
     number: int = -1
@@ -42,12 +42,12 @@ class CheckpointReport:
 
 
 def file_of(rank: int) -> str:
-    """The name of a worker's file."""
+    """Return the name of a worker's file."""
     return f"worker-{rank:05d}.safetensors"
 
 
 def folders(directory: Path) -> list[Path]:
-    """The folders of checkpoints, whole or not; none if there is no such directory."""
+    """Return the folders of checkpoints, complete or not; none if the directory does not exist."""
     try:
         inside = list(directory.iterdir())
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def folders(directory: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """A manifest, refused if it is not one."""
+    """Read a checkpoint's manifest. Raises FileError or DocumentError."""
     place = folder / MANIFEST
     manifest = read_json(place, MAX_MANIFEST_BYTES)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -95,7 +95,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def source_of(manifest: Mapping[str, Any], rank: int) -> int:
-    """Whose file a worker reads: its own, or the first that is there where it failed before the checkpoint."""
+    """Return whose file a worker loads: its own, or the first one if it had failed before the checkpoint."""
     workers = manifest["workers"]
     if rank < len(workers) and workers[rank] is not None:
         return rank
@@ -103,7 +103,10 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
 
 
 def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
-    """What lies there with a manifest, newest first, to the third that can be loaded, by a worker's own file or all."""
+    """List the checkpoints with a manifest, newest first, until three can be loaded.
+
+    With `rank` only that worker's file is checked, with None all files.
+    """
     manifests: list[tuple[Path, dict[str, Any]]] = []
     seen: list[CheckpointReport] = []
     for folder in folders(directory):
@@ -144,7 +147,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
 def newest_common(
     directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]
 ) -> tuple[str | None, str]:
-    """The newest checkpoint that all `ranks` can load, and what newer ones were passed over for it, as a sentence."""
+    """Return the newest checkpoint that all `ranks` can load, or None, and a sentence on damaged newer ones."""
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
         raise FileError(f"load_checkpoint: {problem}")
@@ -179,7 +182,7 @@ def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Checkpoi
 
 
 def save_status(directory: Path, plain: str) -> dict[str, Any]:
-    """What a worker says before a save: the highest number that it sees, and whether the folder's name is taken."""
+    """Return, before a save, the highest checkpoint number seen and whether the name `plain` is taken."""
     highest = 0
     with contextlib.suppress(FileError):
         for folder in folders(directory):
@@ -189,7 +192,7 @@ def save_status(directory: Path, plain: str) -> dict[str, Any]:
 
 
 def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
-    """The folders of a lineage that go when one more is written and `keep` stay; asked before anybody deletes."""
+    """Return the lineage's folders to delete after one more is written, so that `keep` stay."""
     whole: list[tuple[int, Path]] = []
     unfinished: list[Path] = []
     with contextlib.suppress(FileError):
@@ -220,7 +223,7 @@ def _lineage_in(path: Path) -> str | None:
 
 
 def delete(superfluous_folders: Sequence[Path], rank: int) -> None:
-    """Delete this worker's part of some folders, the manifest first; what cannot be deleted stays."""
+    """Delete this worker's files in some folders, the manifest first; ignores files that cannot be deleted."""
     for folder in superfluous_folders:
         with contextlib.suppress(OSError):
             (folder / MANIFEST).unlink(missing_ok=True)
@@ -229,7 +232,7 @@ def delete(superfluous_folders: Sequence[Path], rank: int) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content."""
+    """Read a file. Raises FileError."""
     try:
         return path.read_bytes()
     except OSError as error:

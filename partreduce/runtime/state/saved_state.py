@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateFile:
-    """What is saved of one worker, and how it is put back."""
+    """One worker's state: saves it as named tensors and JSON, and restores it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.optimizer = engine, engine.optimizer
@@ -54,7 +54,7 @@ class StateFile:
         return tensors, facts
 
     def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
-        """Put everything back, in place, but what the runner keeps, which is returned."""
+        """Restore everything in place, except the runner's state, which is returned."""
         self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
@@ -79,7 +79,7 @@ class StateFile:
         return {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
-        """Put the mean of several workers' models in place; how the sharded tables were dealt out, left as they are."""
+        """Load the mean of several workers' models, in place; returns the layouts of sharded tables, not loaded."""
         layouts: dict[str, Any] = {}
         sums: Tensors = {}
         first: Tensors = {}
@@ -122,7 +122,7 @@ class StateFile:
 
 
 def pack(state: StateFile, extra: object, lineage: str) -> bytes:
-    """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`)."""
+    """Return the state as a safetensors file; its header has the lineage (see `checkpoint_directory`)."""
     tensors, facts = state.collect()
     header = {"partreduce": json_of(facts | {"extra": extra}), "lineage": lineage}
     data: bytes = load("safetensors.torch", "a checkpoint").save(
@@ -132,7 +132,7 @@ def pack(state: StateFile, extra: object, lineage: str) -> bytes:
 
 
 def json_of(facts: Mapping[str, Any]) -> str:
-    """What is no tensor, as JSON."""
+    """Encode facts that are no tensors as JSON. Raises InputError for other types."""
     try:
         return json.dumps(facts)
     except (TypeError, ValueError) as error:
@@ -140,7 +140,7 @@ def json_of(facts: Mapping[str, Any]) -> str:
 
 
 def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and facts of a file."""
+    """Return the tensors and facts of a file. Raises DocumentError, which names `place`."""
     try:
         tensors: Tensors = load("safetensors.torch", "a checkpoint").load(data)
         length = int.from_bytes(data[:8], "little")
@@ -196,7 +196,7 @@ BEHIND = (
 
 
 class Stateful(Protocol):
-    """What has its own state besides the optimizer's: a scheduler, a gradient scaler."""
+    """An object with `state_dict` and `load_state_dict`, such as a scheduler or a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -204,7 +204,7 @@ class Stateful(Protocol):
 
 
 class Handover:
-    """One worker's state, to give and to take (see `elastic.regroup`); the random states stay each worker's own."""
+    """One worker's state as a joining worker copies it (see `elastic.regroup`); without random states."""
 
     def __init__(self, wrapper: torch.optim.Optimizer, engine: Engine, meeting: Meeting) -> None:
         self._wrapper = weakref.ref(wrapper)  # which has this
@@ -215,7 +215,7 @@ class Handover:
         self._groups: list[dict[str, Any]] = []
 
     def add(self, objects: tuple[Stateful, ...]) -> None:
-        """Further objects whose states go along; on a worker that has joined they get the donor's at once."""
+        """Add objects whose state is copied too; a worker that has joined loads the donor's states at once."""
         for one in objects:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise InputError(f"register_stateful: a {type(one).__name__} has no state_dict() and load_state_dict()")

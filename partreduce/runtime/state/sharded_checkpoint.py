@@ -28,7 +28,7 @@ OWN = ("buffer/", "random/")  # what every rank has for itself
 
 
 def newest(directory: Path, worker: int) -> Path | None:
-    """The newest checkpoint that all replicas have; None where there is none at all. All ranks of the job call it."""
+    """Return the newest checkpoint that all replicas have; None if there is none. All ranks of the job call it."""
     seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
     said = all_gather_json(seen)
     if common := set.intersection(*map(set, said)):
@@ -39,7 +39,7 @@ def newest(directory: Path, worker: int) -> Path | None:
 
 
 def all_gather_json(one: Said) -> list[Said]:
-    """What every rank of the job says, itself included; all call it."""
+    """Return the JSON values of all ranks of the job, in order of ranks; all call it."""
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, one)
     return said
@@ -59,7 +59,7 @@ def _place(folder: Path, worker: int) -> Path:
 
 
 def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: dict[str, Any]) -> None:
-    """Write one replica's state; all its ranks call it."""
+    """Write one replica's state to its part of the checkpoint; all its ranks call it."""
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     own = f"shard-{dist.get_rank(group)}"
     text, problem = "", ""
@@ -89,7 +89,7 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
 def load(
     folder: Path, worker: int, flat: FlatModel, optimizer: torch.optim.Optimizer
 ) -> tuple[Tensors, dict[str, Any], bool]:
-    """One replica's state, as `save` was given it, and whether as many shards wrote it; all its ranks call it."""
+    """Load one replica's state: (tensors, facts, whether as many shards wrote it); all its ranks call it."""
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
     by_name = dict(flat.model.named_parameters(remove_duplicate=False))

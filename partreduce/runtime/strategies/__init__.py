@@ -72,7 +72,7 @@ _RUNNERS: dict[type[st.Strategy], Callable[[Any, Run], Runner]] = {
 
 
 def build(run: Run) -> Runner:
-    """The runner of a schedule's strategy."""
+    """Create the runner of a schedule's strategy."""
     strategy = run.schedule.strategy
     if (make := _RUNNERS.get(type(strategy))) is None:
         raise MissingDependencyError(

@@ -26,11 +26,11 @@ MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask} 
 
 
 class AsynchronousServer(OneSided):
-    """After each round a worker sends its progress to the hosts, which add it at once, and gets the newest model back.
+    """After each round a worker sends its progress to the hosts, which add it at once, and gets the newest model.
 
-    For plain SGD this is asynchronous SGD; optimizer state stays with the worker. With `staleness` s a host answers a
-    worker only when that is at most s rounds ahead of the slowest. With overlap the answer is awaited one round later.
-    Buffers are averaged in the mean model only.
+    With plain SGD this is asynchronous SGD; optimizer state stays with the worker. With `staleness` s a host answers a
+    worker only while that is at most s rounds ahead of the slowest. With overlap the worker waits for the answer one
+    round later. Buffers are averaged in the mean model only.
     """
 
     def __init__(self, server: Server, run: Run) -> None:
@@ -68,12 +68,12 @@ class AsynchronousServer(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Take the answer in flight and the newest model, keeping what was learned since."""
+        """Wait for the answer in flight, and load the newest model plus this worker's progress since it was sent."""
         if self.is_measured:
             self._refresh()
 
     def drain(self) -> str:
-        """Drop the answer in flight; afterwards the hosts start again from their workers' parameters."""
+        """Drop the answer in flight; the hosts then start again from their workers' parameters."""
         if self._pending is not None:
             self._wait(self._pending)
             self._pending = None
@@ -84,7 +84,7 @@ class AsynchronousServer(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """Whether there is a model from which progress is counted: all changes since the last answer are sent."""
+        """Whether a model has been received, relative to which progress is sent."""
         return bool(self.driver.open_state.stage != shards.CLOSED)
 
     def _open(self, round_: int) -> None:

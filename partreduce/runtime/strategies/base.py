@@ -24,7 +24,7 @@ from partreduce.topo.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the engine, checkpoints and checks have to know of a schedule's kind."""
+    """Properties of a schedule's kind that the engine, checkpoints and checks depend on."""
 
     averages_gradients: bool  # before each step; else parameters, after the last one of a round
     keeps_equal: bool  # whether all step with the same means, so that models are equal wherever all meet
@@ -37,7 +37,7 @@ class Traits:
 
 
 def traits_of(schedule: Schedule) -> Traits:
-    """The traits of a schedule's kind."""
+    """Return the traits of a schedule's kind."""
     strategy = schedule.strategy
     has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
     normalizes = strategy.averaging is st.Averaging.STEP_NORMALIZED
@@ -70,14 +70,14 @@ def traits_of(schedule: Schedule) -> Traits:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the engine has come, for its runner."""
+    """The number of steps that the engine has taken."""
 
     step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a runner works on: one worker's part of a run."""
+    """One worker's part of a run, on which its runner works: schedule, model, reducers and membership."""
 
     schedule: Schedule
     rank: int
@@ -96,13 +96,13 @@ class Run:
         return self.schedule.steps_per_round_of(self.rank)
 
     def progress_factor(self, members: Sequence[int]) -> float:
-        """The mean steps per round of some workers, divided by this one's."""
+        """Return the mean steps per round of `members`, divided by this worker's."""
         steps = [self.schedule.steps_per_round_of(member) for member in members]
         return sum(steps) / len(steps) / self.steps_per_round
 
     @property
     def traits(self) -> Traits:
-        """What is to be known of the schedule's kind; where the script runs alone, of none."""
+        """The traits of the schedule's kind; none for a script without a launcher."""
         return Traits(averages_gradients=False, keeps_equal=False) if self.alone else traits_of(self.schedule)
 
     @property
@@ -111,19 +111,19 @@ class Run:
 
     @property
     def host(self) -> Streams | None:
-        """What moves arrays to host memory and back, where outer steps keep theirs there."""
+        """The streams that copy outer parameters and momentum to host memory; None if they stay on the device."""
         return self.reducer.streams if self.keeps_on_host else None
 
 
 class AveragedGradients(NamedTuple):
-    """What came of averaging the gradients of a step."""
+    """Result of averaging a step's gradients."""
 
     more: int = 0  # steps that were taken besides the one whose gradients are in place now
     scaled: bool = False  # whether a GradScaler was at work on these gradients in an earlier step
 
 
 class StepRequest(NamedTuple):
-    """What a script asks of a step."""
+    """How a script takes a step: skipped, scaled by a GradScaler, with gradients averaged or changed before."""
 
     skip: bool = False
     scaled: bool = False  # a GradScaler has scaled the gradients
@@ -132,7 +132,7 @@ class StepRequest(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What came of a step's end."""
+    """Result of the end of a step."""
 
     skipped: int = 0  # rounds that a worker left behind skips
     are_equal: bool = False  # whether all workers are known to hold the same model now
@@ -143,10 +143,10 @@ DIFFERENT = StepResult()
 
 
 class Runner:
-    """How one worker averages; one instance per optimizer. As it stands it averages nothing, as of a script alone.
+    """Averages for one worker as a strategy says; one object per optimizer. This base class averages nothing.
 
-    An engine (see `worker.engine`) calls these methods, which raise PeerFailedError where a worker is gone or too late.
-    Operations in flight lie in the queue of the run's membership.
+    The engine (`worker.engine`) calls these methods; they raise PeerFailedError if a worker is gone or late. Operations
+    in flight are in the queue of the run's membership.
     """
 
     def __init__(self, run: Run) -> None:
@@ -170,48 +170,48 @@ class Runner:
         return mailbox
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any."""
+        """Average gradients, if the strategy does, before the wrapped optimizer steps with them."""
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - as above
-        """What is due after it; a worker whose data ended calls this alone."""
+        """Average parameters, if the strategy does, after the step; a worker without data calls only this."""
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for a step that does not go with how and when gradients travel."""
+        """Raise InputError if the strategy cannot take such a step, since gradients are sent earlier or later."""
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
-        """Reach the round at which all workers meet at `place`, and serve the operations that still need this worker.
+        """Advance to the round at which all workers meet at `place`, and serve operations that need this worker.
 
-        Without `apply` what it takes to come there is dropped: other parameters are about to be loaded. Returns the
-        steps that this took; InputError where this worker has begun what only its next step ends.
+        Without `apply` results on the way are dropped, since other parameters are about to be loaded. Returns the steps
+        that this took. Raises InputError inside an operation that only the next step ends.
         """
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Wait for what is in flight, so that all models may be averaged; where the run `ends`, apply what is late."""
+        """Wait for operations in flight, before a mean over all; if the run `ends`, apply late results too."""
         self.membership.settle()
         self.run.reducer.flush()
 
     def drain(self) -> str:
-        """Wait for what is in flight and drop it with all that is kept; returns what was sent and dropped, in words."""
+        """Wait for operations in flight and drop them and all kept state; returns what was dropped, as a sentence."""
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether anything is kept that belongs to the model as it is: a model loaded by itself would not fit it."""
+        """Whether state is kept that belongs to the current model, so that a model loaded alone would not fit it."""
         return False
 
     def state(self) -> State:
-        """What a checkpoint must hold besides model and optimizer, by name; the live tensors."""
+        """Return the tensors that a checkpoint needs besides model and optimizer, by name; no copies."""
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
-        """Put back what `state` gave, to continue with this step; InputError where this runner does not keep that."""
+        """Restore what `state` returned, to continue with step `step`. Raises InputError for other state."""
         check_kept(state)
 
     def close(self, *, failed: bool = False) -> None:
-        """End threads and sockets of this runner; may be called twice. After a failure nothing is waited for."""
+        """End the runner's threads and sockets; may be called twice. With `failed` it waits for nothing."""
         for mailbox in self.mailboxes:
             mailbox.abandon() if failed else mailbox.close()
         if failed:
@@ -219,7 +219,7 @@ class Runner:
 
 
 def check_kept(state: Iterable[str]) -> None:
-    """Refuse what a checkpoint holds besides what this run keeps."""
+    """Raise InputError if a checkpoint has strategy state that this run does not use."""
     if names := ", ".join(sorted(state)):
         raise InputError(
             f"load_checkpoint: the file holds {names}, which this run does not keep; was it saved with a codec?"
@@ -227,10 +227,10 @@ def check_kept(state: Iterable[str]) -> None:
 
 
 class OneSided(Runner):
-    """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
+    """Runner whose workers send to each other's mailboxes; `deliver` gets each message in the mailbox's thread.
 
-    `place` says with whom optimizer state would have to be averaged, for the refusal; `bound` what may be on the way to
-    each worker, where the mailbox's own is not what the protocol needs.
+    `place` names in messages what optimizer state would be averaged over; `bound` limits messages in flight to each
+    worker, by default as the mailbox does.
     """
 
     def __init__(
@@ -261,11 +261,11 @@ class OneSided(Runner):
         return DIFFERENT if taken + 1 < self.run.steps_per_round else self.end_round(step, round_)
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """What is due after the last step of a round."""
+        """Average as the strategy says after the last step of a round."""
         raise NotImplementedError
 
     def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
-        """Wait until messages made `done` true, with which an operation is over."""
+        """Wait until messages have made `done()` true, then record `operation` as ended."""
         reducer = self.run.reducer
         try:
             self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)

@@ -24,13 +24,12 @@ _running: WeakKeyDictionary[World, WeakSet[GeneratedMeans]] = WeakKeyDictionary(
 
 
 class GeneratedMeans(Runner):
-    """x ← mean over the granted group, after the last step of each round; alone, x stays.
+    """x ← mean over the group that the group generator grants, after each round's last step; unchanged without group.
 
-    The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
-    Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
-    first used, by its members in that order: no worker waits in a circle. If a member dies the others keep their
-    parameters, report the group and continue (see `Survivors`); to know it in time they wait until the device has ended
-    its sum.
+    Source: Prague (ASPLOS'20). The next group is requested as soon as the last one is done, so the answer arrives
+    during the round. Every worker runs its groups in the order of their sequence numbers, so no workers wait in a
+    circle. If a member dies, the others keep their parameters, report the group and continue (see `Survivors`); to
+    detect this in time they wait for the device.
     """
 
     client: GeneratorClient
@@ -91,13 +90,13 @@ class GeneratedMeans(Runner):
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Be let go by the generator; groups that were granted with this worker in them run first."""
+        """Leave the generator; groups already granted to this worker run first."""
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Take part in groups that wait for this worker, then in none until the next round."""
+        """Run the groups that wait for this worker; then take part in none until the next round."""
         self.pause("settle")
 
     def drain(self) -> str:

@@ -34,13 +34,13 @@ KIND = "gradient average"
 
 
 class GradientAverage(Runner):
-    """Every worker steps with the mean gradient, of this step or of K - 1 steps ago, so that all stay equal.
+    """Every worker steps with the mean gradient of this step or of K - 1 steps ago, so that all models stay equal.
 
-    With a `divisor` of 1 the step is taken with the sum instead. With a `pipeline` a step waits for the oldest sum,
-    lets the newest gradients go and then applies the oldest: at most K - 1 operations are in flight, in K arrays of
-    model size, and K - 1 more where members may change. Where nothing has come back yet a gradient of zero goes through
-    the optimizer, as in Algorithm 1. Buffers that are averaged become x + (mean of K - 1 steps ago - own value then);
-    they ride with every (K - 1)-th gradient, as correcting them again before a correction has arrived would oscillate.
+    With a `divisor` of 1 the gradient is the sum. With a `pipeline` a step waits for the oldest sum, starts the sum of
+    the newest gradients, and applies the oldest: at most K - 1 operations are in flight, in K arrays of model size, and
+    K - 1 more if members may change. The first K - 1 steps apply zeros, as in Algorithm 1. Averaged buffers become x +
+    (mean of K - 1 steps ago - own value then); they are sent with every (K - 1)-th gradient, since a second correction
+    before the first has arrived would oscillate.
     """
 
     def __init__(self, run: Run, *, divisor: int | None = None, pipeline: Pipeline | None = None) -> None:
@@ -150,7 +150,7 @@ class GradientAverage(Runner):
         )
 
     def after_step(self, step: int) -> StepResult:
-        """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
+        """Undo the step if the device found that its gradients were not averaged correctly; nothing on CPU."""
         if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
             flights[-1].scaled = self.run.applier.scaled
         if self.run.reducer.streams.runs_ahead:
@@ -160,7 +160,7 @@ class GradientAverage(Runner):
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
-        """Where gradients leave during the backward pass, nothing changes them afterwards."""
+        """Raise InputError for steps that change gradients after they were sent during the backward pass."""
         if self.layers is None:
             return
         if asked.skip:
@@ -174,7 +174,7 @@ class GradientAverage(Runner):
             self.layers.check_late()
 
     def pause(self, place: str, *, apply: bool = True) -> int:
-        """The others could not tell whether the step of a backward pass still comes."""
+        """Raise InputError if a backward pass has sent gradients and its step has not been taken."""
         if apply and self.layers is not None and self.layers.is_under_way:
             raise InputError(
                 f"{place}: this step's gradients have left during backward(), since they are sent by layers; "
@@ -183,7 +183,7 @@ class GradientAverage(Runner):
         return 0
 
     def settle(self, *, ends: bool = False) -> None:
-        """Apply the gradients that are still late, one after the other, or drop them, as the schedule says."""
+        """Apply the gradients still in flight, one after the other, or drop them, as the schedule says."""
         while ends and (flights := self.membership.flights):
             flight = self.membership.wait(flights[0], meets=True)
             self._correct_buffers(flight)
@@ -195,11 +195,11 @@ class GradientAverage(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """While gradients are in flight, which a model that was loaded by itself has not seen."""
+        """Whether gradients are in flight, which do not belong to a model that is loaded now."""
         return bool(self.membership.flights)
 
     def drain(self) -> str:
-        """Drop the gradients in flight: what is loaded next has not seen them. Nor are roundings made up for."""
+        """Drop gradients in flight and rounding errors, before a model is loaded."""
         lost = ""
         if flights := self.membership.flights:
             first, last = flights[0].step, flights[-1].step

@@ -21,13 +21,12 @@ from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class PairMeans(OneSided):
-    """After each round an active worker meets a random passive neighbor; passive workers never wait.
+    """AD-PSGD: after each round an active worker averages with a random passive neighbor; passive workers never wait.
 
-    The worker's model x lies next to the live parameters and is only touched under a lock: the training loop adds the
-    progress of a round to it and continues from the result; the side thread averages it with others. So gradients are
-    taken at parameters that no worker changes, and an exchange is atomic with respect to the optimizer's step. With
-    overlap the exchange runs while the next round computes. Costs two more copies of the parameters, a third one on
-    active workers. Buffers are averaged in the mean model only.
+    The worker's model x is separate from the live parameters and guarded by a lock. The training loop adds a round's
+    progress to x and continues from the result; a side thread averages x with others. So an exchange is atomic with
+    respect to the optimizer's step. With overlap the exchange runs during the next round. Memory: two more copies of
+    the parameters, three on active workers. Buffers are averaged in the mean model only.
     """
 
     def __init__(self, strategy: Pairwise, run: Run) -> None:
@@ -51,7 +50,7 @@ class PairMeans(OneSided):
         return ON_TIME
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
+        """Add the round's progress to x; an active worker also starts or completes an exchange."""
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
         self.pair.add([part.mul_(self._factor).to("cpu") for part in self._progress()])
@@ -66,7 +65,7 @@ class PairMeans(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """No neighbor of this worker has an exchange under way afterwards; the newest model is live."""
+        """Wait until no neighbor exchanges with this worker, and make x the live parameters."""
         if not self._starts:
             return
         self._wait()
@@ -79,7 +78,7 @@ class PairMeans(OneSided):
         self._adopt(self._progress())
 
     def drain(self) -> str:
-        """Wait for the exchange in flight; afterwards the model starts again from the live parameters."""
+        """Wait for the exchange in flight; x then starts again from the live parameters."""
         self._wait()
         self._starts = []
         self._generation += 1
@@ -88,7 +87,7 @@ class PairMeans(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """From the first step on: whatever changed since the last adoption is added to the model."""
+        """Whether x exists: from the first step on, changes of the live parameters are added to it."""
         return bool(self._starts)
 
     def _open(self) -> None:

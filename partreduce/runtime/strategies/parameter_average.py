@@ -41,16 +41,16 @@ from partreduce.topo.strategies.static import StaticGroups
 
 
 class Part:
-    """x ← x + relaxation · (mean − x) over the round's group, of one fragment of the model or of the whole.
+    """x ← x + relaxation · (mean − x) over the round's group, for one fragment of the model or the whole.
 
-    With a delay the mean is that of snapshots taken when the round began, and it runs while the round computes:
-    x_{k+1} = W_k x_k + u_k(x_k). With step-normalized averaging a member's progress of the round is first multiplied by
-    the members' mean steps per round and divided by its own. Either costs one more copy of the parameters.
+    With a delay the mean is of snapshots from the round's beginning and runs during the round: x_{k+1} = W_k x_k +
+    u_k(x_k). With step-normalized averaging a member's progress is first multiplied by the members' mean steps per
+    round and divided by its own. Either needs one more copy of the parameters.
 
-    Where something is rounded, or outer steps are taken, workers keep a reference, equal on all, bit for bit: what is
-    sent is x − reference, and the mean of all is the next reference. Outer steps (DiLoCo) take what all moved on
-    average as the gradient of an outer optimizer. With outer parameters of each worker's own, models are sent whole
-    and each member of every group steps from its own. Costs two more arrays: reference and momentum.
+    With a codec or outer steps, workers keep a reference, bitwise equal on all: they send x − reference, and the mean
+    of all is the next reference. Outer steps (DiLoCo) use the mean change as the gradient of an outer optimizer. With
+    outer parameters of each worker's own (NoLoCo), whole models are sent, and each member steps from its own. Needs two
+    more arrays: reference and momentum.
     """
 
     def __init__(self, run: Run, reducer: Reducer, number: int, groups: Sequence[Group | None]) -> None:
@@ -82,13 +82,13 @@ class Part:
         self._is_of_all = False  # whether all who were there then began the operation under way
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
-        """Remember where the round began; in the very first round also start its operation."""
+        """Record the parameters at the beginning of a round; in the very first round also start its operation."""
         self._is_inside = True
         if (first or (self._is_outer and self.reference is None)) and self._started < round_:
             self._begin_round(step, round_)
 
     def end_round(self, step: int, round_: int) -> bool:
-        """Run or complete the round's operation and commit it; whether all workers hold the same model now."""
+        """Run or complete the round's operation and commit it; returns whether all workers hold the same model now."""
         if self._started < round_:
             self._begin_round(step, round_)
         self._is_inside = False
@@ -100,7 +100,7 @@ class Part:
         return equal
 
     def send(self, step: int, round_: int, *, early: bool = False, due: int | None = None) -> None:
-        """Start an operation; where that is `early`, steps are taken until it is merged, in round `due`."""
+        """Start an operation; an `early` one is merged later, in round `due`, while steps are taken."""
         self.flight = Flight(
             kind=self.name, turn=self._turn(round_ if due is None else due), step=step, round=round_,
             start=self._start, group=self._group(round_),
@@ -111,7 +111,7 @@ class Part:
             self.membership.begin(self.flight)
 
     def merge(self, round_: int) -> bool:
-        """Complete and commit the operation that is in flight, if one is; whether all hold the same model now."""
+        """Complete and commit the operation in flight, if any; returns whether all workers hold the same model now."""
         if (flight := self.flight) is None:
             self.membership.skip(self._turn(round_))
             return False
@@ -130,7 +130,7 @@ class Part:
         return equal
 
     def drop(self) -> None:
-        """Forget the round: the next step takes a new reference, and begins without momentum."""
+        """Forget reference and momentum; the next step takes a new reference."""
         self.flight, self._started, self._is_inside = None, -1, False
         self.reference, self._starts = None, []
         self.outer.clear()
@@ -145,7 +145,7 @@ class Part:
         return begun or self.reference is not None
 
     def state(self) -> State:
-        """Reference and momentum, what roundings left over, where a round began, and what is in flight inside it."""
+        """Return reference, momentum, rounding errors, the round's first parameters, and operations in flight."""
         joins, named = self.membership.is_between, dict[str, torch.Tensor]()
         if self.run.host is not None:
             self.run.host.settle()
@@ -206,7 +206,7 @@ class Part:
         self._is_inside = bool(starts or flight)
 
     def resume(self, step: int, round_: int) -> None:
-        """Inside a round everything is loaded; else start the operation that was in flight when it was saved."""
+        """Continue after loading: start the operation that was in flight, if its sums were not saved."""
         if not self._is_inside:
             if self.is_delayed:
                 self._begin_round(step, round_)
@@ -318,12 +318,12 @@ class Part:
 class ParameterAverage(Runner):
     """Every round ends with a mean of parameters over a group, of the whole model or of its fragments in turn.
 
-    Fragments (streaming DiLoCo): in every round of `steps_per_round` steps each is sent once and merged
-    `sync.late_steps` steps later, at the places that `topo.strategies.payload.moves` gives it. What was never sent,
-    or by a worker that rests, merges nothing.
+    Fragments (Streaming DiLoCo): each is sent once in a round of `steps_per_round` steps and merged `sync.late_steps`
+    steps later, in the steps that `topo.strategies.payload.moves` gives. A worker that rests, or has not sent a
+    fragment, merges nothing.
 
-    Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x), Hop's serial and parallel order
-    (its Figure 2). A worker without edges in a round keeps its parameters. Step-normalized averaging brings every
+    Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x): Hop's serial and parallel order
+    (its Figure 2). A worker without edges in a round keeps its parameters. Step-normalized averaging scales every
     worker's progress to the mean steps per round of all, since neighborhoods overlap.
     """
 
@@ -367,7 +367,7 @@ class ParameterAverage(Runner):
         return StepResult(are_equal=is_over and self.parts[0].end_round(step, round_))
 
     def drain(self) -> str:
-        """Drop what is in flight. The next round begins with the parameters that its first step finds."""
+        """Drop operations in flight; the next round begins with the parameters at its first step."""
         self.membership.drop()
         self.settle()
         for part in self.parts:
@@ -379,14 +379,14 @@ class ParameterAverage(Runner):
         return any(part.is_measured for part in self.parts)
 
     def state(self) -> State:
-        """What each part keeps; of several the names begin with their numbers."""
+        """Return each part's state; with several parts, names begin with the part's number."""
         if not self._takes_turns:
             return self.parts[0].state()
         named = ((number, part.state()) for number, part in enumerate(self.parts))
         return {f"{number}/{name}": tensor for number, state in named for name, tensor in state.items()}
 
     def load(self, state: State, step: int) -> None:
-        """Put back what `state` gave, and begin what was in flight and is not in it."""
+        """Restore what `state` returned, and start operations that were in flight and are not in it."""
         for number, part in enumerate(self.parts):
             prefix = f"{number}/" if self._takes_turns else ""
             own = {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}

@@ -21,7 +21,7 @@ MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
-    """The machine of a protocol and the state of one of its processes."""
+    """A protocol's state machine with the state of one of its processes."""
 
     def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
         self.machine, self.process = machine, process
@@ -41,26 +41,26 @@ class ProtocolDriver(Generic[State]):
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
-        """Whether an event of this kind may be raised now; if so, then also later, though perhaps another one."""
+        """Whether an event of this kind is ready; if so it stays ready, maybe as another event of the kind."""
         return any(isinstance(event, kind) for event in self.ready())
 
     def raised(self, event: Hashable) -> tuple[Action, ...]:
-        """An event that the process itself raises, and what it asks for."""
+        """Apply an event of the process itself; returns the actions to carry out."""
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)
 
     def step(self, event: object) -> tuple[Action, ...]:
-        """Under the lock: one event, and what it asks for."""
+        """Apply an event, with the lock held; returns the actions to carry out."""
         self._state, actions = self.machine.step(self.process, self.open_state, event)
         self.condition.notify_all()
         return actions
 
 
 class GenerationDriver(ProtocolDriver[State]):
-    """A process that all workers begin afresh from time to time, after the same step or round: a new *generation*.
+    """A driver whose protocol all workers restart now and then after the same step: a new *generation*.
 
-    Messages of a later one wait for it, those of an earlier one are dropped.
+    Messages of a later generation wait for it; those of an earlier one are dropped.
     """
 
     def __init__(self, machine: Machine[State], process: int, *, generation: int = 0, is_open: bool = False) -> None:
@@ -108,7 +108,7 @@ class GenerationDriver(ProtocolDriver[State]):
 
 
 class Missing(NamedTuple):
-    """What a worker lacks to continue: the words for it, of whom, and how many of these must still come."""
+    """What a worker waits for: a description, the workers that can send it, and how many of them must."""
 
     what: str
     of: tuple[int, ...]
@@ -116,7 +116,7 @@ class Missing(NamedTuple):
 
 
 class PeerWaitError(PeerGoneError):
-    """Something that a worker needs cannot come, or did not within the timeout; `missing` says what."""
+    """A message that a worker needs cannot come, or did not within the timeout; `missing` describes it."""
 
     def __init__(self, text: str, missing: Missing) -> None:
         super().__init__(text)
@@ -135,11 +135,11 @@ def wait_for_missing(
     told: Callable[[Missing], str],
     place: str = "",
 ) -> None:
-    """Wait until `done`, which is asked under the condition's lock.
+    """Wait until `done()` is true; it is called with the condition's lock held.
 
-    `missing` is what is lacking, None if it is there or somebody else's to wait for; `why` says why it cannot come any
-    more; `check_failure` raises if no message can come; `told` is what this worker waited for, as it stands in an
-    error; `place` is where it waits, as its heartbeat says it.
+    `missing()` returns what is lacking, None if nothing; `why` returns why that cannot come any more, or None;
+    `check_failure` raises if no message can come; `told` describes the wait for an error, `place` for the heartbeat.
+    `timeout` is in seconds.
     """
     lack: Missing | None = None
     wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))
@@ -163,11 +163,11 @@ def wait_for_missing(
 
 @dataclass(frozen=True, slots=True)
 class GapEvent:
-    """One event of a worker that keeps a gap.
+    """One event of a worker under Hop's protocol.
 
     Kinds: the worker `entered` a step (`by` after its last one), `sent` its update, `reduced` it, or `renewed` its
-    parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` came from worker `source`. A step is
-    counted from the first and from every skip.
+    parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` came from worker `source`. Steps count
+    from the first one and from every skip.
     """
 
     seconds: float  # on the monotonic clock, which all processes of a machine share
@@ -183,10 +183,10 @@ class GapEvent:
 class QuorumEvent:
     """One event of a worker under a quorum.
 
-    Kinds: it `called` (with gradient `numbers[0]`), its thread has `begun` a round with the gradients `numbers` and
-    `finished` it with so many gradients of each worker, its training has `taken` the rounds `numbers` and is `round`
-    rounds far, the models were `synchronized` there. Gradients and rounds are counted from the last place where all
-    workers met, which is `segment`.
+    Kinds: it `called` (with gradient `numbers[0]`); its thread has `begun` a round with the gradients `numbers`, and
+    `finished` it with so many gradients of each worker; its training has `taken` the rounds `numbers` and has completed
+    `round` rounds; the models were `synchronized` there. Gradients and rounds count from the last place where all
+    workers met, number `segment`.
     """
 
     seconds: float  # on the monotonic clock
@@ -197,7 +197,7 @@ class QuorumEvent:
 
 
 class EventLog:
-    """What a worker did under a protocol and when, as its messages and arrays say it, not the protocol's state."""
+    """The events of a worker under a protocol with their times, taken from its messages and arrays."""
 
     def __init__(self, event: type[GapEvent | QuorumEvent], *, is_on: bool, **facts: object) -> None:
         self._event, self.is_on, self._facts = event, is_on, facts
@@ -213,5 +213,5 @@ class EventLog:
             self.dropped += 1
 
     def facts(self) -> dict[str, Any]:
-        """As JSON: what the recorder writes into traces."""
+        """Return the events as JSON, for traces."""
         return self._facts | {"dropped": self.dropped, "events": [asdict(event) for event in list(self.events)]}

@@ -24,12 +24,12 @@ PATIENCE = 0.1  # seconds for which one more than usual is put off: another thre
 
 
 def frame_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of an array: its own memory where that is the host's, so that it must not change while it is sent."""
+    """Return the bytes of an array: on the host its own memory, which must not change while it is sent."""
     return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().data
 
 
 def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """The numbers in a frame, in its own memory; a copy only of those that begin at an odd place (small ones do)."""
+    """Return the numbers in a frame as a view; as a copy only if the frame is not aligned to the dtype."""
     if not len(frame):
         return torch.empty(0, dtype=dtype)
     place = np.frombuffer(frame, dtype=np.uint8)
@@ -37,17 +37,16 @@ def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 -
 
 
 class Snapshots:
-    """Copies of arrays that change while they are sent, in memory that is used again.
+    """Copies of arrays, to send while the arrays change; their memory is reused.
 
-    A snapshot's memory is free when its frames are not referenced any more: not the sender, no message that waits, not
-    libzmq (of which pyzmq's `MessageTracker` would tell, but of no other reference), and no worker that got it as a
-    message to itself. So however long a peer takes, what is on its way does not change.
+    A snapshot's memory is free when nothing references its frames any more: no sender, no waiting message, not libzmq,
+    and no worker that sent it to itself. So data in flight never changes, however slow a peer is.
 
     Args:
-        streams: of the arrays' device. On one that runs ahead copies are only queued, in the current stream: a snapshot
-            is complete once a mark that is set after `take` was passed.
-        usual: how many snapshots are in use at most where no worker is slower than expected; before there are more,
-            `take` waits a moment for one of them.
+        streams: streams of the arrays' device. On CUDA copies are only queued in the current stream: a snapshot is
+            complete once a marker set after `take` is reached.
+        usual: how many snapshots are in use at most if no worker is late; before it exceeds this, `take` waits briefly
+            for a free one.
     """
 
     def __init__(self, streams: Streams | None = None, usual: int | None = None) -> None:
@@ -55,7 +54,7 @@ class Snapshots:
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """The bytes of these arrays (always of the same sizes) as they are now; not for two threads at a time."""
+        """Return the bytes of these arrays (always of the same sizes) as they are now; not thread-safe."""
         snapshot = self._free() or self._freed_soon() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)

@@ -23,7 +23,7 @@ SHORTEST_WAIT = 1e-3  # seconds; torch counts whole milliseconds
 
 
 class Sums(Protocol):
-    """The sums of a group that run in stages."""
+    """Sums over a group in several stages."""
 
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work: ...
 
@@ -31,10 +31,10 @@ class Sums(Protocol):
 
 
 class Communicator:
-    """One group that can reduce; `backend` is a torch ProcessGroup or a raw gloo backend.
+    """One group of workers and its collectives; `backend` is a torch ProcessGroup or a raw gloo backend.
 
-    `timeout` is that of a sum, where it differs from the one with which the group was made. Each method that starts
-    something raises UnavailableError where the group was destroyed, or a connection of it is broken.
+    `timeout` is for sums, if it differs from the group's. Methods that start an operation raise UnavailableError if the
+    group was destroyed or a connection is broken.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class Communicator:
         return self.place == 0
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start a sum over the group, in place; with a `coding` the tensor holds the decoded sum once it is waited for.
+        """Start a sum over the group, in place; with a `coding`, `tensor` holds the decoded sum after the wait.
 
-        In 16 bits the backend adds the coded numbers. All members end with the same bits.
+        With a 16-bit codec the backend adds the coded numbers. All members get the same bits.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._compressed_all_reduce(tensor, coding)
@@ -92,10 +92,10 @@ class Communicator:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> Sequence[Work]:
-        """Start sending and receiving whole tensors, as (place in the group, tensor) pairs in equal order on both ends.
+        """Start sending and receiving tensors, given as (place in the group, tensor), in equal order on both ends.
 
-        All receives are posted before the first send: a send over gloo blocks until its receive is posted, so no order
-        of workers can wait in a circle.
+        All receives are posted before the first send: over gloo a send blocks until its receive is posted, so no
+        workers can wait in a circle.
         """
         try:
             backend = self._live()
@@ -122,19 +122,19 @@ class Communicator:
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> Work:
-        """Start handing out pieces of `source`, one to each member in order, and collecting theirs in `target`.
+        """Start sending one piece of `source` to each member, in order, and receiving theirs in `target`.
 
         Args:
-            target: filled with the pieces of all members, in order of their places.
-            source: cut into pieces; read until the work has ended.
-            receives: elements from each member.
-            sends: elements to each member; what i sends to j is what j receives from i.
+            target: one-dimensional; receives the pieces of all members, in order of their places.
+            source: one-dimensional; must not change until the work has ended.
+            receives: number of elements from each member.
+            sends: number of elements to each member; what i sends to j is what j receives from i.
         """
         options, pieces = self._with_timeout(dist.AllToAllOptions()), (list(receives), list(sends))
         return self._start(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
-        """Start collecting equally long tensors of all members in `target`, in order of their places."""
+        """Start collecting tensors of equal length of all members in `target`, in order of places."""
         options = self._with_timeout(AllgatherOptions())
         return self._start(
             target,
@@ -158,7 +158,7 @@ class Communicator:
         return self._backend
 
     def close(self) -> list[object]:
-        """Let go of what lies below and return it; when the last reference to it goes, its sockets close."""
+        """Drop and return the backend objects; the sockets close with the last reference to them."""
         backend, self._backend, self.is_closed = self._backend, None, True
         if self.in_blocks is not None:
             self.in_blocks.close()
@@ -182,30 +182,32 @@ def _ended_within(work: TorchWork, seconds: float) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of torch's, which often has many."""
+    """Return the first line of an exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
-    """Whether messages, the longest of so many bytes, are long; `node_size` exchanges share a node's link, at most."""
+    """Whether an all_to_all whose longest message has `longest` bytes runs in rounds of pairs, not all at once.
+
+    At most `node_size` workers share a node's link.
+    """
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 
 
 def pairwise_exchange(
     group: Communicator, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
 ) -> Iterator[Work]:
-    """Carry out an all_to_all (see Communicator.all_to_all) while somebody waits for what this yields, in order.
+    """Yield the works of an all_to_all (see `Communicator.all_to_all`) in rounds of pairs; wait for each in order.
 
-    For long messages: in each round a worker sends to one other and hears from one other, as in MPICH's pairwise
-    exchange (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005,
-    section 4.4), by rank + i in round i. Sent all at once they meet in the queue of one link; what does not fit is
-    lost, which its sender notices after 0.2 s or more (TCP incast: Phanishayee et al., FAST 2008), and what tells
-    senders to continue waits in the same queues. Short ones go at once, which costs the fewest latencies.
+    For long messages: in round i each worker sends to rank + i, as in MPICH's pairwise exchange (Thakur, Rabenseifner
+    and Gropp, Optimization of Collective Communication Operations in MPICH, 2005, section 4.4). All at once they would
+    meet in the queue of one link, and packets would be lost, which senders notice after 0.2 s or more (TCP incast:
+    Phanishayee et al., FAST 2008). Short messages are sent at once, for the lowest latency.
 
-    A worker sends its next message when those of all rounds but the last `AHEAD` have come, so that one who is late is
-    waited for by few, and no more than about so many senders meet at one link.
+    A worker sends its next message when those of all rounds but the last `AHEAD` have arrived, so a late worker delays
+    few others, and about so many senders share a link.
 
-    All receives are posted first. Where two have nothing for each other no message is sent. O(group.size) messages.
+    All receives are posted first. Empty messages are not sent. O(group.size) messages.
     """
     theirs, mine = torch.split(target, list(receives)), torch.split(source, list(sends))
     theirs[group.place].copy_(mine[group.place])

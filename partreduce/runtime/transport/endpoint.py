@@ -42,7 +42,7 @@ MAX_LISTS = 2  # a header is one list with one list inside it
 
 
 class Received(NamedTuple):
-    """A message that came, and the route back to its sender."""
+    """A received message, and the route for an answer."""
 
     route: bytes
     source: int
@@ -52,7 +52,7 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Seals the headers of one connection: a tag over a number unique to it, a count, and the header."""
+    """Authenticates the headers of one connection: a MAC over a connection number, a counter and the header."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0
@@ -64,7 +64,7 @@ class Seal:
 
 
 class SealCheck:
-    """Opens the headers that were sealed for one receiver, each once."""
+    """Checks the sealed headers for one receiver; each is accepted once."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash = _keyed_hash(secret, receiver)
@@ -99,7 +99,7 @@ def _derive_key(secret: str, purpose: str) -> bytes:
 
 
 class Connection:
-    """Where messages go out: to another's inbox, or back to who wrote to this one."""
+    """Where messages are sent: to another endpoint's inbox, or back to a sender."""
 
     def __init__(self, socket: Any, seal: Seal) -> None:  # noqa: ANN401 - pyzmq's
         self.socket, self.seal = socket, seal
@@ -107,22 +107,22 @@ class Connection:
     def send(
         self, source: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, route: bytes = b""
     ) -> None:
-        """Give libzmq a message; never blocks. The payload must not change until it has left."""
+        """Queue a message in libzmq without blocking; the payload must not change until it was sent."""
         header = self.seal(json.dumps((source, kind, numbers)).encode())
         frames = (route, header, *payload) if route else (header, *payload)
         self.socket.send_multipart(frames, 1, copy=not payload)  # 1 is NOBLOCK
 
 
 class Endpoint:
-    """The sockets of one process.
+    """The ZeroMQ sockets of one process: an inbox, and connections to other endpoints.
 
     Args:
-        owner: what listens or connects, in errors.
-        secret: what all who may speak share.
-        rank: of this process among them; the group generator's is −1.
+        owner: who listens or connects, for messages of errors.
+        secret: the secret that all endpoints of the run share.
+        rank: this process's rank; −1 for the group generator.
         max_header: bytes of the largest header.
-        max_bytes: of the largest frame; a larger one closes the connection before memory is taken for it.
-        queue: how many messages libzmq holds for a connection; 0 where `mailbox.Account` bounds them.
+        max_bytes: bytes of the largest frame; a larger one closes the connection before memory is allocated.
+        queue: how many messages libzmq queues per connection; 0 (no limit) if `mailbox.Account` bounds them.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class Endpoint:
         self._poller.register(self._bell.fileno(), self._zmq.POLLIN)
 
     def listen(self, address: str, *, answers: bool = False) -> str:
-        """Open the inbox, to which only those connect who know the password; returns the address with its port.
+        """Open the inbox, for peers that know the password; returns its address with the port.
 
-        With `answers`, what it reads has a route for `reply`.
+        With `answers`, messages have a route for `reply`.
         """
         zmq = self._zmq
         self._access = self._context.socket(zmq.REP)
@@ -173,7 +173,7 @@ class Endpoint:
         return f"{address.rpartition(':')[0]}:{inbox.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
 
     def connect(self, address: str, receiver: int, *, reads: bool = False) -> Connection:
-        """A connection to another's inbox; with `reads`, what comes back on it is what this endpoint reads."""
+        """Connect to another endpoint's inbox; with `reads`, this endpoint also reads answers from it."""
         zmq = self._zmq
         dealer = self._socket(zmq.DEALER, address)
         dealer.plain_username, dealer.plain_password = USER, self._password
@@ -196,11 +196,11 @@ class Endpoint:
         return made
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """A frame that goes to several receivers: libzmq then says once, and not for each, that it has left."""
+        """Wrap a frame for several receivers, so that libzmq reports once that it was sent."""
         return self._zmq.Frame(frame, copy=False)
 
     def is_readable(self, seconds: float) -> bool:
-        """Wait for a message, a wakeup or a stranger at most so long; whether a message may have come."""
+        """Wait up to `seconds` for a message or a wakeup; returns whether a message may have come."""
         readable = False
         for source, _ in self._poller.poll(1000 * seconds):
             if source is self._inbox:
@@ -212,7 +212,7 @@ class Endpoint:
         return readable
 
     def read(self) -> Received | None:
-        """A message; None for one that is dropped, or if there is none."""
+        """Return the next message; None if there is none or it was rejected."""
         try:
             frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
         except self._zmq.Again:
@@ -234,7 +234,7 @@ class Endpoint:
         return Received(route, source, kind, numbers, tuple(frame.buffer for frame in frames[1:]))
 
     def reply(self, route: bytes, to: int, kind: str, numbers: Sequence[int]) -> None:
-        """Answer on a route that `read` gave; who does not take its answers gets no more of them."""
+        """Answer on a route from `read`; dropped if the receiver does not take its answers."""
         if to not in self._replies:
             self._replies[to] = Connection(self._inbox, Seal(self._secret, to))
         with contextlib.suppress(self._zmq.ZMQError):
@@ -255,7 +255,7 @@ class Endpoint:
         self._bell.ring()
 
     def thread(self, read: Callable[[], None], *, name: str, stop: Callable[[], None] | None = None) -> Background:
-        """A thread of this endpoint, not started yet, in which `read` polls and reads until `end`, or as it likes."""
+        """Create a thread, not started, in which `read` reads messages until `end`."""
 
         def run() -> None:
             try:
@@ -267,7 +267,7 @@ class Endpoint:
         return self._thread
 
     def end(self) -> None:
-        """Wait for the thread, if there is one, and close everything; what was sent has a moment to leave."""
+        """Wait for the thread and close all sockets; sent messages get a moment to leave."""
         self.wake()
         thread = self._thread
         if thread is None or thread.ident is None:
@@ -280,11 +280,10 @@ class Endpoint:
 
 
 class Wakeup:
-    """Wakes a thread that waits in a poll; owned by its maker, which closes it when that thread has ended.
+    """Wakes a thread that waits in a poll; closed by its creator after that thread has ended.
 
-    A bare descriptor that the thread closes is a number that the next file of the process gets, and who rings
-    afterwards writes into that file. Sockets know that they are closed, and the lock keeps a ring from meeting the
-    closing half-way.
+    It uses sockets and a lock rather than a bare descriptor: after a close, its number could name another file, into
+    which a wakeup would write.
     """
 
     def __init__(self) -> None:

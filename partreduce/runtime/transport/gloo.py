@@ -21,7 +21,7 @@ GRACE_SECONDS = 1.0  # how much longer than the timeout we wait for gloo to say 
 
 
 class GlooWorld(World):
-    """Workers that meet in a store and reduce over gloo; all groups share a network device, each has one thread."""
+    """Workers that meet in a store and reduce over gloo; all groups share one network device."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
@@ -42,10 +42,9 @@ class GlooWorld(World):
         return StagedSums(stages)
 
     def start_over(self, name: str) -> None:
-        """Destroy all groups; those that are made from now on meet at another place of the store.
+        """Destroy all groups; later groups use keys under `name` in the store.
 
-        Their end continues meanwhile: gloo closes a group's connections one by one, each when it looks next, which it
-        does every 10 ms.
+        It does not wait: gloo closes the connections of a group one by one, within about 10 ms each.
         """
         self.destroy_with(range(self.size), seconds=0.0)
         self.prefix = f"partreduce/group/{name}"
@@ -104,7 +103,7 @@ class GlooWorld(World):
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
-        """The network device of all groups; gloo itself takes the address of this machine's name, often a loopback."""
+        """Create the network device of all groups; gloo's default is the address of the host name, often loopback."""
         if self._device is None:
             make = ProcessGroupGloo
             if interface := chosen_interface():

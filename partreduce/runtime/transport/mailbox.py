@@ -46,7 +46,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: what kind, from whom, a few numbers, and arrays as raw bytes."""
+    """A message: its kind, its sender, a few numbers, and arrays as raw bytes."""
 
     source: int
     kind: str
@@ -61,24 +61,24 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The most that may be on its way from one worker to another, and the most that may wait for that."""
+    """Limit of messages and bytes in flight from one worker to another, and of those that wait to be sent."""
 
     messages: int
     num_bytes: int
 
     @classmethod
     def of_largest(cls, num_bytes: int, messages: int = MESSAGES) -> Bound:
-        """The least bound under which messages of so many bytes never wait for a grant that is never sent."""
+        """Return the smallest bound under which messages of `num_bytes` bytes never wait forever."""
         return cls(messages, 2 * max(num_bytes, 1))
 
     def holds(self, num_bytes: int) -> bool:
-        """Whether a message may be sent at all: up to half of the bound may be dealt with and not granted yet."""
+        """Whether a message may be sent at all: up to half of the bound may be processed and not reported yet."""
         return 2 * num_bytes <= self.num_bytes
 
 
 @dataclass(slots=True)
 class Tally:
-    """So many messages, with so many bytes of payload."""
+    """A number of messages and of payload bytes."""
 
     messages: int = 0
     num_bytes: int = 0
@@ -93,9 +93,9 @@ class Tally:
 
 @dataclass(slots=True)
 class Account(Generic[Item]):
-    """What one worker and one of its peers have sent each other, and what waits until the peer takes more.
+    """Flow control between one worker and one peer: what was sent, what the peer has processed, and what waits.
 
-    Never more than the bound is sent and not granted; never more than the bound waits. Under its owner's lock.
+    What was sent and not processed stays within the bound, and so does what waits. Call it with the owner's lock held.
     """
 
     bound: Bound
@@ -115,7 +115,7 @@ class Account(Generic[Item]):
         return Tally(len(self._waiting), sum(size for _, size in self._waiting))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether a message may be sent now; none passes those that wait."""
+        """Whether a message may be sent now; False while earlier messages wait."""
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
@@ -123,7 +123,7 @@ class Account(Generic[Item]):
         self.sent.add(num_bytes)
 
     def hold(self, item: Item, num_bytes: int) -> bool:
-        """Let a message wait; False if as much waits as may."""
+        """Queue a message until there is room; returns False if the queue is full."""
         waiting = self.waiting
         if waiting.messages >= self.bound.messages or waiting.num_bytes + num_bytes > self.bound.num_bytes:
             return False
@@ -131,7 +131,7 @@ class Account(Generic[Item]):
         return True
 
     def hold_newest(self, item: Item, replaces: Callable[[Item], bool]) -> None:
-        """Let an item without payload wait in the place of one that it replaces, or else after what waits."""
+        """Queue an item without payload; it takes the place of a queued one for which `replaces` is true."""
         for place, (other, num_bytes) in enumerate(self._waiting):
             if not num_bytes and replaces(other):
                 self._waiting[place] = (item, 0)
@@ -139,7 +139,7 @@ class Account(Generic[Item]):
         self._waiting.append((item, 0))
 
     def grant(self, messages: int, num_bytes: int) -> list[Item]:
-        """The messages that may go, counted as sent, as the peer says what it has dealt with since the beginning."""
+        """Record what the peer has processed since the beginning; returns the queued messages to send now."""
         self.granted.messages = max(self.granted.messages, min(messages, self.sent.messages))
         self.granted.num_bytes = max(self.granted.num_bytes, min(num_bytes, self.sent.num_bytes))
         released = []
@@ -155,7 +155,7 @@ class Account(Generic[Item]):
         return items
 
     def owes(self) -> bool:
-        """Whether the peer should be told: half of what it may have on the way is dealt with."""
+        """Whether to report to the peer: half of the bound was processed since the last report."""
         new = self.received - self.reported
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 
@@ -172,17 +172,17 @@ class Account(Generic[Item]):
 
 
 class Mailbox:
-    """The messages of one worker; `deliver` runs in the side thread, everything else may be called from any thread.
+    """One worker's messages to and from all others; thread-safe, but `deliver` is called in the side thread.
 
     Args:
-        store: where workers leave their addresses.
+        store: store in which workers publish their addresses.
         rank: this worker.
-        key: which mailbox of the run, equal on all workers.
-        deliver: called with each message; when it returns, the message is dealt with and the sender may send another.
-        max_bytes: of the arrays of one message; larger frames close the sender's connection.
-        timeout: seconds that anybody waits for a message, or for room to send one.
-        bound: what may be on the way to each peer; by default 64 messages and twice `max_bytes`.
-        heartbeat: tells a sender that waits for room that its receiver is gone; else only the timeout ends the wait.
+        key: name of the mailbox in the run, equal on all workers.
+        deliver: called with each message; when it returns, the message counts as processed.
+        max_bytes: most bytes of arrays in one message; a larger frame closes the sender's connection.
+        timeout: seconds to wait for a message, or for room to send one.
+        bound: limit of messages in flight to each peer; by default 64 messages and twice `max_bytes`.
+        heartbeat: tells a sender that waits for room whether its receiver is gone; without it only the timeout does.
     """
 
     def __init__(
@@ -221,18 +221,17 @@ class Mailbox:
         self._thread = self._endpoint.thread(self._run, name="partreduce-mailbox", stop=self.abandon)
 
     def start(self) -> None:
-        """Leave the address and take messages from now on."""
+        """Publish this worker's address and start receiving."""
         self._thread.start()
         self._notes.write(f"address/{self.rank}", self.address)
 
     def send(
         self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> None:
-        """Put a message on its way, as soon as there is room for it at the receiver; in `deliver`, never wait for that.
+        """Send a message as soon as the receiver has room; inside `deliver` it is queued instead of waiting.
 
-        The payload travels from its own memory, which must not change any more (`arrays.Snapshots` knows when it may).
-        To oneself nothing is copied at all. What is `urgent` keeps its order among its like only, and may arrive before
-        what was sent earlier.
+        The payload is sent from its own memory, which must not change (see `array_frames.Snapshots`); to this worker
+        itself nothing is copied. `urgent` messages keep their order among themselves, and may overtake others.
         """
         message = self._address(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
@@ -255,10 +254,9 @@ class Mailbox:
             self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send, without ever waiting, a message without arrays that says all that earlier ones of its kind said.
+        """Send a message without arrays that replaces earlier ones of its kind; never waits.
 
-        Where there is no room it takes the place of an earlier one, so a sender need not wait for a receiver that takes
-        nothing.
+        If there is no room, it takes the place of a queued earlier one.
         """
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
@@ -291,12 +289,12 @@ class Mailbox:
         return self.failure is not None
 
     def check_failure(self) -> None:
-        """Raise why no message comes any more, if the side thread ended by an error."""
+        """Raise the error that ended the side thread, if any."""
         if self.failure is not None:
             raise PeerGoneError(self.failure)
 
     def traffic(self) -> dict[int, Account[Message]]:
-        """What went between this worker and each other one so far, as it stands now."""
+        """Return a copy of the flow control with each other worker, by rank."""
         with self._changed:
             return {
                 peer: replace(one, sent=replace(one.sent), granted=replace(one.granted), received=replace(one.received))
@@ -305,7 +303,7 @@ class Mailbox:
             }
 
     def traffic_facts(self) -> dict[str, Any]:
-        """What went so far, as JSON by rank: what the recorder writes into traces and reports of failures."""
+        """Return the traffic with each worker as JSON, for traces and failure reports."""
         names = ("sent", "received", "on_the_way", "waiting")
         with self._changed:
             return {
@@ -321,7 +319,10 @@ class Mailbox:
         round_: int | None,
         purpose: str = "",
     ) -> None:
-        """Wait until messages made `done` true, which is asked under the lock."""
+        """Wait until messages have made `done()` true; it is called with the lock held.
+
+        Raises if one of `members` can no longer send; `purpose` describes the wait in messages.
+        """
         has_come = False
 
         def is_over() -> bool:
@@ -345,12 +346,12 @@ class Mailbox:
         return account if account is not None else self._accounts.setdefault(peer, Account(self.bound))
 
     def poke(self) -> None:
-        """Let those who wait look again, after a change that no message brought."""
+        """Wake the waiting threads after a change that no message made."""
         with self._changed:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """End the side thread after a failure: nothing waits for messages to workers that may be gone."""
+        """End the side thread after a failure, without sending what waits."""
         self._endpoint.linger_milliseconds = 0
         self.close()
 
@@ -443,5 +444,5 @@ class Mailbox:
 
 
 def size_text(num_bytes: int) -> str:
-    """A number of bytes as reports say it."""
+    """Format a number of bytes for reports."""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes} bytes"

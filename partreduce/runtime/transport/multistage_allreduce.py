@@ -54,9 +54,9 @@ SMALL_BYTES = 1024
 
 
 class Stages(ABC):
-    """What the thread does; it knows nothing of the group's communicator, so that this can go.
+    """The stages of a sum; holds no reference to the group's communicator, so that this can be freed.
 
-    After a failure every later sum fails: the members may not be at the same place of the order of operations.
+    After a failure every later sum fails, since members may disagree on the order of operations.
     """
 
     def __init__(self) -> None:
@@ -86,9 +86,9 @@ class Stages(ABC):
             del call, tensor, coding, completion
 
     def wait(self, work: Work) -> None:
-        """Wait for one stage, inside the library for a moment at a time: looks take a fifth of a sum's processor time.
+        """Wait for one stage, for short periods inside the library, which costs less processor time than polling.
 
-        The interpreter's end waits for this thread, and closes the stages before (see `Background`).
+        At its end the interpreter waits for this thread, after it has closed the stages (see `Background`).
         """
         work.wait(None if self.is_queued else self._look, for_moments=True)
 
@@ -99,7 +99,7 @@ class Stages(ABC):
 
 
 class QueuedSums:
-    """Those of a group on a device, in its own stream; what is queued ends with the group's operations."""
+    """Staged sums of a group on a device, queued in a separate stream."""
 
     def __init__(self, stages: Stages, streams: Streams) -> None:
         self.stages, self._streams = stages, streams.another()
@@ -115,7 +115,7 @@ class QueuedSums:
 
 
 class StagedSums:
-    """Those of a group on the CPU; the thread begins with the first one and ends with this object."""
+    """Staged sums of a group on the CPU, by a thread that starts with the first sum and ends with this object."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
@@ -135,23 +135,24 @@ class StagedSums:
 
 
 def block_bounds(length: int, num_parts: int, block: int = 1) -> Bounds:
-    """`num_parts` nearly equal parts of an array, in whole blocks (the last one may be shorter); some may be empty."""
+    """Divide an array into `num_parts` nearly equal ranges of whole blocks; the last may be shorter, some empty."""
     num_blocks = -(-length // block)
     cuts = [min(length, num_blocks * part // num_parts * block) for part in range(num_parts + 1)]
     return list(itertools.pairwise(cuts))
 
 
 def lengths_of(bounds: Bounds) -> list[int]:
-    """The length of each part."""
+    """Return the length of each range."""
     return [end - start for start, end in bounds]
 
 
 def in_parts(
     tensor: torch.Tensor, num_parts: int, block: int, stages: Callable[[torch.Tensor, int], Iterator[None]]
 ) -> None:
-    """Take `num_parts` parts of a one-dimensional tensor through their stages, the newest first, as all members do.
+    """Run `num_parts` parts of a one-dimensional tensor through their stages, overlapped, newest part first.
 
-    `block` numbers stay together. `stages` are those of a part and its number; at each yield, some of it is on its way.
+    `block` numbers stay together. `stages(part, number)` yields while one of its transfers is in progress. The order is
+    the same on all members.
     """
     under_way: list[Iterator[None]] = []
     parts = [bounds for bounds in enumerate(block_bounds(len(tensor), num_parts, block)) if bounds[1][0] < bounds[1][1]]
@@ -167,12 +168,12 @@ def _one_stage_further(parts: list[Iterator[None]]) -> list[Iterator[None]]:
 
 
 def code_size(bounds: Bounds, coding: Coding) -> int:
-    """Bytes of the longest part's code."""
+    """Return the bytes of the longest part's code."""
     return max(code_bytes(length, coding) for length in lengths_of(bounds))
 
 
 class Stage(NamedTuple):
-    """Where in a sum something is exchanged: `place` names its roundings among all of the sum, `room` its arrays."""
+    """A transfer within a sum: `place` names its rounding errors, `room` its arrays."""
 
     place: str
     room: str
@@ -183,10 +184,10 @@ class Stage(NamedTuple):
 
 
 class CodedStages(Stages):
-    """The stages of coded sums; it keeps the arrays that they need.
+    """The stages of sums with a codec, with the arrays that they reuse.
 
-    With `at_once`, codes are handed to all at once, as a scatter does, in as many messages and bytes as around a ring:
-    in small groups no worker then waits for a message to have come around.
+    With `at_once`, every member sends its codes to all others at once, not around a ring, in equally many messages and
+    bytes: in small groups this avoids waiting for each hop.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
@@ -199,7 +200,7 @@ class CodedStages(Stages):
     def in_coded_parts(
         self, tensor: torch.Tensor, num_members: int, coding: Coding, stages: Callable[..., Iterator[None]]
     ) -> None:
-        """Take a tensor through the `stages` of a part, its number and the coding, in a group of so many members."""
+        """Run a tensor through `stages(part, number, coding)` in a group of `num_members` members."""
         size = min(LARGEST_PART, max(SMALLEST_MESSAGE * num_members, -(-tensor.nbytes // PARTS)))
         number = max(1, -(-tensor.nbytes // size))
         in_parts(tensor, number, unit_of(coding), lambda part, index: stages(part, index, coding))
@@ -207,7 +208,7 @@ class CodedStages(Stages):
     def scatter(
         self, group: Communicator, values: torch.Tensor, coding: Coding, stage: Stage
     ) -> Callable[[], torch.Tensor]:
-        """Start sending each member the code of its shard; returns what waits for this one's sum (see `total`)."""
+        """Start sending each member the code of its shard; returns a function that waits for this worker's sum."""
         bounds = block_bounds(len(values), group.size, unit_of(coding))
         sizes = [code_bytes(length, coding) for length in lengths_of(bounds)]
         sent = self.room(f"{stage.room} sent", sum(sizes))
@@ -218,7 +219,7 @@ class CodedStages(Stages):
         return lambda: self.total(work, codes, count, coding)
 
     def total(self, work: Work | None, received: torch.Tensor, count: int, coding: Coding) -> torch.Tensor:
-        """The sum of `count` numbers of all members, whose codes have been `received` when the work has ended."""
+        """Wait for `work` and return the sum of `count` numbers over all members, from the codes `received`."""
         if work is not None:  # else there are no numbers at all
             self.wait(work)
         codec = self._codec(coding)
@@ -232,7 +233,7 @@ class CodedStages(Stages):
     def encode(
         self, values: torch.Tensor, bounds: Bounds, codes: list[torch.Tensor], *, coding: Coding, place: str
     ) -> None:
-        """Write the codes of parts of `values`; with error feedback what was left over goes in and the rest is kept."""
+        """Write the codes of parts of `values`; with error feedback, rounding errors are added and kept."""
         codec, left = self._codec(coding), coding.leftovers
         if left is not None:
             left.add_to(place, values)
@@ -244,20 +245,20 @@ class CodedStages(Stages):
             left.keep(place, values, decoded)
 
     def decode(self, bounds: Bounds, codes: list[torch.Tensor], values: torch.Tensor, coding: Coding) -> None:
-        """Write the numbers of the parts' codes into `values`; codes may be followed by unused bytes."""
+        """Decode the parts' codes into `values`; codes may be followed by unused bytes."""
         codec = self._codec(coding)
         for (start, end), code in zip(bounds, codes, strict=True):
             codec.decode(code[: code_bytes(end - start, coding)], values[start:end])
 
     def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage) -> torch.Tensor:
-        """The code of a shard's sum, at the beginning of an array of `size` bytes, which is the same for all."""
+        """Return the code of a shard's sum in an array of `size` bytes, equal on all members."""
         code = self.room(f"{stage.room} code", size)
         own = code[: code_bytes(len(total), coding)]
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")
         return code
 
     def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> Callable[[], torch.Tensor]:
-        """Start handing everybody's array to everybody; returns what waits for them, [members, bytes]."""
+        """Start an all-gather of codes; returns a function that waits for them, [members, bytes]."""
         gathered, sizes = self.room(f"{stage.room} gathered", group.size * len(code)), [len(code)] * group.size
         if self._at_once and self._device.type == "cpu":
             handed = self.room(f"{stage.room} handed", len(gathered))
@@ -279,14 +280,14 @@ class CodedStages(Stages):
         return self._codecs[key]
 
     def room(self, name: str, num_bytes: int) -> torch.Tensor:
-        """An array that is used again by every sum."""
+        """Return an array, by name, that all sums reuse."""
         if name not in self._rooms or len(self._rooms[name]) < num_bytes:
             self._rooms[name] = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         return self._rooms[name][:num_bytes]
 
 
 class FlatCodedStages(CodedStages):
-    """Sums over one group that nothing else uses."""
+    """Coded sums over one group that nothing else uses."""
 
     def __init__(self, group: Communicator) -> None:
         super().__init__()
@@ -310,9 +311,9 @@ class FlatCodedStages(CodedStages):
 def levels_of(
     members: Sequence[int], nodes: Sequence[int], rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """(members on the node of `rank`, the members with its place on their nodes); None where the form is the ring.
+    """Return (members on the node of `rank`, members with its index on the other nodes); None for a ring.
 
-    `members` are ascending, `rank` among them, and `nodes` has the node of every worker.
+    `members` are ascending and contain `rank`; `nodes` has the node of every worker.
     """
     on_node: dict[int, list[int]] = {}
     for member in members:
@@ -325,10 +326,10 @@ def levels_of(
 
 
 class HierarchicalCommunicator(Communicator):
-    """A group with the same number of members on each of its nodes.
+    """Communicator of a group with equally many members on each node; sums run inside nodes and across them.
 
-    Sums run in order of calls, `staged` by a thread or a stream, over two groups: inside the node and across nodes.
-    Short sums and all other operations use the group of all members.
+    Sums run in order of calls, `staged` by a thread or stream. Short sums and all other operations use the group of all
+    members.
     """
 
     def __init__(

@@ -27,12 +27,11 @@ PATIENCE = 10  # NCCL's own watchdog ends the process without a word; it waits s
 
 
 class NcclWorld(World):
-    """Workers with one CUDA device each; every group is a raw NCCL communicator, made by its members only.
+    """Workers with one CUDA device each; every group is a raw NCCL communicator, created by its members only.
 
-    No process group of the user's is touched. `attempt` counts the worlds that this process has made: NCCL would find
-    the identifiers of an earlier one in the store and wait for it for ever.
-
-    This path has never been executed on a GPU; docs/gpu.md says what was run instead.
+    The user's process groups are not used. `attempt` counts the worlds of this process: NCCL would find the identifiers
+    of an earlier world in the store and wait for it forever. This class has never run on a GPU; docs/gpu.md says what
+    ran instead.
     """
 
     is_queued = True
@@ -91,10 +90,9 @@ class NcclWorld(World):
             return make(PrefixStore(place, self.store), members.index(self.rank), len(members), options)
 
     def on_host(self) -> World:
-        """The same workers over gloo: for rows of tables, and for sums that are not the training thread's.
+        """Return a world of the same workers over gloo, for rows of tables and for sums of other threads.
 
-        NCCL from a second thread would hold the device while it waits, and the order of launches would differ between
-        workers.
+        NCCL in a second thread would block the device, and the order of kernel launches would differ between workers.
         """
         if self.nodes is not None:
             host = self.relatives[0].on_host()
@@ -106,10 +104,9 @@ class NcclWorld(World):
         return self._on_host
 
     def abandon(self) -> None:
-        """Abort all groups of this world together: one by one can deadlock in NCCL.
+        """Abort all communicators of this world at once, since one by one can deadlock in NCCL.
 
-        That ends their kernels here alone; the others learn it from a failed worker's note, for which they look once a
-        second.
+        That ends the kernels on this worker; others read a failed worker's note within a second.
         """
         atexit.unregister(self.abandon)
         if self._on_host is not None:
@@ -148,20 +145,20 @@ def _errors_are_ours() -> Iterator[None]:
 
 
 def place_of(device: torch.device) -> str:
-    """Where a device is: its machine's name and its own identity."""
+    """Return the machine's name and the UUID of a device."""
     properties: Any = torch.cuda.get_device_properties(device)
     return f"{socket.gethostname()} {getattr(properties, 'uuid', device)}"
 
 
 def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
-    """Compare over all workers which GPU each has."""
+    """Compare over all workers which GPU each uses. Raises InputError if two share one."""
     notes = Notes(store, f"gpu/{attempt}")
     notes.write(str(rank), place_of(device))
     check_equal_places({other: notes.wait_for(str(other)) for other in range(size)})
 
 
 def check_equal_places(places: Mapping[int, str]) -> None:
-    """Raise InputError where ranks share a GPU."""
+    """Raise InputError if ranks share a GPU; `places` has each rank's machine and GPU."""
     first: dict[str, int] = {}
     for rank, place in places.items():
         if place in first:

@@ -43,7 +43,7 @@ _attempts = 0
 
 
 def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
-    """(rank, number of workers) of this process, or of its replica; (0, 1) outside of any launcher."""
+    """Return (rank, number of workers) of this process or of its replica; (0, 1) without a launcher."""
     if mesh is not None:
         return mesh.get_local_rank(), mesh.size()
     if dist.is_available() and dist.is_initialized():
@@ -58,7 +58,7 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
 
 
 def connect_store(timeout: timedelta) -> Store:
-    """The store of the run: the process group's, or the launcher's, or one hosted by rank 0."""
+    """Return the run's store: the process group's, the launcher's, or one hosted by rank 0."""
     if dist.is_initialized():
         return _prepare_store(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
     missing = [name for name in env.RENDEZVOUS if not os.environ.get(name)]
@@ -100,7 +100,7 @@ def _prepare_store(store: Store, rank: int, timeout: timedelta) -> Store:
 
 
 def hosts_store(rank: int, store: Store) -> bool:
-    """Whether the store of the run ends with this process, as far as one can know: no launcher serves it."""
+    """Whether this process serves the run's store, as far as known: no launcher does."""
     return processes_of(store, rank)[0] == 0 and isinstance(root_store(store), TCPStore) and not _by_launcher()
 
 
@@ -114,9 +114,9 @@ def default_world(
     check: Callable[[Store, int, int], None],
     mesh: DeviceMesh | None = None,
 ) -> World:
-    """The world of this process, made once per kind of device; `check` runs before anything that could hang.
+    """Return this process's world, created once per kind of device; `check` runs before anything could hang.
 
-    With `mesh`, of one dimension, the workers are its replicas.
+    With a `mesh` of one dimension the workers are its replicas.
     """
     kind = "cuda" if device.type == "cuda" and not over_gloo() else "cpu"
     if kind == "cuda" and not dist.is_nccl_available():
@@ -147,12 +147,12 @@ def default_world(
 
 
 def has_joined() -> bool:
-    """Whether this process is, or was until its failure, part of a run."""
+    """Whether this process is, or was until a failure, part of a run."""
     return bool(_worlds)
 
 
 def forget(world: World) -> None:
-    """Let the next optimizer of this process start from scratch after a failure."""
+    """Discard a world after a failure, so that the next optimizer of this process starts afresh."""
     for kind in [kind for kind, known in _worlds.items() if known in (world, *world.relatives)]:
         del _worlds[kind]
 
@@ -171,17 +171,16 @@ def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
 
 
 def may_be_started_again() -> bool:
-    """Whether torchrun starts the workers of those nodes again that are left after a failure (`--max-restarts`)."""
+    """Whether torchrun would restart the remaining nodes' workers after a failure (`--max-restarts`)."""
     return env.RUN_ID in os.environ and os.environ.get(env.AGENT_MAX_RESTARTS, "0") != "0"
 
 
 def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
-    """The name of this attempt, the same on all workers that were started together.
+    """Return a name of this attempt to run, equal on all workers that were started together.
 
-    torchrun starts workers again at a store that remembers the attempt before. Its agents count restarts each for
-    itself, and a node whose workers are ended for those of another counts none, so that number is no name. Each worker
-    asks with a word that no other has, and worker 0 answers, since a worker of the attempt before may have left its
-    question.
+    torchrun restarts workers with a store that still has the keys of the last attempt, and its agents may disagree on
+    the number of restarts. So each worker writes a random word, which worker 0 answers; words of an earlier attempt
+    match no worker.
     """
 
     def late(worker: int) -> UnavailableError:
@@ -220,11 +219,11 @@ _listeners: set[int] = set()
 
 
 def close_in_forks(port: int) -> None:
-    """From now on children that this process forks hold no socket of the store that it serves at this port.
+    """Close the sockets of the store served at this port in child processes forked from now on.
 
-    The kernel closes the sockets of a dead process when no other process holds them. A fork does, such as a data
-    loader's worker, and may outlive its parent: until then the others' questions to the store would stay without an
-    answer. torch does not expose its sockets' descriptors, so they are found by the port.
+    A forked child, such as a data loader's worker, may outlive this process and keep the sockets open, so that other
+    workers' queries to the store would get no answer. The sockets are found by their port, since torch does not expose
+    them.
     """
     _listeners.update(
         os.fstat(held.fileno()).st_ino
@@ -263,7 +262,7 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
-    """Whether this process is a job of one worker: WORLD_SIZE is 1, or no launcher has set anything."""
+    """Whether this process is a job of one worker: WORLD_SIZE is 1, or there is no launcher."""
     if world is not None or place(mesh)[1] != 1:
         return False
     if dist.is_initialized() or os.environ.get(env.WORLD_SIZE):
@@ -273,7 +272,7 @@ def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
 
 
 def log_single_process(schedule: Schedule) -> None:
-    """One line for each schedule of the process."""
+    """Print, once per schedule, that the script runs as a single process without averaging."""
     n = schedule.num_workers
     text = (
         f"partreduce: running as a single process; schedule {schedule.name!r} needs {n} workers, so nothing is "
@@ -288,7 +287,7 @@ def _write_once(text: str) -> None:
 
 
 class SingleProcessWorld(World):
-    """A single worker; a world without groups, where nothing is averaged and no worker is waited for."""
+    """World of one worker: it has no groups, averages nothing and waits for no other worker."""
 
     def __init__(self) -> None:
         store: Store = dist.HashStore()  # type: ignore[attr-defined]

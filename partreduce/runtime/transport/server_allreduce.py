@@ -31,7 +31,7 @@ _Running = tuple[Coding | None, dict[int, Any]]  # how a running sum travels, an
 
 
 class ServerCommunicator(Communicator):
-    """All workers as one group whose sums pass through the hosts."""
+    """Communicator of all workers whose sums are formed by parameter servers (hosts)."""
 
     def __init__(
         self, world: World, hosts: Sequence[int], heartbeat: SignsOfLife, *, key: str, max_bytes: int, timeout: float
@@ -47,7 +47,7 @@ class ServerCommunicator(Communicator):
         self.mailbox.start()
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start a sum over all workers, in place; with a `coding` pieces travel coded to the hosts and back."""
+        """Start a sum over all workers, in place; with a `coding` it is sent coded to the hosts and back."""
         number, self._next = self._next, self._next + 1
         parts: dict[int, Any] = {}
         self._running[number] = coding, parts
@@ -164,5 +164,5 @@ class _ThroughServers:
 
 
 def through_servers(world: World, communicator: ServerCommunicator) -> World:
-    """A world in which the group of all workers reduces through the hosts; everything else is the given world's."""
+    """Return a world whose group of all workers reduces through the hosts; all else is the given world's."""
     return cast("World", _ThroughServers(world, communicator))

@@ -37,11 +37,11 @@ SHARE = 8  # what a worker waits for is noticed at most this part of the wait to
 
 
 class StoreLine:
-    """A separate connection to the store at `place`; `timeout` bounds every question, in seconds.
+    """A separate connection to the store at `place`; each query ends after `timeout` seconds.
 
-    torch's client has no deadline for most calls, and one that blocks (while gloo waits for an address, say) holds up
-    all others on the same client. So a thread with its own client asks. A line that broke or was silent for so long
-    stays lost: a store that went away has forgotten what was written.
+    torch's client has no deadline for most calls, and a call that blocks delays all others on that client. So a thread
+    with its own client sends the queries. After an error or timeout a line stays lost, since a restarted store would be
+    empty.
     """
 
     def __init__(self, place: str, connect: Callable[[], Store], timeout: float) -> None:
@@ -94,10 +94,10 @@ class StoreLine:
 
 
 class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do not export it
-    """A PrefixStore that knows its prefix, so that a line to the bare server can use the same keys.
+    """A PrefixStore that knows its prefix, so that a StoreLine can use the same keys.
 
-    Where workers are replicas it knows their `processes`, too: by worker the ranks under which a launcher knows them,
-    first that of the process that meets the others in this store.
+    If workers are replicas, `processes` has the ranks of each worker's processes as the launcher counts them, first the
+    rank of the process that meets other replicas in this store.
     """
 
     def __init__(self, prefix: str, below: Store, processes: dict[int, list[int]] | None = None) -> None:
@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thre
 
 
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
-    """This process's line to a store's server, and what stands before a key there; None for one in memory or a file."""
+    """Return this process's StoreLine for a store, and its key prefix; None for a store in memory or a file."""
     root: Any = root_store(store)
     if not isinstance(root, TCPStore):
         return None
@@ -138,7 +138,7 @@ def line_to(store: Store) -> tuple[StoreLine, str] | None:
 
 
 def fresh_line(store: Store, timeout: float) -> None:
-    """From now on questions to this store have this timeout, and lines that were lost are tried afresh."""
+    """Set the timeout of queries to this store in seconds, and reconnect lines that were lost."""
     with _making:
         for name in [name for name, (line, _) in _lines.items() if line.problem is not None]:
             del _lines[name]
@@ -147,14 +147,14 @@ def fresh_line(store: Store, timeout: float) -> None:
 
 
 def root_store(store: Store) -> Store:
-    """The store below all prefixes, where the launcher leaves word of workers that died."""
+    """Return the store below all prefixes, in which the launcher notes dead workers."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
 def processes_of(store: Store, worker: int) -> list[int]:
-    """The ranks under which a launcher knows the processes of a worker: one, except where workers are replicas."""
+    """Return the launcher's ranks of a worker's processes: one, or several for a sharded replica."""
     while isinstance(store, NamedPrefixStore):
         if worker in store.processes:
             return store.processes[worker]
@@ -163,7 +163,7 @@ def processes_of(store: Store, worker: int) -> list[int]:
 
 
 class Pauses:
-    """Between questions of one wait to the store: the longer it waits the longer they are, as the cores are shared."""
+    """Pauses between queries of one wait to the store; they grow with the wait, as workers share cores."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -174,7 +174,7 @@ class Pauses:
 
 
 class Notes:
-    """The notes of one purpose: all their keys begin with `prefix`; an `own_server` is asked without a thread."""
+    """Notes in the store whose keys begin with `prefix`; `own_server` tells that this process serves the store."""
 
     def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
         self._store, self._prefix = store, prefix
@@ -190,7 +190,7 @@ class Notes:
         return self._at(lambda store, at: store.get(at[0]).decode() if store.check(at) else None, key)
 
     def read_all(self, keys: Sequence[str]) -> list[str] | None:
-        """These notes if all of them are there; two questions to the store, however many they are."""
+        """Return these notes if all exist, else None; takes two queries."""
 
         def read(store: Store, places: list[str]) -> list[str] | None:
             bare: Any = store  # torch's stubs lack both
@@ -202,9 +202,9 @@ class Notes:
         return self._at(read, *keys)
 
     def wait_for(self, key: str, limit: float | None = None, *, lacks: str = "") -> str:
-        """A note that is there or is sure to come within so many seconds, by default the store's timeout.
+        """Return a note, waiting up to `limit` seconds, by default the store's timeout.
 
-        Raises UnavailableError, which says what is lacking.
+        Raises UnavailableError after that; `lacks` says in the message what is missing.
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = limit or (bare.timeout.total_seconds() if self.line is None else self.line.timeout)
@@ -217,28 +217,28 @@ class Notes:
         return text
 
     def has(self, *keys: str) -> bool:
-        """Whether all these notes are there; one question to the store."""
+        """Whether all these notes exist; takes one query."""
         return self._at(lambda store, at: store.check(at), *keys)
 
     def remove(self, key: str) -> None:
         self._at(lambda store, at: store.delete_key(at[0]), key)
 
     def count(self, key: str, increase: int = 0) -> int:
-        """A counter that all workers share, after this increase."""
+        """Increase a counter shared by all workers; returns its new value."""
         return self._at(lambda store, at: store.add(at[0], increase), key)
 
     def propose(self, key: str, text: str) -> str:
-        """The text that was proposed first under this key, by this worker or by another."""
+        """Return the text that was written first under this key, by this worker or another."""
         return self._at(lambda store, at: store.compare_set(at[0], "", text).decode(), key)
 
     @property
     def problem(self) -> str | None:
-        """Why the store is gone, as a sentence; None while nothing is known against it."""
+        """Why the store is gone, as a sentence; None if it is not known to be."""
         line = self.line
         return None if line is None or line.problem is None else str(line.error())
 
     def place(self, key: str) -> str:
-        """Where a note lies in the bare store, as far as the prefixes are known."""
+        """Return a note's key in the root store, with the known prefixes."""
         return f"{self._keys_begin}/{key}"
 
     def _at(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
@@ -251,14 +251,14 @@ class Notes:
 
 
 class Deaths(Notes):
-    """What the launcher noted of the deaths of the workers that meet in a store."""
+    """The launcher's notes on workers that died."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(root_store(store), DEATHS)
         self._workers = store
 
     def of(self, worker: int) -> str | None:
-        """How a worker died, as the rest of a clause; a replica of several processes is gone with any of them."""
+        """Return how a worker died, as the end of a clause; None if alive. A replica dies with any of its processes."""
         processes = processes_of(self._workers, worker)
         deaths = ((rank, self.read(str(rank))) for rank in processes)
         named = (death if processes == [worker] else f"(its rank {rank}) {death}" for rank, death in deaths if death)
@@ -266,15 +266,15 @@ class Deaths(Notes):
 
 
 def deaths_of(store: Store, members: Iterable[int]) -> str | None:
-    """What the launcher noted of the death of one of these workers, as a clause; None if nothing."""
+    """Return how one of these workers died, as a clause; None if the launcher noted no death."""
     notes = Deaths(store)
     return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
 
 
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
-    """Say how far this worker has come, as a clause that follows "while it", and where its heartbeat is found.
+    """Note how far this worker has come (a clause after "while it") and the key `beat` of its heartbeat.
 
-    Torch's store answers no `set`; a question after it is answered when the note is there, even for a kill right then.
+    A query after the write confirms it, since torch's store does not answer a `set`.
     """
     notes, process = Notes(root_store(store), STAGES), str(processes_of(store, rank)[0])
     notes.write(process, json.dumps([stage, beat]))
@@ -282,7 +282,7 @@ def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
 
 
 def read_stage(store: Store, rank: int) -> str:
-    """For the launcher, which serves the store: how far a worker had come, as the end of a sentence."""
+    """Return, in the launcher, how far a worker had come, as the end of a sentence."""
     notes, deadline = Notes(store, STAGES, own_server=True), time.monotonic() + LAST_WORDS_SECONDS
     while (noted := notes.read(str(rank))) is None and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)  # torch's store answers no `set`: a note may still be on its way from a dead worker
@@ -294,10 +294,9 @@ def read_stage(store: Store, rank: int) -> str:
 
 
 def own_host(store: Store) -> tuple[str, bool]:
-    """(the address at which other workers reach this one, whether it is IPv6): the one that faces the run's store.
+    """Return (this worker's address for other workers, whether it is IPv6): the one that faces the run's store.
 
-    `GLOO_SOCKET_IFNAME` names another interface, as for gloo. Without an address and a launcher it is this machine
-    only.
+    `GLOO_SOCKET_IFNAME` selects another interface, as for gloo. Without address and launcher it is the loopback.
     """
     if interface := chosen_interface():
         return _address_of(interface), False
@@ -315,12 +314,12 @@ def own_host(store: Store) -> tuple[str, bool]:
 
 
 def chosen_interface() -> str:
-    """The network interface that `GLOO_SOCKET_IFNAME` names, the first one of several; empty for none."""
+    """Return the (first) network interface in `GLOO_SOCKET_IFNAME`; empty for none."""
     return os.environ.get(GLOO_SOCKET_IFNAME, "").split(",")[0]
 
 
 def host_of(store: Store) -> str:
-    """Where the run's store is; empty if it is not known."""
+    """Return the host of the run's store; empty if unknown."""
     root: Any = root_store(store)
     return root.host if isinstance(root, TCPStore) else os.environ.get(MASTER_ADDR, "")
 

@@ -20,26 +20,26 @@ from partreduce.runtime.transport.waiting import pause_after
 
 
 class Marker(Protocol):
-    """A point in a stream, as `torch.cuda.Event`."""
+    """A point in a stream, like `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Whether the stream has come to it."""
+        """Whether the stream has reached it."""
 
     def elapsed_time(self, end: Any, /) -> float:  # noqa: ANN401 - a mark of the same device
-        """Milliseconds from this point to a later one; both timed and passed."""
+        """Return the milliseconds from this point to a later one; both were recorded with timing and reached."""
 
 
 class Streams:
-    """The CPU's: everything is done when the call returns."""
+    """Streams of the CPU: every operation is complete when the call returns."""
 
     runs_ahead = False  # whether the host may be ahead of the device, so that it must not look at a result
 
     def side(self) -> contextlib.AbstractContextManager[object]:
-        """Inside, work is queued next to the user's stream, after what that one has queued."""
+        """Inside, work is queued in the side stream, after the work of the user's stream."""
         return contextlib.nullcontext()
 
     def rejoin(self) -> None:
-        """Let the user's stream wait for what was queued there."""
+        """Make the user's stream wait for the side stream."""
 
     def another(self) -> Streams:
         return self
@@ -47,30 +47,30 @@ class Streams:
     def follow(self, mark: Marker) -> None: ...
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """A few numbers as a tensor on the device, without waiting for it."""
+        """Return a few numbers as a tensor on the device, without waiting for it."""
         return torch.tensor(numbers, dtype=dtype)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy in host memory, valid once a mark that is set after it was passed."""
+        """Return a copy in host memory, complete when a marker set afterwards is reached."""
         return values.cpu()
 
     def host_room(self, num_bytes: int) -> torch.Tensor:
-        """Host memory that is written from the device without the host waiting for it."""
+        """Return pinned host memory of `num_bytes` bytes, for copies without waiting."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """An array of the host on the device; the host may change it at once, but does not wait for the device."""
+        """Return a device copy of a host array, which may change at once; does not wait for the device."""
         return values.to(device)
 
     def mark(self, *, timed: bool = False) -> Marker:
-        """A mark after everything that the current stream has queued."""
+        """Return a marker after all work queued in the current stream."""
         raise NotImplementedError
 
     def settle(self) -> None: ...
 
 
 class CudaStreams(Streams):
-    """One side stream of one CUDA device, shared by all operations of a worker, or by all sums of one group."""
+    """A side stream of a CUDA device, for all operations of a worker or all sums of a group."""
 
     runs_ahead = True
 
@@ -99,7 +99,7 @@ class CudaStreams(Streams):
         torch.cuda.current_stream(self.device).wait_event(mark)  # type: ignore[arg-type]  # its own mark
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """From pinned memory, which torch keeps until the copy is done."""
+        """Copy from pinned memory, which torch keeps until the copy is done."""
         return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
@@ -122,19 +122,19 @@ class CudaStreams(Streams):
 
 
 def streams_of(device: torch.device) -> Streams:
-    """The streams of a device."""
+    """Return the streams of a device."""
     return CudaStreams(device) if device.type == "cuda" else Streams()
 
 
 def await_mark(mark: Marker) -> None:
-    """Let the host wait until a stream has come to a mark."""
+    """Make the host wait until a marker is reached."""
     start = time.monotonic()
     while not mark.query():
         time.sleep(pause_after(time.monotonic() - start))
 
 
 class DeviceClock:
-    """When the device came to a mark, in seconds of the host's clock, counted from one mark that both saw."""
+    """Converts markers of a device's stream to the host's clock, by one marker that both saw."""
 
     def __init__(self, streams: Streams) -> None:
         self._start = streams.mark(timed=True)
@@ -142,5 +142,5 @@ class DeviceClock:
         self._at = time.perf_counter()
 
     def time_of(self, mark: Marker) -> float:
-        """As `time.perf_counter` would have said when the device passed the mark."""
+        """Return when the device reached a marker, in seconds of `time.perf_counter`."""
         return self._at + self._start.elapsed_time(mark) / 1e3

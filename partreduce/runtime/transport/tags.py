@@ -24,13 +24,13 @@ EXACT_DTYPES = (torch.float32, torch.float64)
 
 
 def tag_of(*fields: object) -> tuple[int, ...]:
-    """The tag of an operation: CRC-32 over the fields' text, one number in 1..256 per byte."""
+    """Return the tag of an operation: the CRC-32 of the fields' text, as four numbers from 1 to 256."""
     crc = zlib.crc32("\x1f".join(map(str, fields)).encode())
     return tuple([byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big")])
 
 
 def sums_agree(sums: torch.Tensor | Tail, tag: Sequence[int], num_members: int) -> bool:
-    """Whether reduced tags equal `num_members` times the own one."""
+    """Whether summed tags equal `num_members` times this worker's tag."""
     agree: bool = sums.tolist() == [number * num_members for number in tag]
     return agree
 
@@ -41,5 +41,5 @@ def agreement(
     num_members: int,
     upload: Callable[[Sequence[float], torch.dtype], torch.Tensor],
 ) -> torch.Tensor:
-    """The same without waiting for the device: a 0-d bool tensor there; `upload` makes one of a few numbers."""
+    """Like `sums_agree`, but a 0-d bool tensor on the device; `upload` copies a few numbers there."""
     return (sums == upload([number * num_members for number in tag], sums.dtype)).all()

@@ -20,13 +20,13 @@ ProcessGroupGloo: Any = dist.ProcessGroupGloo
 
 
 def default_store() -> Store:
-    """The store of the initialized process group."""
+    """Return the store of the initialized process group."""
     store: Store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
     return store
 
 
 def store_on(listening: socket.socket, host: str) -> Store:
-    """A store that this process serves on a socket which listens already, at `host` too, and which it takes over."""
+    """Serve a store on a socket that listens already, and takes it over; others reach it at `host`."""
     port = listening.getsockname()[1]
     # Before torch 2.8 the newer of its two servers refuses such a socket (pytorch/pytorch#150215).
     libuv_listens = [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 8]
@@ -37,14 +37,14 @@ def store_on(listening: socket.socket, host: str) -> Store:
 
 
 def torch_compile_disable(method: Method) -> Method:
-    """A method that torch.compile leaves as it is, with all that it calls: its graphs end before it.
+    """Decorate a method so that torch.compile neither compiles it nor anything it calls.
 
-    torch's own optimizers are marked so. Its public `torch.compiler.disable` imports the compiler at once.
+    torch marks the steps of its optimizers the same way; its public `torch.compiler.disable` would import the compiler.
     """
     marked: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]  # noqa: SLF001 - as said
     return marked  # type: ignore[no-any-return]
 
 
 def nccl_backend() -> Any:  # noqa: ANN401 - a class that CPU builds of torch do not have
-    """The class of raw NCCL groups."""
+    """Return torch's class of NCCL backends."""
     return dist.ProcessGroupNCCL

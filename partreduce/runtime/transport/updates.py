@@ -38,7 +38,7 @@ ALIGNED = 16  # parts begin at multiples of so many numbers
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive numbers of one array of the flat model."""
+    """A range of one array of the flat model."""
 
     array: int
     start: int
@@ -46,9 +46,9 @@ class Piece:
 
 
 class Layout:
-    """How the arrays of a flat model are cut into parts; equal on all workers, whose models have the same arrays.
+    """How the arrays of a flat model are divided into messages (parts); equal on all workers.
 
-    A part holds at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
+    A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
     """
 
     def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int | None = None) -> None:
@@ -70,15 +70,15 @@ class Layout:
         return len(self.parts)
 
     def pieces(self) -> Iterator[Piece]:
-        """All pieces, in the order in which they travel."""
+        """Yield all pieces in the order in which they are sent."""
         for part in self.parts:
             yield from part
 
     def bound(self, capacities: Sequence[int], small: int) -> Bound:
-        """What may be on the way between two neighbors: one that keeps the protocol never waits for room.
+        """Return the limit of messages in flight between two neighbors, which the protocol never reaches.
 
-        At most a proved capacity of updates is on the way to either side and `small` other messages. Twice as much may
-        be, as up to half of it may have been dealt with and not granted (see `mailbox`).
+        It allows for the proved `capacities` of updates in both directions and `small` other messages, times two, as
+        half of them may be processed and not reported (see `mailbox`).
         """
         most = max(capacities, default=1)
         return Bound(2 * (most * len(self) + small), 2 * max(most * self.num_bytes, 1))
@@ -94,12 +94,12 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 
 
 class UpdateSender:
-    """What sends a worker's updates; one snapshot for all neighbors.
+    """Sends a worker's updates to its out-neighbors from one snapshot.
 
-    Snapshots have memory for one update more than `capacity`, the largest among the out-neighbors' rings: an older one
-    has left, or its receiver would be further behind than was proved. There may be more, up to what the mailbox lets
-    out, only where a backup worker is so slow that more are on their way to somebody who needs none of them. From a
-    device they are copied into pinned memory on a side stream, and the host waits for that copy alone.
+    There is memory for one snapshot more than `capacity`, the largest capacity of the out-neighbors' rings: an older
+    one was received, or its receiver would be further behind than proved. Only a slow backup worker can need more, up
+    to the mailbox's bound. On a device they are copied to pinned memory in a side stream, and the host waits for that
+    copy alone.
     """
 
     def __init__(self, mailbox: Mailbox, layout: Layout, *, capacity: int, streams: Streams | None = None) -> None:
@@ -112,9 +112,9 @@ class UpdateSender:
         return sum(snapshots.num_bytes for snapshots in self._snapshots)
 
     def send(self, kind: str, arrays: Sequence[torch.Tensor], numbers: Mapping[int, Sequence[int]]) -> None:
-        """Send the arrays as they are now to each neighbor that has numbers; afterwards they may change.
+        """Send a snapshot of the arrays to each neighbor in `numbers`; afterwards they may change.
 
-        Each part comes as a message with the numbers (part, *numbers of that neighbor).
+        Each part is a message with the numbers (part, *numbers of that neighbor).
         """
         for index, views in enumerate(self._copy_parts(arrays)):
             frames = [self.mailbox.shared(view) for view in views]
@@ -144,11 +144,11 @@ class UpdateSender:
 
 
 class PlaceTakenError(PartreduceError):
-    """An update came for which its ring cannot have a place: its sender, or this worker, broke the protocol."""
+    """An update arrived for which its ring has no place: the sender or this worker violated the protocol."""
 
 
 class Arrival(Enum):
-    """What came of a part of an update."""
+    """State of an update after one of its parts has arrived."""
 
     MORE = "more parts of this update are to come"
     KEPT = "the update is complete and has its place"
@@ -156,12 +156,12 @@ class Arrival(Enum):
 
 
 class PayloadRings:
-    """The updates that in-neighbors sent ahead of a worker; one thread puts in what comes, another takes and reads.
+    """Updates that in-neighbors have sent ahead of this worker; one thread adds them, another takes them.
 
-    A ring holds (step, frames) in as many places as were proved to do (`capacities`, by in-neighbor); who may send is
-    who knows of a free one (tokens, acknowledgements). So an update that does not fit replaces nothing: it is late and
-    dropped, or cannot be. Under staleness (`newest_only`) one place does: the newest replaces. An update is here when
-    its last part is. A worker that took or read one has its memory, and its place can be filled again at once.
+    The ring of an in-neighbor has its proved number of places (`capacities`) for (step, frames); tokens and
+    acknowledgements tell senders about free places. An update without place replaces none: it is late and dropped, or
+    an error. Under staleness (`newest_only`) a ring has one place, and the newest replaces. An update exists once its
+    last part has arrived. A worker that takes one owns its memory, and the place is free.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class PayloadRings:
         self.dropped = 0  # how many updates came too late, or were replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Take in one part of an update, and its memory; parts come in order, and so do updates of one sender."""
+        """Add one part of an update and keep its memory; parts and updates of a sender arrive in order."""
         with self._lock:
             if part == 0:
                 self._forget_arriving(source)
@@ -204,32 +204,32 @@ class PayloadRings:
             return self._put(source, step, frames)
 
     def take(self, source: int, step: int) -> list[torch.Tensor]:
-        """The pieces of an update in the layout's order, one-dimensional; they are the caller's, the place is free."""
+        """Remove an update and return its pieces, one-dimensional, in order of the layout."""
         with self._lock:
             payload = self._payload(source, step)
             self._free(source, [step])
         return self._tensors(payload)
 
     def look(self, source: int, step: int | None = None) -> list[torch.Tensor]:
-        """The same, of the newest where no step is given; the place stays filled, what the caller has never changes."""
+        """Return the pieces of an update, by default the newest, and leave it in its place."""
         with self._lock:
             payload = self._payload(source, max(self._rings[source]) if step is None else step)
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
-        """The updates of steps before this one are over; to be called before a message lets an in-neighbor continue."""
+        """Drop updates of steps before `before`; called before a message lets an in-neighbor continue."""
         with self._lock:
             self._before = max(self._before, before)
             for source, ring in self._rings.items():
                 self._free(source, [held for held in ring if held < before])
 
     def steps(self, source: int) -> tuple[int, ...]:
-        """Of which steps an in-neighbor's updates are here, ascending."""
+        """Return the steps whose updates from an in-neighbor have arrived, ascending."""
         with self._lock:
             return tuple(sorted(self._rings[source]))
 
     def fill(self) -> dict[int, tuple[int, int]]:
-        """How many places of each in-neighbor's ring are filled, and how many there are."""
+        """Return (used places, places) of each in-neighbor's ring."""
         with self._lock:
             return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
 
@@ -311,11 +311,11 @@ def add_updates(
     into: Sequence[torch.Tensor] | None = None,
     streams: Streams | None = None,
 ) -> None:
-    """Make each array the weighted updates plus itself times what is left of 1, in place.
+    """Set each array x to Σ_j w_j · u_j + (1 − Σ_j w_j) · x, in place, with the neighbors' updates u_j.
 
-    With `into` (which may be the arrays) they stay as they are, and what is to be added to them is written there.
-    `updates` are what `PayloadRings.take` or `look` gave: of each, the pieces in the order of the layout, on the host.
-    On a device the sums run on a side stream, for which the user's then waits; the host runs ahead.
+    With `into` (which may be the arrays) the arrays stay, and what is to be added to them is written there. Each update
+    is a list of pieces on the host from `PayloadRings.take` or `look`. On a device the sums run in a side stream, for
+    which the user's stream waits.
     """
     streams = streams or Streams()
     with torch.no_grad(), streams.side():

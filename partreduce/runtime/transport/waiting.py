@@ -19,11 +19,10 @@ MOST_SECONDS = 1.0  # what counts at most between two looks, from whatever threa
 
 
 class OwnTime:
-    """A clock that stands while it is not read for longer than `most` seconds; any thread may look.
+    """A clock that stops while it is not read for longer than `most` seconds; thread-safe.
 
-    A process that was stopped, by SIGSTOP, by a debugger or with its machine, must not blame the others for the time in
-    which it heard no worker, and is not notified of it. But a thread that waits looks at this clock several times a
-    second, so in a longer time between two looks this process did not run.
+    A process that was stopped (by SIGSTOP, a debugger or with its machine) must not count that time as other workers'
+    silence. A waiting thread reads this clock several times a second, so after a longer gap the process has not run.
     """
 
     def __init__(self, most: float = MOST_SECONDS) -> None:
@@ -44,7 +43,7 @@ own_time = OwnTime()  # of this process
 
 
 class Deadline:
-    """An end of waiting, after so many seconds of this process's own time."""
+    """A deadline after so many seconds of this process's own time (see `OwnTime`)."""
 
     def __init__(self, seconds: float, clock: OwnTime = own_time) -> None:
         self.seconds, self._clock = seconds, clock
@@ -55,63 +54,63 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until it has passed; negative once it has."""
+        """Seconds until the deadline; negative afterwards."""
         return self._end - self._clock()
 
     @property
     def is_over(self) -> bool:
-        """Whether it has passed; asked several times a second, since the clock stands otherwise."""
+        """Whether the deadline has passed; read it several times a second, or the clock stops."""
         return self.left < 0
 
 
 class PeerGoneError(Exception):
-    """A member that can no longer come; the text says why."""
+    """A member can no longer come; the text says why."""
 
 
 class PeerTimeoutError(PeerGoneError):
-    """The timeout has passed; the text says for whom this worker waited."""
+    """The timeout has passed; the text names the workers that this one waited for."""
 
 
 class SignsOfLife:
-    """What a wait wants to know of the others; `liveness.heartbeat` knows it.
+    """What a wait can ask about other workers; `liveness.heartbeat` implements it.
 
-    This is where no worker gives signs of life: only its timeout ends a wait.
+    In this base class nothing is known of them, so only timeouts end a wait.
     """
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
-        """Why a member cannot take part any more, as a clause; None if nothing is known."""
+        """Return why a member cannot take part any more, as a clause; None if not known."""
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
-        """The members that are known to take part in nothing any more."""
+        """Return the members known to have ended or failed."""
         return frozenset()
 
     def store_lost(self) -> UnavailableError | None:
-        """The error of a run whose store is gone; None while nothing is known against it."""
+        """Return the error of a run whose store is gone; None otherwise."""
         return None
 
     def news(self) -> int:
         return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Say what this worker does now, and for whom it waits in that."""
+        """Record what this worker does now and for which workers it waits."""
 
     def watch(self, members: Iterable[int]) -> None: ...
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
-        """For whom a worker waits, down the chain of waiting, as a clause."""
+        """Describe for whom this worker waits, along the chain of waits, as a clause."""
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """Whether it is known already who holds up a worker that waits for these, or will not be."""
+        """Whether the worker that holds up these members is known, or cannot be found out."""
         return True
 
 
 class PeerWatch:
-    """When somebody who waits for `members` looks at what the others have noted: often at no cost, closely at times.
+    """Decides when a wait for `members` reads the other workers' notes: cheap glances often, close looks rarely.
 
-    `glance` is the time in seconds between two that cost next to nothing.
+    `glance` is the time between two glances in seconds.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class PeerWatch:
         self.turn_to(members)
 
     def turn_to(self, members: Iterable[int]) -> None:
-        """From now on it is for these; what they have noted is looked at a while from now."""
+        """Watch these members from now on; the first look is a while later."""
         self._members = tuple(members)
         self.next = time.monotonic() + self._between
         self._look = time.monotonic() + LOOK_SECONDS
@@ -132,7 +131,7 @@ class PeerWatch:
         self._members = tuple(members)
 
     def is_due(self) -> bool:
-        """Whether to look closely now; asked as often as one likes."""
+        """Whether to look closely now; may be called at any rate."""
         now = time.monotonic()
         if now < self.next:
             return False
@@ -146,16 +145,16 @@ class PeerWatch:
         return True
 
     def gone(self) -> str | None:
-        """Why a member cannot come any more, as a clause, where a look is due; None if nothing is known."""
+        """If a look is due, return why a member cannot come, as a clause; else None."""
         return self._heartbeat.gone(self._members, self._round) if self.is_due() else None
 
 
 class Wait(PeerWatch):
-    """One wait for `members`: it ends early where one can no longer come, and else after `timeout` seconds of own time.
+    """One wait for `members`: ends early if one can no longer come, else after `timeout` seconds of own time.
 
-    Where that has passed and it is not known yet who holds this worker up, it waits a little longer to find out.
-    `round_` is the operation's, where members may have ended before it; `why` is asked in place of the heartbeat why it
-    makes no sense to wait any longer, and may raise by itself.
+    After the timeout it continues briefly until the responsible worker is known. `round_` is the operation's, since
+    members may have ended before it; `why`, called instead of asking the heartbeat, returns why not to wait any longer,
+    or raises.
     """
 
     def __init__(
@@ -172,11 +171,14 @@ class Wait(PeerWatch):
         self._why, self._deadline = why, Deadline(timeout)
 
     def renew(self) -> None:
-        """What was waited for so far does not count: somebody else has a limit for it."""
+        """Start the timeout again."""
         self._deadline.renew()
 
     def look(self) -> float:
-        """Called between two pauses; returns in how many seconds it wants to be called again."""
+        """Check, between two pauses, whether to give up; returns after how many seconds to call it again.
+
+        Raises PeerGoneError or PeerTimeoutError.
+        """
         if self.is_due():
             why = self._heartbeat.gone(self._members, self._round) if self._why is None else self._why()
             if why is not None:
@@ -186,14 +188,14 @@ class Wait(PeerWatch):
         return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
-        """Whether the timeout has passed, and it is known, or was looked for, who holds this worker up."""
+        """Whether the timeout has passed, and the responsible worker is known or was searched for long enough."""
         left = self._deadline.left
         if left >= 0:
             return False
         return left < -DIAGNOSE_SECONDS or self._heartbeat.sees_silence(self._members)
 
     def until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
-        """Wait for what another thread brings about, which it tells the condition; `done` is asked under its lock."""
+        """Wait until another thread notifies the condition and `done()`, called with its lock held, is true."""
         while True:
             with condition:
                 if condition.wait_for(done, GLANCE_SECONDS):
@@ -202,5 +204,5 @@ class Wait(PeerWatch):
 
 
 def pause_after(waited: float) -> float:
-    """Seconds to sleep after `waited` seconds of waiting."""
+    """Return the seconds to sleep after `waited` seconds of waiting."""
     return min(LONGEST, max(SHORTEST, waited / SHARE))

@@ -15,9 +15,9 @@ import torch
 
 
 def unit_weights(others: Sequence[Fraction | float], dtype: torch.dtype) -> tuple[float, tuple[float, ...]]:
-    """One's own weight and those of the others, for arrays of a type; together they are 1 without any error.
+    """Round weights to the dtype of the sum; returns (own weight, the others' weights), whose sum is exactly 1.
 
-    Weights are applied in 64 bits to numbers of 64 bits, else in 32 bits. O(others), once for each combination.
+    Arrays of 64 bits have weights of 64 bits, all others of 32 bits. O(others).
     """
     return _unit_weights(tuple(others), 53 if dtype == torch.float64 else 24)
 

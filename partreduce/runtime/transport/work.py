@@ -25,15 +25,13 @@ _threads: weakref.WeakSet[Background] = weakref.WeakSet()
 
 
 class Work:
-    """A running operation.
+    """A running operation that can be waited for.
 
     Args:
-        is_completed: whether it has ended, well or not.
-        finish: waits until it has ended, without a limit, and raises what went wrong; on a device the current stream
-            waits, not the host.
-        ended_within: waits until it has ended, at most so many seconds, and says whether it has; None where a wait has
-            no limit.
-        on_main_thread: whether only the main thread may wait so for long.
+        is_completed: returns whether it has ended, with or without an error.
+        finish: waits without limit until it has ended, and raises its error; on a device the current stream waits.
+        ended_within: waits at most so many seconds and returns whether it has ended; None if waits have no limit.
+        on_main_thread: whether only the main thread may wait in the library for long.
     """
 
     def __init__(
@@ -49,12 +47,12 @@ class Work:
         self._then: Callable[[], object] | None = None
 
     def then(self, action: Callable[[], object]) -> Work:
-        """The same, with something to do once: when it has ended well and is waited for."""
+        """Return this work with an action that runs once, when it has ended without an error and is waited for."""
         self._then = action
         return self
 
     def wait(self, look: Callable[[], float] | None = None, *, for_moments: bool = False) -> None:
-        """Wait until it has ended, and raise what went wrong.
+        """Wait until the operation has ended; raises its error.
 
         Args:
             look: called now and then meanwhile; raises why there is no sense in waiting any longer, and returns in how
@@ -76,7 +74,7 @@ class Work:
             action()
 
     def ends_soon(self, seconds: float) -> bool:
-        """Wait for so long without looking at it; whether it has ended."""
+        """Wait up to `seconds` without checking other workers; returns whether it has ended."""
         return self.is_completed() or (
             self.ended_within is not None and self._may_wait_inside() and self.ended_within(seconds)
         )
@@ -86,10 +84,9 @@ class Work:
 
 
 class Completion:
-    """Where a thread of ours says that an operation has ended.
+    """Where one of our threads records that an operation has ended.
 
-    Of an error only the text is kept: its traceback would hold the works, and with them the connections of a group that
-    is to be destroyed so that its other members hear of it.
+    Only the text of an error is kept: its traceback would keep the connections of a group open that is to be destroyed.
     """
 
     def __init__(self) -> None:
@@ -98,7 +95,7 @@ class Completion:
         self._problem: str | None = None
 
     def reached(self, problem: str | None = None) -> None:
-        """It has ended; `problem` is what went wrong."""
+        """Record the end of the operation; `problem` describes an error."""
         self._problem = problem
         self._event.set()
 
@@ -121,10 +118,9 @@ class Completion:
 
 
 def in_thread(works: Iterable[Work]) -> Work:
-    """Several works as one, which may come of a generator that starts them: their own thread waits for them.
+    """Combine works, maybe from a generator that starts them, to one that a thread of its own waits for.
 
-    Point to point over gloo a wait has no limit that would leave the connection alive, and no look at whether it is
-    over.
+    Point to point over gloo, a wait with a limit would break the connection.
     """
     completion = Completion()
     Background(completion.by, _wait_for_all, works, name="partreduce-exchange").start()
@@ -137,12 +133,10 @@ def _wait_for_all(works: Iterable[Work]) -> None:
 
 
 class Background(threading.Thread):
-    """A daemon thread that the interpreter's end waits for, about a second at most: no thread is inside torch then.
+    """A daemon thread that the exiting interpreter waits for, about a second at most.
 
-    One that comes back from torch's C++ code while the interpreter is being taken down is ended by Python where it
-    stands, and C++ answers that with SIGABRT ("terminate called without an active exception"): a run that ended well,
-    or with its own error, would die of a signal. `stop` lets `run` return soon, when the interpreter ends; None where
-    it returns by itself.
+    Otherwise a thread that returns from torch's C++ code during the interpreter's exit is ended by Python, and C++
+    aborts the process with SIGABRT. `stop` makes `run` return soon; None if it returns by itself.
     """
 
     def __init__(
@@ -157,7 +151,7 @@ class Background(threading.Thread):
 
 
 def end_all() -> None:
-    """Let every background thread return, and wait for them."""
+    """End all background threads and wait for them."""
     running = [thread for thread in _threads if thread.is_alive()]
     for thread in running:
         if thread.stop is not None:
@@ -174,14 +168,13 @@ atexit.register(end_all)
 
 
 class OverdueError(Exception):
-    """The call did not return in time, or there is no sense in waiting for it; the text says why."""
+    """A call did not return in time, or need not be waited for any longer; the text says why."""
 
 
 class BoundedCall(Generic[Result]):
-    """One of torch's calls that may block for ever, in its own thread, which stays behind, without the GIL.
+    """A call to torch that may block forever, run in a thread of its own that may be left behind.
 
-    A store whose port another has, and a gloo group whose member dies while it connects, block for much longer than
-    asked.
+    A store whose port is taken, and a gloo group whose member dies while it connects, block far beyond their timeout.
     """
 
     def __init__(self, action: Callable[[], Result]) -> None:
@@ -194,7 +187,7 @@ class BoundedCall(Generic[Result]):
         return not self._completion.within(0)
 
     def result(self, seconds: float, given_up: Callable[[], str | None] = lambda: None) -> Result:
-        """What the call returns; `given_up` is asked now and then whether waiting still makes sense.
+        """Return the call's result; `given_up()` returns why not to wait any longer, or None.
 
         Raises:
             OverdueError: it did not return within so many seconds in which this process ran, or `given_up` said why.

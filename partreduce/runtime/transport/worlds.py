@@ -42,16 +42,15 @@ IN_BLOCKS = "blocks"  # names the further communicators of groups that sum by co
 
 
 class World:
-    """All workers of a run as one of them sees it: the table of its groups, made and warmed up in order.
+    """All workers of a run as one of them sees it, with the table of its groups.
 
-    Groups are made by their members only, in the order of their sorted members, which is one total order for all
-    workers: so no worker waits in a cycle; the second communicators, in the same order, follow all first ones.
+    A group is created by its members only. All workers create groups in the order of their sorted members, so no
+    workers wait in a circle; further communicators follow in the same order.
 
-    With `nodes`, the node of every worker, groups are hierarchical wherever that applies. Such a group is up to three
-    of each member: all members, its part of the node, and its row (the workers with the same place on their nodes).
-    They are made in this order, one group after another; parts of one group do not overlap, and neither do rows, so
-    that this is one total order for all workers as well. No two groups share a part: each may then be destroyed without
-    the other.
+    With `nodes`, the node of every worker, groups are hierarchical if they have equally many members on each node. Such
+    a group has three communicators: all members, those on this node, and those with the same index on other nodes. They
+    are created in this order, one group after the other. No two groups share a communicator, so each can be destroyed
+    alone.
     """
 
     is_queued = False
@@ -75,7 +74,7 @@ class World:
         self.given_up: Callable[[], str | None] = lambda: None  # asked, too, while a group connects: why it need not
 
     def beside(self, prefix: str) -> World:
-        """Another world of these workers, whose groups meet elsewhere in the store."""
+        """Return another world of these workers, whose groups use keys under `prefix` in the store."""
         raise NotImplementedError
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
@@ -89,16 +88,16 @@ class World:
         return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
-        """A number that counts the optimizers of this world, equal on all workers."""
+        """Return a number that counts this world's optimizers, equal on all workers."""
         self._instances += 1
         return self._instances
 
     def on_host(self) -> World:
-        """The same workers over host memory: this world, except where its groups work on devices."""
+        """Return a world of the same workers for tensors in host memory; this one, unless its groups need devices."""
         return self
 
     def prepare(self, schedule: Schedule) -> None:
-        """Make and warm up every group of this worker that the schedule needs; all workers call it."""
+        """Create and warm up all groups of this worker in the schedule; all workers call it."""
         own = member_sets(schedule, self.rank)
         wanted = own | {tuple(range(self.size))}
         in_blocks = schedule.strategy.transport.codec.has_blocks
@@ -108,7 +107,7 @@ class World:
         self.make(wanted, of_codes=own if in_blocks else ())
 
     def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
-        """Make those groups of this worker that there are not, and let some sum by codecs of blocks."""
+        """Create those groups of this worker that do not exist; groups in `of_codes` also for int8 and int4 sums."""
         for members in sorted(members for members in set(wanted) if not self.has(members)):
             self.create(members)
         for members in sorted(of_codes):
@@ -118,13 +117,13 @@ class World:
     def create(
         self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
     ) -> Communicator:
-        """Make one group; all its members call this, in one order that is the same for all workers.
+        """Create one group; all its members call it, and all workers create groups in one common order.
 
         Args:
-            members: of the group, ascending, this worker among them.
-            name: of a further communicator of members who have one, for its own thread.
-            instance: names one making of a group that may have to be made again.
-            within: how long connecting may take, where that is known to be shorter than the world's timeout.
+            members: ranks of the group, ascending, this worker among them.
+            name: name of a further communicator of members that have one, for use by another thread.
+            instance: distinguishes repeated creations of the same group.
+            within: timeout for connecting, if shorter than the world's.
         """
         if self.abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
@@ -175,7 +174,7 @@ class World:
         return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """The group of these members (ascending), this worker among them, or their communicator of this name."""
+        """Return the communicator of these members (ascending), or their further one called `name`."""
         key = tuple(members)
         if (communicator := self._groups.get((key, name))) is None:
             why = "was destroyed after an earlier failure" if self.abandoned else "was not made at start"
@@ -183,17 +182,17 @@ class World:
         return communicator
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
-        """Whether the group with these members, or their further communicator of this name, was made."""
+        """Whether the group of these members, or their further communicator called `name`, exists."""
         return (tuple(members), name) in self._groups
 
     def streams(self, device: torch.device) -> Streams:
-        """The device's streams, made once: a side stream is shared by all operations of this worker."""
+        """Return the streams of a device, created once; all operations of this worker share its side stream."""
         if device not in self._streams:
             self._streams.setdefault(device, streams_of(device))  # another thread may have been faster
         return self._streams[device]
 
     def abandon(self) -> None:
-        """Destroy all groups at once, and those of the relatives, so that peers learn of a failure in milliseconds."""
+        """Destroy all groups at once, also of related worlds, so that peers notice a failure in milliseconds."""
         self.abandoned = True
         self.destroy_with(range(self.size))
         for other in self.relatives:
@@ -201,7 +200,7 @@ class World:
                 other.abandon()
 
     def destroy(self, doomed: Iterable[tuple[int, ...]], *, seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy some groups at once, as `abandon` does all, and wait so many seconds at most for their end."""
+        """Destroy some groups at once, and wait up to `seconds` for their end."""
         sets = set(doomed)
         # Another thread may do so, too.
         taken = [self._groups.pop(key, None) for key in list(self._groups) if key[0] in sets]
@@ -223,7 +222,7 @@ class World:
             ending.join(max(0.0, deadline - time.monotonic()))
 
     def destroy_with(self, ranks: Iterable[int], *, seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy the groups that a failed worker was in."""
+        """Destroy all groups that contain one of the failed workers `ranks`."""
         gone = frozenset(ranks)
         self.destroy([members for members, _ in list(self._groups) if not gone.isdisjoint(members)], seconds=seconds)
 
@@ -247,10 +246,7 @@ class World:
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
-    """The distinct groups of one worker over prologue and period; none for strategies whose file does not say groups.
-
-    O(period · group size) for rules.
-    """
+    """Return the distinct groups of one worker over prologue and period; none if the file does not list groups."""
     if not schedule.is_phased:
         return set()
     rounds = range(schedule.phased.period + (1 if schedule.prologue else 0))
@@ -260,7 +256,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 
 
 def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
-    """Raise InputError where a schedule needs more groups or file descriptors than one worker may have."""
+    """Raise InputError if a schedule needs more groups or file descriptors than one worker may have."""
     member_lists = list(groups)
     if len(member_lists) > max_groups:
         raise InputError(
@@ -277,12 +273,12 @@ def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) 
 
 
 def over_gloo() -> bool:
-    """Whether the user asked for CUDA tensors over gloo."""
+    """Whether PARTREDUCE_CUDA_OVER_GLOO asks for CUDA tensors to be sent over gloo."""
     return os.environ.get(OVER_GLOO) == "1"
 
 
 def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
-    """The algorithm that the user asks for."""
+    """Return the all-reduce algorithm as an enum. Raises InputError for an unknown one."""
     try:
         chosen = AllReduceAlgorithm(algorithm)
     except ValueError:
@@ -295,7 +291,7 @@ def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) 
 
 
 def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
-    """Raise MissingDependencyError for sums of several stages where CUDA tensors go over gloo."""
+    """Raise MissingDependencyError if multistage sums (`what`) would send CUDA tensors over gloo."""
     if device.type == "cuda" and over_gloo():
         raise MissingDependencyError(
             f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
@@ -304,7 +300,7 @@ def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> Non
 
 
 def world_for_algorithm(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
-    """The world whose groups add up so: the given one for rings, else a second one, made once per cluster."""
+    """Return the world whose groups use the algorithm: the given one for ring, else one created per cluster."""
     if algorithm is AllReduceAlgorithm.RING:
         return world
     nodes = tuple(cluster.node_of().tolist())

@@ -32,7 +32,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScop
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What happens to the model's buffers, to the optimizer's state and to the parameters at the start."""
+    """What happens to buffers, to optimizer state, and to parameters at the start, by the user's arguments."""
 
     buffers: BufferPolicy
     optimizer_state: StatePolicy
@@ -65,7 +65,7 @@ class Policies:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
     def check_apart(self, schedule: Schedule) -> None:
-        """Check that models start equal where only what is added to a common start may be rounded, or stepped with."""
+        """Raise InputError for `initial='keep'` with a codec or outer optimizer that needs equal initial models."""
         outer = schedule.strategy.payload.outer
         if not self.broadcast and outer.in_words and not outer.has_own_outer_params:
             raise InputError(
@@ -81,7 +81,7 @@ class Policies:
 
 
 class HandshakeResult(NamedTuple):
-    """The outcome of a handshake: how to reach the others, and which optimizer of the run this is, equal on all."""
+    """Result of a handshake: the world, the optimizer's key (equal on all workers), and keepalive sockets."""
 
     world: World
     key: str
@@ -98,7 +98,7 @@ def agree(
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
 ) -> HandshakeResult:
-    """Compare `facts`, and the lines behind hashes, over all workers (or a mesh's replicas); join their run."""
+    """Connect with the run, and compare `facts` and their `details` over all workers (or a mesh's replicas)."""
     if is_alone(world, mesh):
         return HandshakeResult(SingleProcessWorld(), "alone")
     if world is not None:
@@ -137,7 +137,7 @@ def agree(
 def facts_of(
     schedule: Schedule, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies
 ) -> dict[str, str]:
-    """What all workers of a run must have in common, field by field, as short texts."""
+    """Return what must be equal on all workers of a run, as short texts by field."""
     from partreduce.topo.document.canonical import schedule_sha256
 
     layout, rules = flat.details().values()
@@ -161,7 +161,10 @@ _keys = itertools.count(1)  # counts the optimizers of this process
 
 
 def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | None, device: torch.device) -> Schedule:
-    """The schedule as it is run: with the codec that the user asks for, if there is one."""
+    """Return the schedule with the codec that the user chose.
+
+    Raises InputError or MissingDependencyError if codec, algorithm and device do not go together.
+    """
     strategy = schedule.strategy
     transport = strategy.transport
     if codec is not None and (chosen := Codec(checked_choice("codec", codec, Codec))) is not transport.codec:
@@ -186,7 +189,7 @@ NORMALIZES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "L
 
 
 def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
-    """Say what few bits cost an optimizer that divides each gradient by its own size."""
+    """Warn if a codec of few bits is used with an optimizer such as Adam, which normalizes each gradient."""
     strategy, names = schedule.strategy, [base.__name__ for base in type(optimizer).__mro__]
     if not strategy.transport.codec.has_blocks or not strategy.averages_gradients:
         return
@@ -199,7 +202,7 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
 
 
 def fact_of(transport: Transport) -> str:
-    """What all workers must have in common about how the payload travels, except the algorithm, as a short text."""
+    """Describe how the payload is sent, except the algorithm, as a short text to compare between workers."""
     if transport.codec is Codec.NONE:
         return f"none, sending {transport.gradient_buckets}"
     text = f"{transport.codec} {transport.where}"

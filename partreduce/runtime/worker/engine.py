@@ -16,7 +16,7 @@ from partreduce.topo.errors import InputError
 
 
 class Engine:
-    """The steps of one worker. A round has `steps_per_round` steps."""
+    """Takes one worker's steps and counts steps and rounds of `steps_per_round` steps."""
 
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
@@ -41,12 +41,12 @@ class Engine:
 
     @property
     def differs(self) -> bool:
-        """Whether this worker's model may be another one than the mean of all."""
+        """Whether this worker's model may differ from the mean over all."""
         return not (self.traits.keeps_equal or self._are_equal)
 
     @property
     def has_local_gradients(self) -> bool:
-        """Whether the gradients of the coming step are still to be averaged."""
+        """Whether the gradients of the next step have not been averaged yet."""
         return self.traits.averages_gradients and self._arrived is None
 
     # Steps.
@@ -59,11 +59,10 @@ class Engine:
         found_inf: torch.Tensor | None,
         scale: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - what the closure returns
-        """One step, and what the schedule asks for with it.
+        """Take one step and average as the schedule says; returns the closure's result.
 
-        `closure` evaluates the loss again; where gradients are averaged that is before the averaging. GradScaler leaves
-        its verdict `found_inf` to the optimizer: it would not call step() at all on a worker with an infinite gradient,
-        and its group would wait. It multiplied the loss by `scale`.
+        If gradients are averaged, `closure` runs before that. `found_inf` and `scale` are GradScaler's, which leaves
+        its verdict to the optimizer: if a worker with an infinite gradient did not step, its group would wait.
         """
         self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
@@ -176,7 +175,7 @@ class Engine:
     # Where workers meet.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Come to a place where all workers meet, at the same round; without `apply` what that takes is dropped."""
+        """Advance to the round at which all workers meet at `place`; without `apply`, late results are dropped."""
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -195,17 +194,17 @@ class Engine:
         self._arrived, self.run.applier.changes_means = None, False
 
     def catch_up(self) -> None:
-        """Skip the batches of steps that others have taken, where the script starts again and the run does not."""
+        """Skip the batches of steps that the others have taken, in a restarted script."""
         self.is_behind, self._batches_to_drop = True, self._progress.step
 
     def drops_batch(self) -> bool:
-        """Whether the next batch belongs to a step that was skipped; asked once for each."""
+        """Whether the next batch belongs to a skipped step; called once per batch."""
         drops = self._batches_to_drop > 0
         self._batches_to_drop -= drops
         return drops
 
     def check_load(self, steps: int) -> None:
-        """Refuse a step inside a round where the runner measures rounds from their beginning."""
+        """Raise InputError for a step inside a round, if the runner needs the round's beginning."""
         if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "
@@ -216,7 +215,7 @@ class Engine:
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Inside, every round is declared before it begins, so that workers whose data ended take part in it."""
+        """Inside, each round is announced before it begins, so that workers without data take part in it."""
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None
         try:
@@ -225,14 +224,14 @@ class Engine:
             self._joining, self.run.applier.after_averaging = False, None
 
     def declare(self) -> None:
-        """Begin, or continue with, a round: tell workers whose data ended so; who has joined has caught up."""
+        """Announce the current round to workers without data; a worker that has joined catches up here."""
         if self.is_behind:
             self.is_behind, self._batches_to_drop = False, 0
         if self._joining:
             self.uneven_inputs.declare(self.round)
 
     def serve(self, after_averaging: Callable[[], object] | None = None) -> None:
-        """This worker's data ended: take part in all rounds that others still do, changing means as they do."""
+        """Take part, without data, in all rounds that other workers still train; `after_averaging` changes means."""
         self.pause("join")  # while it waits for the others' next round it cannot answer a group
         if self.traits.agrees_on_end:
             return

@@ -39,7 +39,7 @@ BROKEN = "broken after a failure"
 
 
 class Ending:
-    """How one worker's run ends: by `finish`, by a failure inside `guarded`, or with the interpreter."""
+    """Ends one worker's run: by `finish`, after a failure inside `guarded`, or when the interpreter exits."""
 
     def __init__(self, engine: Engine, *, own_process: bool) -> None:
         self.run, self.engine = engine.run, engine
@@ -60,7 +60,7 @@ class Ending:
         return self.state in (RUNNING, EVALUATING)
 
     def check_unless_running(self, what: str) -> None:
-        """Refuse a call that comes too late or inside `mean_model`."""
+        """Raise InputError for a call after the end of the run or inside `mean_model`."""
         if self.state != RUNNING:
             raise InputError(f"{what}: the optimizer is {self.state}; call it before finish() and outside mean_model()")
 
@@ -70,7 +70,7 @@ class Ending:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """A PartreduceError in the block ends the run, except InputError; the next optimizer starts afresh."""
+        """Inside, a PartreduceError other than InputError ends the run; the next optimizer starts afresh."""
         try:
             if self.state == RUNNING:
                 self.run.reducer.heartbeat.check_without_store()
@@ -90,7 +90,7 @@ class Ending:
                 self.state = RUNNING
 
     def finish(self) -> None:
-        """Meet all others after the same round, make the model their mean, and close everything."""
+        """Meet all workers after the same round, make the model the mean over all, and close everything."""
         self.check_unless_running("finish")
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         self.engine.pause("finish")
@@ -130,7 +130,7 @@ class Ending:
             )
 
     def after(self, error: PartreduceError) -> None:
-        """Where an error is one of the run: destroy the groups first, so that peers learn at once; then say it."""
+        """End the run if an error is not an InputError: destroy the groups at once, then report it to the others."""
         if isinstance(error, InputError):
             self._refused = (self.engine.steps, _text(error))
             return
@@ -149,7 +149,7 @@ class Ending:
         self.run.reducer.recorder.write_trace()
 
     def lost_shard(self, error: BaseException) -> PartreduceError | None:
-        """Which rank of a sharded model is gone, where an error of torch's collectives comes from that."""
+        """Return an error that names the lost rank of a sharded model, if that explains torch's error; else None."""
         if self.state == FINISHED or not isinstance(error, RuntimeError) or not OF_COLLECTIVES.search(str(error)):
             return None
         notes, deadline = Notes(root_store(self.run.reducer.world.store), DEATHS), Deadline(LAST_WORD_SECONDS)
@@ -166,7 +166,7 @@ class Ending:
         return None
 
     def leave(self) -> None:
-        """At the interpreter's exit without finish(): tell the others why."""
+        """Note, when the interpreter exits without `finish()`, why this worker leaves."""
         heartbeat = self.run.reducer.heartbeat
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
@@ -193,7 +193,7 @@ def _text(error: BaseException) -> str:
 
 
 class Meeting:
-    """One worker's part in what all do together; a failure ends the run."""
+    """One worker's part in operations of all workers; a failure ends the run."""
 
     def __init__(self, ending: Ending) -> None:
         self.run, self.ending = ending.run, ending
@@ -203,7 +203,7 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Gather `mine` from all workers (or `members`), in their order; once in each `heartbeat.gathering`."""
+        """Gather `mine` from all workers, or `members`, in their order; once per `heartbeat.gathering`."""
         reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
         with self.ending.guarded():
             reducer.flush()  # what a device has still to say of earlier operations, before anything is saved
@@ -213,7 +213,7 @@ class Meeting:
         return [json.loads(said[rank]) for rank in members]
 
     def broadcast(self, members: Sequence[int] | None = None) -> None:
-        """Copy the parameters and buffers of worker 0, or of the first of some, to all of them."""
+        """Copy parameters and buffers from worker 0, or the first of `members`, to all of them."""
         if self.run.alone:
             return
         flat, reducer = self.run.flat, self.run.reducer

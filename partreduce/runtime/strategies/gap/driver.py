@@ -24,7 +24,7 @@ Recipients = Mapping[int, tuple[int, ...]]  # who gets an update, and the number
 
 
 class Letter(NamedTuple):
-    """A message without arrays that an event makes this worker send."""
+    """A message without arrays (token, acknowledgement or mark) that an event sends to a neighbor."""
 
     to: int
     kind: str
@@ -32,7 +32,7 @@ class Letter(NamedTuple):
 
 
 class NeighborUpdates(NamedTuple):
-    """What a step averages besides the worker's own: sources ascending, and the pieces of each update's arrays."""
+    """The updates that a step averages with the worker's own: ascending sources, and the pieces of each array."""
 
     step: int
     used: tuple[tuple[int, int], ...]
@@ -41,7 +41,7 @@ class NeighborUpdates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an event asks of the thread that raised it."""
+    """What the thread that raised an event has to do next."""
 
     letters: tuple[Letter, ...] = ()
     update: Recipients = field(default_factory=dict)  # to whom the update goes that was offered
@@ -63,10 +63,9 @@ class _Part:
 
 
 class GapDriver(GenerationDriver[hop.HopState]):
-    """The protocol object, its state and the arrays of one worker; a generation ends where queues are thrown away.
+    """Hop's state machine with one worker's state and arrays; a generation ends when the queues are cleared.
 
-    The arrays of updates lie in `rings`, in places of the proved capacity; `send` sends an update that was offered,
-    where the mailbox's thread is the one who may let it leave.
+    Arrays of updates are in `rings`, of the proved capacity; `send` sends an offered update from the mailbox's thread.
     """
 
     machine: hop.Hop
@@ -83,7 +82,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self._paused = 0
 
     def open(self, step: int, state: hop.HopState | None = None) -> None:
-        """Be in a step, with empty queues or as a checkpoint has them (its arrays lie in the rings already)."""
+        """Enter step `step`, with empty queues or those of a checkpoint, whose arrays are in the rings already."""
         if state is None:
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
@@ -99,7 +98,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             self.rings.clear()
 
     def packed(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds, by name; every worker has entered the round, and nothing is on its way."""
+        """Return the state for a checkpoint, by name; all workers have entered the round, with nothing in flight."""
         state, machine, rings = self._state, self.machine, self.rings
         if state is None:
             return {}
@@ -145,9 +144,9 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self.open(round_, state)
 
     def fire(self, kind: type[hop.Reduce | hop.Advance]) -> Outcome:
-        """Let the event of this kind happen that is ready; letters are for the caller to send, with no lock held.
+        """Apply the ready event of this kind; the caller sends the letters of the result, without a lock.
 
-        It is chosen here, under the lock: a token that comes can turn a step into a skip, and a skip into a longer one.
+        The event is chosen under the lock, since an arriving token can turn a step into a skip, or a longer skip.
         """
         with self.condition:
             return self._fire(
@@ -155,7 +154,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
-        """Send this step's update, whose arrays are there, now or by the mailbox's thread; `tokens` ride on it."""
+        """Send this step's update, now or later by the mailbox's thread, together with `tokens`."""
         with self.condition:
             self._part.is_offered = True
             if not self._may_send():
@@ -174,7 +173,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
-        """What this worker waits for; None if it may continue. O(neighbors)."""
+        """Return what this worker waits for; None if it may continue. O(neighbors)."""
         with self.condition:
             if self.ready():
                 return None
@@ -193,7 +192,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
     def pause(self) -> tuple[Letter, ...]:
-        """Marks for all neighbors; what came before the mark of each is everything that it sent until now."""
+        """Return marks to send to all neighbors: whatever they got before the mark was sent before the pause."""
         with self.condition:
             self._paused += 1
             given: Totals = Counter() if self._state is None else self._part.given
@@ -203,12 +202,12 @@ class GapDriver(GenerationDriver[hop.HopState]):
             )
 
     def unmarked(self) -> tuple[int, ...]:
-        """The neighbors whose mark of the present pause has not come."""
+        """Return the neighbors whose mark of this pause has not arrived."""
         with self.condition:
             return tuple(rank for rank in self.neighbors if self._marks.get(rank, 0) < self._paused)
 
     def paused(self) -> frozenset[int]:
-        """Neighbors who have begun a pause that this worker has not begun."""
+        """Return the neighbors that have begun a pause which this worker has not begun."""
         with self.condition:
             return frozenset(rank for rank, number in self._marks.items() if number > self._paused)
 
@@ -308,11 +307,10 @@ def wait_in_step(
     pausing: bool = False,
     paused: Callable[[], frozenset[int]] = frozenset,
 ) -> None:
-    """Do `wait_for_missing` as long as enough of those that are waited for can come.
+    """Like `wait_for_missing`, but also ends if too few of the neighbors waited for can still answer.
 
-    With backup workers or staleness somebody's end is no concern as long as others can give what is needed. With
-    `pausing` all meet, so that one who has taken his last step still sends what is waited for. `paused` says who has
-    begun a meeting of all that this worker, in a step, has not come to.
+    With backup workers or staleness a neighbor's end does not matter while others suffice. `pausing`: all workers meet,
+    so a worker past its last step still sends. `paused` returns the workers in a pause that this one has not entered.
     """
     wait_for_missing(
         done,

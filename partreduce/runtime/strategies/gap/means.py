@@ -29,15 +29,13 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class GapMeans(OneSided):
-    """After each round a worker averages with what its in-neighbors sent, as the protocol object `Hop` lets it.
+    """Worker of Hop (Luo et al., ASPLOS 2019): averages with its in-neighbors' parameters after each round.
 
-    Serial order: x ← W (x + u), sent after computing. Parallel order: x ← W x + u(x); the parameters with which a round
-    is entered leave at once, with the tokens. In the serial order tokens go by themselves when a round is entered,
-    since to wait for the next update would hold up the neighbors.
-
-    One whose data ended continues taking part with its parameters as they are. Buffers are averaged in the mean model
-    only. Costs one snapshot for each round that is on its way, one more array (two in the parallel order with skips),
-    and the queues.
+    Serial order: x ← W (x + u), sent after computing. Parallel order: x ← W x + u(x), sent with the tokens when a round
+    is entered. In the serial order tokens are sent alone when a round is entered, so that neighbors need not wait for
+    the next update. A worker without data continues with unchanged parameters. Buffers are averaged in the mean model
+    only. Memory: one snapshot per round in flight, one more array (two in the parallel order with skips), and the
+    queues.
     """
 
     def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
@@ -72,7 +70,7 @@ class GapMeans(OneSided):
         return ON_TIME
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
+        """Send this worker's update, average, and enter the next round or a later one, as the protocol says."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
@@ -94,7 +92,7 @@ class GapMeans(OneSided):
         return StepResult(skipped)
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait until everything has come that neighbors sent up to now, so that the queues are complete."""
+        """Wait until everything that neighbors have sent has arrived, so that the queues are complete."""
         operation = self._begin("pause of updates", self._round, self._round)
         driver = self.driver
         if not driver.has_left:
@@ -109,21 +107,21 @@ class GapMeans(OneSided):
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> str:
-        """Throw the queues away: all workers begin again from the parameters that their next step finds."""
+        """Clear the queues; all workers start again from the parameters at their next step."""
         self.driver.drop()
         self._start = []
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """In the parallel order: whatever changed since the round was entered is added to the average."""
+        """Whether changes since the round was entered are added to the average, as in the parallel order."""
         return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
         return self.driver.packed()
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
-        """Be where the checkpoint was, with its queues; an update that was sent by then is not sent again."""
+        """Restore the queues of a checkpoint; an update that was sent before it is not sent again."""
         if PLACE not in state:
             super().load(state, step)
             return
@@ -221,10 +219,10 @@ class GapMeans(OneSided):
 
 
 def message_bound(machine: Hop, layout: Layout) -> Bound:
-    """What may be on the way to each neighbor: equal on all workers, and never what a worker waits for.
+    """Return the limit of messages in flight to a neighbor, equal on all workers and never reached by the protocol.
 
-    The protocol lets at most a queue's capacity of updates be on the way, which is no larger than `max_ig` where token
-    queues bound the gap of every edge; otherwise no path is longer than all workers.
+    A queue holds at most 1 + `max_ig` updates; without token queues, 1 + (staleness + 1) · (workers − 1), since no path
+    between two workers is longer.
     """
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)

@@ -30,7 +30,7 @@ from partreduce.schedulers.protocols.partial import Partial
 
 @dataclass(slots=True, eq=False)
 class GradientSum:
-    """Gradients in host memory: what a worker brings to a round, and later the sum of that round."""
+    """Gradients in host memory: a worker's contribution to a round, later the round's sum."""
 
     arrays: list[torch.Tensor]  # one for each bucket, and last one of float32 where no bucket's can carry exact numbers
     is_empty: bool = True  # whether nothing was added, so that the arrays hold whatever they held before
@@ -38,10 +38,10 @@ class GradientSum:
 
 
 class GradientSums:
-    """The send buffer of one worker and the sums that wait; `room` numbers go along that a round's workers exchange.
+    """A worker's send buffer of gradients, and the sums that wait to be applied.
 
-    Costs an array of model size for the send buffer, the round that runs, and each result that waits or is being
-    applied.
+    `room` more numbers are sent with each round. Memory: one array of model size for the send buffer, for the round in
+    progress, and for each result that waits or is being applied.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
@@ -55,7 +55,7 @@ class GradientSums:
         self._in_use: list[GradientSum] = []
 
     def divisor(self, index: int) -> int:
-        """By what a bucket's gradients are divided before they are sent: a sum of halves might leave their range."""
+        """Return the divisor of bucket `index`'s gradients before sending; half-precision sums could overflow."""
         return 1 if self.buckets[index].exact else self._num_workers
 
     def _lend(self) -> GradientSum:
@@ -80,7 +80,7 @@ class GradientSums:
                     raise sparse_gradient(slot.names[0])
 
     def add(self, *, scaled: bool) -> None:
-        """Add the parameters' gradients to the send buffer; `scaled` if a GradScaler was at work on them."""
+        """Add the parameters' gradients to the send buffer; `scaled` tells that a GradScaler has scaled them."""
         buffer = self._buffer
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, buffer.arrays, strict=False)):
@@ -127,7 +127,7 @@ class GradientSums:
         return taken
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """Only these rounds' sums are still needed."""
+        """Drop the sums of all rounds but these."""
         for round_ in [known for known in self._kept if known not in rounds]:
             self._give_back(self._kept.pop(round_))
 
@@ -141,7 +141,7 @@ class GradientSums:
             self._spare.append(one)
 
     def clear(self) -> None:
-        """A new segment: the send buffer and the queue are empty already, unless their gradients were dropped."""
+        """Drop the send buffer and all waiting sums, at the start of a segment."""
         self.retain(())
         self._buffer.is_empty, self._buffer.scaled = True, False
 
@@ -154,11 +154,11 @@ class GradientSums:
         return payload.arrays
 
     def room(self, payload: GradientSum) -> torch.Tensor:
-        """Where a round's workers tell one another what they must."""
+        """Return the extra numbers of a payload, by which workers exchange counts in a round."""
         return payload.arrays[self._carrier][-self._room :]
 
     def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
-        """Divide a sum here, so that it costs the training nothing; `scaled` where a GradScaler was at work."""
+        """Divide an arrived sum by its divisor, in the collective thread; `scaled` tells that a GradScaler was used."""
         payload.scaled = scaled
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
@@ -168,7 +168,7 @@ class GradientSums:
     # What the training asks for.
 
     def apply(self, one: GradientSum) -> None:
-        """Make a sum the parameters' gradients; who had none on any worker has none now."""
+        """Make a sum the parameters' gradients; a parameter without gradient on all workers gets None."""
         with torch.no_grad():
             for bucket, array in zip(self.buckets, one.arrays, strict=False):
                 presence = array[bucket.size : bucket.size + len(bucket.slots)].tolist()
@@ -181,10 +181,10 @@ ROOT = " of "  # between the kind of a word that travels down a tree, and the wo
 
 
 def children(place: int, size: int) -> tuple[int, ...]:
-    """To whom a worker of a binomial tree passes on what it got, by places 0..size-1 from the root.
+    """Return the places to which place `place` of a binomial tree forwards a message; the root is place 0.
 
-    Place p = 2ᵏ·q with q odd (the root: any k) tells p + 2ʲ for all j < k: each place is reached once, in at most ⌈log₂
-    size⌉ messages one after the other.
+    Place p = 2ᵏ·q with q odd (the root: any k) sends to p + 2ʲ for all j < k, so each place is reached once, in at most
+    ⌈log₂ size⌉ messages after one another.
     """
     span = place & -place if place else 1 << max(0, size - 1).bit_length()
     found = []
@@ -196,14 +196,14 @@ def children(place: int, size: int) -> tuple[int, ...]:
 
 
 class Spread:
-    """Sends words from one worker, and passes on those that came down a tree."""
+    """Sends small messages to many workers along a tree, and forwards those of others."""
 
     def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
         self._mailbox, self._size = mailbox, num_workers
         self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
-        """Tell these workers; all others, where the run is large, by the tree that begins here."""
+        """Send numbers to these workers directly; in a large run to all others along the tree from here."""
         told = tuple(targets)
         if self._has_tree and len(told) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)
@@ -231,7 +231,7 @@ KINDS = {word: kind for kind, word in WORDS.items()}
 
 
 class StartedRound(NamedTuple):
-    """A round that the collective thread is in, with what this worker brings."""
+    """A round that the collective thread has entered, with this worker's contribution."""
 
     segment: int
     round: int
@@ -240,14 +240,14 @@ class StartedRound(NamedTuple):
 
 
 class TakenResult(NamedTuple):
-    """Results that the training is to apply, by round ascending."""
+    """Results for training to apply, in order of rounds."""
 
     sums: tuple[GradientSum, ...]
     by: int  # rounds by which the worker is further
 
 
 class Word(NamedTuple):
-    """A message without arrays, to each of some workers."""
+    """A message without arrays to some workers."""
 
     kind: str
     numbers: tuple[int, int]  # segment and round
@@ -255,7 +255,7 @@ class Word(NamedTuple):
 
 
 class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
-    """The protocol object, its state and the gradients of one worker; a segment is a generation."""
+    """The partial collective's state machine with one worker's state and gradients; a segment is a generation."""
 
     machine: Partial
 
@@ -295,7 +295,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self.offers(partial_machine.Take)
 
     def take(self) -> TakenResult:
-        """The results that are there; `may_take` was true before."""
+        """Return the available results; only after `may_take` was true."""
         with self.condition:
             before = self.open_state
             words = self._step(partial_machine.Take())
@@ -316,7 +316,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self._state is not None and self._state.stage == partial_machine.MEETING
 
     def has_ended(self) -> bool:
-        """Whether the last round of all is taken, where this worker has no more gradients."""
+        """Whether this worker has no more gradients and has taken the last round of all."""
         return self._state is not None and self.machine.finished(self.rank, self._state)
 
     def close_segment(self) -> None:
@@ -324,7 +324,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             self._state = None
 
     def missing(self) -> Missing | None:
-        """What the training waits for; None while that is the sum of a round which has its own limit, or is there."""
+        """Return what training waits for; None if it is a running round (with its own limit) or nothing."""
         with self.condition:
             state = self.open_state
             ready = self.machine.ready(self.rank, state)
@@ -337,7 +337,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             return Missing(f"round {state.entered} to be started", of)
 
     def publish_activity(self, doing: Callable[[str], None]) -> None:
-        """Tell the others what this worker does, unless its thread is in a round, of which that tells."""
+        """Report by `doing` what this worker does, unless its thread is in a round, which reports itself."""
         with self.condition:
             state = self._state
             if state is None or state.is_running or state.stage != partial_machine.COMPUTING or state.resting:
@@ -349,7 +349,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     # The collective thread.
 
     def begin(self) -> StartedRound | None:
-        """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
+        """Wait until the protocol allows the next round and enter it; None once the driver is closed."""
         with self.condition:
             self.condition.wait_for(lambda: self.is_closing or self.offers(partial_machine.Begin))
             if self._grace and not self.is_closing and self._is_awaited():

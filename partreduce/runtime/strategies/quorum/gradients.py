@@ -35,19 +35,19 @@ KIND = "partial sum"
 
 
 def room_for(num_workers: int) -> int:
-    """Numbers that a round's workers tell one another: one for each, one for all, and the tag."""
+    """Return how many numbers workers exchange with a round: one per worker, one for all, and the tag."""
     return num_workers + 1 + TAG_LENGTH
 
 
 def write_counts(begun: StartedRound, room: torch.Tensor, tag: tuple[int, ...], *, place: int, size: int) -> None:
-    """Write what a worker tells in a round, in its own place; all others are zero. (workers + 1 + tag,)."""
+    """Write this worker's counts of a round at its place; zeros elsewhere. `room` is [workers + 1 + tag]."""
     numbers = [0] * size
     numbers[place] = len(begun.share.gradients)
     room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
 
 
 def read_counts(room: torch.Tensor, tag: tuple[int, ...], round_: int, *, size: int) -> tuple[list[Share], bool]:
-    """What all workers have told in a round, and whether a GradScaler was at work on any."""
+    """Return every worker's counts of a round, and whether any used a GradScaler, from the sum `room`."""
     if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
         raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
     *counts, scaled = map(int, room[: size + 1].tolist())
@@ -65,14 +65,13 @@ PARTED = (
 
 
 class QuorumGradients(Runner):
-    """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
+    """Worker of eager-SGD: a call adds a gradient to the send buffer and applies available results, at least one.
 
-    A round is a step of the optimizer, and a call may take several: `each` applies them one after the other; of
-    `latest` only the newest is left. Where all meet (a mean model, a checkpoint, the end), every worker stops calling
-    and takes what the others' rounds still bring, until all have come.
-
-    Buffers are averaged in the mean model, at the end, and where models are synchronized. A round with a gradient that
-    is not finite is left out by all where a GradScaler was at work. Gradients are summed in host memory.
+    A round is a step of the optimizer. A call may take several: with `each` it applies them one after the other, with
+    `latest` only the newest. Before a mean model, a checkpoint or the end every worker stops calling and takes the
+    results of the others' rounds until all have come. Buffers are averaged in the mean model, at the end, and where
+    models are synchronized. With a GradScaler all workers skip a round with a gradient that is not finite. Gradients
+    are summed in host memory.
     """
 
     def __init__(self, sync: PartialAllReduce, run: Run) -> None:
@@ -132,7 +131,7 @@ class QuorumGradients(Runner):
         self.driver.publish_activity(reducer.heartbeat.doing)
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
+        """Send the gradients, wait for results, apply all but the last, and set the gradients to the last."""
         self.check_failure()
         self.count_from_here()
         self.sums.check_sparse()
@@ -152,7 +151,7 @@ class QuorumGradients(Runner):
         return DIFFERENT
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Take part in the others' rounds until all have come here; the rounds by which that went further."""
+        """Take part in the others' rounds until all have come to `place`; returns by how many rounds this advanced."""
         self.check_failure()
         self.count_from_here()
         driver, further = self.driver, 0
@@ -174,7 +173,7 @@ class QuorumGradients(Runner):
         return further
 
     def check_step(self, asked: StepRequest) -> None:
-        """Refuse a GradScaler whose verdict comes too late, and means that change where a call may deliver several."""
+        """Raise InputError for a GradScaler used too late, or changed means if a call may return several results."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
@@ -189,7 +188,7 @@ class QuorumGradients(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """While gradients may be on their way, which a model that was loaded by itself has not seen."""
+        """Whether gradients may be in flight, which do not belong to a model that is loaded now."""
         return self.driver.state is not None and bool(self.driver.state.calls)
 
     def _open(self) -> None:
@@ -242,17 +241,17 @@ class QuorumGradients(Runner):
         average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
-        """Before the training calls, ends or takes: its steps are before the segment; a load may have come."""
+        """Count the segment's rounds from the current step, which a loaded state may have changed."""
         if self._base is None:
             self._base = self.run.progress.step
 
     @property
     def base(self) -> int:
-        """For reports: the steps before this segment; equal on all workers once they count."""
+        """Steps before this segment, for reports; equal on all workers."""
         return self.run.progress.step if (base := self._base) is None else base
 
     def settle(self, *, ends: bool = False) -> None:
-        """Where all have come to the end, no sum is under way on this runner's communicators any more."""
+        """Wait until all workers have come to the end, so that no sum uses this runner's communicators."""
         self._is_concluded = self._is_concluded or ends
 
     def close(self, *, failed: bool = False) -> None:
@@ -277,7 +276,7 @@ class QuorumGradients(Runner):
             mailbox.check_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait for what another thread brings about; the end of any worker's process is everybody's."""
+        """Wait until another thread makes `done()` true; the end of any worker's process ends the run."""
         reducer, everyone = self.run.reducer, self.run.everyone
         try:
             wait_for_missing(
